@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 
 
 @dataclass(frozen=True, slots=True)

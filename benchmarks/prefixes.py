@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.request import Prefix, Request
-from partita.runtime.runner import Runner, load_runner
-from partita.runtime.sampling import greedy
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.request import Prefix, Request
+from partita.runtime.generate.runner import Runner, load_runner
 
 QUESTION_TOKENS = 16
 ANSWER_TOKENS = 16

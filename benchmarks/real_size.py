@@ -140,14 +140,14 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     """Build, probe, trace and rewrite one model in bfloat16; what it took and how large it is."""
     from transformers import AutoConfig
 
-    from partita.export import weights
-    from partita.export.checkpoint import Checkpoint
+    from partita.export.checkpoint.description import Checkpoint
+    from partita.export.checkpoint.weight_files import TensorInfo
     from partita.export.drafts import Draft
-    from partita.export.fake_model import build_fake_model
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
+    from partita.export.trace.fake_model import build_fake_model
     from partita.export.ways import usual
-    from partita.export.weight_files import TensorInfo
+    from partita.export.weights import external_data as weights
     from partita.export.work import Work
     from partita.process import peak_rss_bytes
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from partita.options.sampling import Sampling
-from partita.runtime.sampling import make_sampler
+from partita.runtime.generate.choice.sampling import make_sampler
 
 VOCABULARY = 151_936
 TURNS = 300

@@ -52,9 +52,9 @@ def bare(folder: Path, tokens: int) -> Callable[[], object]:
 def engine(folder: Path, tokens: int) -> Callable[[], object]:
     """The steps of the engine, without text."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.generate import generate
-    from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import greedy
+    from partita.runtime.generate.choice.sampling import greedy
+    from partita.runtime.generate.runner import load_runner
+    from partita.runtime.generate.steps import generate
 
     runner = load_runner(folder, parse_chain("cpu"), threads=1)
     rows = runner.contract.batch_size

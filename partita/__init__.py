@@ -35,18 +35,18 @@ if TYPE_CHECKING:
         UsageError,
     )
     from partita.library.batches.running import FileAnswers, generate_file
-    from partita.library.benching import BenchResult, bench
+    from partita.library.bench.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
+    from partita.library.engine.requests import Answer, Piece, Ticket, Work
     from partita.library.exporting import Exported, export
     from partita.library.generation import Generation, GenerationStep
     from partita.library.inspecting import inspect
     from partita.library.loading import load
     from partita.library.model import Model, VerificationError, request
-    from partita.library.placing import PlacementError, place
+    from partita.library.place.placing import PlacementError, place
+    from partita.library.place.supporting import providers, support
     from partita.library.report import CheckFailedError, Report
-    from partita.library.requests import Answer, Piece, Ticket, Work
     from partita.library.sampling import Sampling
-    from partita.library.supporting import providers, support
 
 __version__ = "0.1.0"
 
@@ -56,18 +56,18 @@ _HOMES = {
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
     "library.batches.running": "FileAnswers generate_file",
-    "library.benching": "BenchResult bench",
+    "library.bench.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
     "library.generation": "Generation GenerationStep",
     "library.inspecting": "inspect",
     "library.loading": "load",
     "library.model": "Model VerificationError request",
-    "library.placing": "PlacementError place",
+    "library.place.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
-    "library.requests": "Answer Piece Ticket Work",
+    "library.engine.requests": "Answer Piece Ticket Work",
     "library.sampling": "Sampling",
-    "library.supporting": "providers support",
+    "library.place.supporting": "providers support",
 }
 _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -301,7 +301,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
         from partita.library.exporting import replay, scorer
-        from partita.library.target import taken_by_cpu
+        from partita.library.place.target import taken_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
         options = {"max_length": 64, **options}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from partita.runtime.engine.drafting import DraftLength, NgramDrafter
+from partita.runtime.generate.choice.drafting import DraftLength, NgramDrafter
 
 WRONG = 7
 """One of so many draft tokens is wrong."""
@@ -31,4 +31,4 @@ def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:
                     return [text[place] ^ (place % WRONG == 0) for place in places]
             return []
 
-    patch.setattr("partita.library.local.NgramDrafter", Knows)
+    patch.setattr("partita.library.engine.local.NgramDrafter", Knows)

@@ -177,7 +177,7 @@ def test_what_is_wrong_with_a_field_is_said_of_the_field(summing, tmp_path, caps
 
 
 def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("partita.library.local.load_runner", None)
+    monkeypatch.setattr("partita.library.engine.local.load_runner", None)
     source, out = written(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
     out.write_text("mine\n")
     package = str(summing)
@@ -233,7 +233,7 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
     said = " ".join(capsys.readouterr().err.split())
     assert "every row has its answer, so make room and run the same command again" in said
     assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
-    monkeypatch.setattr("partita.library.scheduler.Scheduler.submit", None)  # nothing is answered again
+    monkeypatch.setattr("partita.library.engine.scheduler.Scheduler.submit", None)  # nothing is answered again
     assert run(words(summing, source, out)) == 0
     assert "6 rows were answered before" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet.partial").exists()

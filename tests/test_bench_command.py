@@ -12,8 +12,8 @@ import pytest
 
 from partita.bench.records import Bench
 from partita.errors import GenerationError
-from partita.library import benching
-from partita.library.remote import PROCESS
+from partita.library.bench import benching
+from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import fails, succeeds

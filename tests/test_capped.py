@@ -13,9 +13,9 @@ from partita.commands.chat import read_conversation
 from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.evidence import read_json
 from partita.library.sampling import FILE, suggestion
-from partita.package import read_manifest
-from partita.runtime.chat_templates import OF_PROCESSORS, template_of_processor
-from partita.runtime.text import stop_token_ids
+from partita.package.folder import read_manifest
+from partita.runtime.generate.text.chat_templates import OF_PROCESSORS, template_of_processor
+from partita.runtime.generate.text.tokens import stop_token_ids
 
 DEEP = "[" * 100_000
 

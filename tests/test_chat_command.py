@@ -25,7 +25,7 @@ from tests.test_cli import child_environment
 SYSTEM = "return the item"
 SLOW = """
 import time
-import partita.runtime.sampling as sampling
+import partita.runtime.generate.choice.sampling as sampling
 def greedy(logits, history):
     time.sleep(0.02)
     return 100 + len(history) % 50

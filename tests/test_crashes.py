@@ -16,7 +16,7 @@ import pytest
 from onnx import parser
 
 from partita.errors import INTERRUPTED
-from partita.library.jobs import Crashed, CrashError, despite_crashes
+from partita.library.engine.jobs import Crashed, CrashError, despite_crashes
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint, require

@@ -158,7 +158,7 @@ def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_a_default_chain_tells_which_installed_provider_could_not_start(gather, monkeypatch, process):
     from partita.providers.resolve import Resolution, known_providers
-    from partita.runtime import provider_check
+    from partita.runtime.chain import provider_check
 
     known = known_providers()
     lost = Resolution(

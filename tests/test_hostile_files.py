@@ -14,7 +14,7 @@ import pytest
 from partita import cli
 from partita.demo import checkpoint_path
 from partita.errors import PackageError
-from partita.package import check_folder
+from partita.package.folder import check_folder
 from tests.conftest import Exported, TinyCheckpoint
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no such files there")

@@ -34,11 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": set(),
     "files": {"errors", "remedies", "signals"},
     "extras": {"remedies", "errors"},
-    "contract": {"dtypes"},
     "dtypes": set(),
     "paths": set(),
-    "package_records": {"contract"},
-    "package": {"capped", "contract", "package_records", "dtypes", "strangers", "remedies", "messages", "errors"},
+    "package": {"capped", "dtypes", "strangers", "remedies", "messages", "errors"},
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
     "partition_reports": {
@@ -57,15 +55,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check": {"options", "diff", "partition_reports", "observations", "messages", "errors"},
     "bench": {"partition_reports", "observations", "remedies", "errors"},
     "machine": {"partition_reports", "observations", "remedies", "errors"},
-    "inspection": {"contract", "package_records", "partition_reports", "observations", "remedies"},
+    "inspection": {"package", "partition_reports", "observations", "remedies"},
     "support": {"dtypes", "partition_reports", "observations", "remedies", "messages", "errors"},
     "providers": {"paths", "observations", "extras", "remedies", "messages", "errors"},
     "foreign": {
         "options",
         "capped",
-        "contract",
         "package",
-        "package_records",
         "runtime",
         "dtypes",
         "observations",
@@ -80,7 +76,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "paths",
         "dtypes",
         "package",
-        "package_records",
         "providers",
         "machine",
         "inspection",
@@ -96,7 +91,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "remedies",
         "messages",
         "errors",
-        "contract",
     },
     "export": {
         "options",
@@ -104,9 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer_limits",
         "dtypes",
         "observations",
-        "contract",
         "package",
-        "package_records",
         "process",
         "signals",
         "files",
@@ -124,8 +116,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "dtypes",
         "export",
         "package",
-        "package_records",
-        "contract",
         "runtime",
         "providers",
         "partition_reports",
@@ -172,7 +162,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "library",
         "export",
         "package",
-        "package_records",
         "runtime",
         "providers",
         "partition_reports",
@@ -202,7 +191,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "library",
         "export",
         "package",
-        "package_records",
         "runtime",
         "providers",
         "partition_reports",
@@ -453,9 +441,20 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert json.loads(done.stdout) == []
 
 
-CHILDREN = ("runtime.lab.placement", "runtime.provider_check", "library.jobs", "library.engine_process")
+CHILDREN = (
+    "runtime.lab.placement",
+    "runtime.chain.provider_check",
+    "library.engine.jobs",
+    "library.engine.worker_loop",
+)
 """Modules that run as processes of their own, and what they import when they work."""
-AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.lab.probes", "partition_reports.build")
+AT_WORK = (
+    "runtime.chain.open_chain",
+    "runtime.place.run_phases",
+    "runtime.ort.session",
+    "runtime.lab.probes",
+    "partition_reports.build",
+)
 
 
 def test_no_child_process_loads_what_sets_text_in_type():

@@ -22,7 +22,7 @@ COMMAND_LINE_ONLY = ("messages.py", "options", "cli.py", "commands", "bench", "d
 STORED = (
     "partita/diagnosis",
     "partita/check/requirements.py",
-    "partita/library/target.py",
+    "partita/library/place/target.py",
     "partita/runtime/lab/laboratory.py",
 )
 """Texts of a report or check, which name options as the command line takes them."""

@@ -75,7 +75,7 @@ def test_foreign_folders(layout: str, seed: int, tmp_path: Path, capsys: Capture
 
 def test_headers_of_gguf_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
-    from partita.export.gguf.header import read_header
+    from partita.export.checkpoint.gguf.header import read_header
 
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q8_0")
     raw, chance = file.read_bytes(), random.Random(0)
@@ -90,7 +90,7 @@ def test_headers_of_gguf_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_settings_of_checkpoints(seed: int, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    from partita.export.checkpoint import open_checkpoint
+    from partita.export.checkpoint.description import open_checkpoint
 
     chance = random.Random(seed)
     folder = shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint")

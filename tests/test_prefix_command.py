@@ -18,9 +18,9 @@ import partita
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.conversation import Conversation
-from partita.library.local import LocalEngine
-from partita.runtime.engine.prefixes import LEAST_TOKENS
-from partita.runtime.prefix_file import SCHEMA, read_said
+from partita.library.engine.local import LocalEngine
+from partita.runtime.generate.prefix_file import SCHEMA, read_said
+from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.conftest import Exported, TinyCheckpoint
 from tests.runtime.handmade import handmade
 

@@ -18,10 +18,10 @@ from partita.machine.records import MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.partition_reports.render.show import print_text
 from partita.providers.resolve import known_providers
-from partita.runtime import wheels
+from partita.runtime.chain import wheels
+from partita.runtime.chain.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
 from partita.runtime.machine import describe_machine
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
 from tests.conftest import REPOSITORY
 
 SCHEMA = REPOSITORY / "docs" / "providers.schema.json"
@@ -125,7 +125,7 @@ def test_two_onnx_runtime_wheels_in_one_environment_are_found(tmp_path):
         file = "onnxruntime/__init__.py" if name != "onnxruntime-tools" else "onnxruntime_tools/__init__.py"
         (folder / "RECORD").write_text(f"{file},sha256=x,1\n{folder.name}/RECORD,,\n")
     script = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); from partita.runtime.wheels import *; "
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from partita.runtime.chain.wheels import *; "
         "print(json.dumps([runtime_wheels(), [f.model_dump() for f in "
         "environment_findings((), imported_version='1.31.0', import_error=None)]]))"
     )

@@ -26,11 +26,11 @@ import typer.main
 
 from partita import cli
 from partita.diagnosis.reasons.base import load_reasons
-from partita.package import WEIGHTS, read_manifest
+from partita.package.folder import WEIGHTS, read_manifest
 from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy
-from partita.runtime.advice import ALLOW_CPU
+from partita.runtime.chain.advice import ALLOW_CPU
 from tests import test_strangers
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
@@ -102,14 +102,14 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("providers.qnn", "--provider-option"): (*RUN, "evaluate", "export"),
     ("providers.resolve", "--provider"): (*RUN, "evaluate"),
     ("providers.tensorrt", "--provider"): (*RUN, "evaluate"),
-    ("runtime.advice", "--provider"): (*RUN, "evaluate"),
-    ("runtime.engine.checks", "--max-length"): RUN,
-    ("runtime.inputs", "--shape"): ("place",),
+    ("runtime.chain.advice", "--provider"): (*RUN, "evaluate"),
+    ("runtime.generate.checks", "--max-length"): RUN,
+    ("runtime.place.inputs", "--shape"): ("place",),
     ("runtime.ort.errors", "--provider"): (*RUN, "evaluate"),
-    ("runtime.rehearsal", "--contract"): RUN,
-    ("runtime.run_errors", "--provider-option"): RUN,
-    ("runtime.run_errors", "--provider"): RUN,
-    ("runtime.text", "--token-ids"): ("generate", "bench"),
+    ("runtime.chain.rehearsal", "--contract"): RUN,
+    ("runtime.chain.run_errors", "--provider-option"): RUN,
+    ("runtime.chain.run_errors", "--provider"): RUN,
+    ("runtime.generate.text.tokens", "--token-ids"): ("generate", "bench"),
     ("serve.run", "--port"): ("serve",),
     ("serve.run", "--host"): ("serve",),
 }

@@ -22,15 +22,16 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import PartitaError
 from partita.foreign import lora, shapes
 from partita.foreign.folder import Choice, open_folder
-from partita.library import remote
+from partita.library.engine import remote
 from partita.providers import cuda, directml, migraphx, qnn, start, tensorrt
 from partita.providers.cuda_dry_run import devices
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
-from partita.runtime import place, run_errors
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.chain import run_errors
+from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort import errors
-from partita.runtime.runner import load_runner
+from partita.runtime.place import run_phases as place
+from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import Exported, TinyCheckpoint, require_dry_run
 from tests.contract import test_remedies as contract
 from tests.foreign import test_adapters
@@ -39,7 +40,7 @@ from tests.planted import cases
 from tests.planted.graphs import build, operators
 from tests.planted.judge import dry_environment
 from tests.remedy_of import alternatives, pattern
-from tests.runtime import test_place
+from tests.runtime.place import test_run_phases as test_place
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session

@@ -14,7 +14,7 @@ from partita.cli import run
 from partita.commands.generate_options import parse_ids
 from partita.errors import UsageError
 from partita.library.sampling import Sampling, completed_for
-from partita.package import read_manifest, record_file, write_manifest
+from partita.package.folder import read_manifest, record_file, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
 PROMPT = "return the value of"

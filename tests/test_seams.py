@@ -226,8 +226,8 @@ from pathlib import Path
 from partita.observations.facts import AssignedNode
 from partita.partition_reports import storage
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.chain import chain_entry
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.chain.open_chain import chain_entry
+from partita.runtime.place.onnx_model import read_onnx
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.laboratory import Answer, Cache, Lab
 from tests.partition_reports.samples import event, report_of, run_facts, session_facts, windows

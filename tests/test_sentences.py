@@ -23,10 +23,10 @@ Texts = Mapping[str, ast.expr]
 
 QUOTED = {
     # What others say is theirs, and can only be read.
-    ("runtime/settling.py", "STRICT"): "ONNX Runtime",
-    ("runtime/chain.py", "STRICT"): "ONNX Runtime",
-    ("runtime/provider_check.py", "STRICT"): "ONNX Runtime",
-    ("library/dry_run.py", "'graph capture'"): "ONNX Runtime",
+    ("runtime/chain/settling.py", "STRICT"): "ONNX Runtime",
+    ("runtime/chain/open_chain.py", "STRICT"): "ONNX Runtime",
+    ("runtime/chain/provider_check.py", "STRICT"): "ONNX Runtime",
+    ("library/place/dry_run.py", "'graph capture'"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f'Node ({NODE}) '"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",

@@ -11,7 +11,7 @@ import pytest
 
 from partita.cli import run
 from partita.errors import ResourceError
-from partita.runtime.engine.drafting import DraftModel
+from partita.runtime.generate.choice.drafting import DraftModel
 from tests.drafts import always_draft, knowing
 from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partita import cli
-from partita.package import MANIFEST, WEIGHTS, read_manifest
+from partita.package.folder import MANIFEST, WEIGHTS, read_manifest
 from partita.remedies import LFS_HEAD, permission
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.remedy_of import remedy_of

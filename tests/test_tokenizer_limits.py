@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, PackageError
-from partita.export.tokenizer import probe_tokenizer
-from partita.runtime.text import TooLongError, load_text
+from partita.export.checkpoint.tokenizer import probe_tokenizer
+from partita.runtime.generate.text.tokens import TooLongError, load_text
 from partita.tokenizer_limits import growth_of
 from tests.conftest import DEMO_CHECKPOINT
 
@@ -200,7 +200,7 @@ def test_real_tokenizers_are_within_the_limits(changes, most, tmp_path):
     ],
 )
 def test_a_text_is_refused_within_limits_of_time_and_memory(changes, text, error, kind, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("partita.runtime.text.ENCODE_SECONDS", 1.0)
+    monkeypatch.setattr("partita.runtime.generate.text.tokens.ENCODE_SECONDS", 1.0)
     loaded = load_text(save(tmp_path, changes), kind, 512)
     began = time.monotonic()
     with pytest.raises(GenerationError, match=error):

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from partita.commands.verify import show
-from partita.package_records import StepError, Verification
+from partita.package.records import StepError, Verification
 
 STEPS = ("prefill", "rows of different length", "decode 10", "x")
 

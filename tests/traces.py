@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from partita.export.attention import Lowering
-    from partita.export.fake_model import FakeModel
-    from partita.export.spec import TraceSpec
-    from partita.export.tracing import Traced
+    from partita.export.trace.attention import Lowering
+    from partita.export.trace.fake_model import FakeModel
+    from partita.export.trace.spec import TraceSpec
+    from partita.export.trace.tracing import Traced
 
 
 TRACED = ("partita.export", "torch", "transformers")
-NOT_TRACED = ("partita.export.exporters", "partita.export.known_answer", "partita.export.quality")
+NOT_TRACED = ("partita.export.exporters", "partita.export.verify.known_answer", "partita.export.verify.quality")
 """Modules of the exporter that only run before or after a trace."""
 
 
 class Traces:
-    """`partita.export.tracing.trace`, which remembers."""
+    """`partita.export.trace.tracing.trace`, which remembers."""
 
     def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec], Traced]) -> None:
         self.trace, self.kept = trace, dict[Any, Any]()

@@ -21,8 +21,8 @@ import onnxruntime as ort
 import torch
 from onnx import helper
 
-from partita.export.quantisation.bits import pack
-from partita.export.quantisers import Grid, quantiser
+from partita.export.quantise.rounders import Grid, quantiser
+from partita.export.quantise.write.bits import pack
 
 Array = npt.NDArray[np.generic]
 CASES = ((4, 64, 4), (4, 64, 0), (8, 128, 4))

@@ -19,11 +19,11 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from partita.export.quantisation.asking import asked_products
-from partita.export.quantisation.forms import form
-from partita.export.quantisation.kernels import Kernels
-from partita.export.quantisation.packed import Packing
-from partita.export.quantisers import Grid
+from partita.export.quantise.asking import asked_products
+from partita.export.quantise.forms import form
+from partita.export.quantise.rounders import Grid
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.write.packed import Packing
 
 CASES = (
     ("matmul_nbits", 4, 32),

@@ -17,7 +17,7 @@ import onnx
 
 from partita.demo import heldout_path
 from partita.errors import PartitaError
-from partita.package import Manifest, read_manifest
+from partita.package.folder import Manifest, read_manifest
 from tests.export.breadth import recipes
 
 TYPES = (

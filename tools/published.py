@@ -18,7 +18,7 @@ from partita.diagnosis.evidence import Ground
 from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.machine.records import MachineReport
-from partita.package import Manifest
+from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 
 GROUNDS: dict[Ground, str] = {

@@ -27,7 +27,7 @@ from benchmarks.peers.race import Race, Racer, Settings, environments_missing, s
 from benchmarks.peers.records import Bits, Contender, PeersResult, ShapeResult, Written
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
 from partita import __version__
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 
 WIDTHS: tuple[Bits, ...] = (32, 16, 8, 4)
 

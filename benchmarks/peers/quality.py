@@ -22,7 +22,7 @@ from benchmarks.peers.page import table
 from benchmarks.peers.plan import ENTRIES, Entry, Places
 from benchmarks.peers.prepare import environ, file_bytes, parameters, prepare
 from partita.demo import checkpoint_path
-from partita.package import QUALITY, read_manifest
+from partita.package.folder import QUALITY, read_manifest
 
 SHAPE = "demo"
 FORMS = ("f16", "q8_0", "q4_0", "q4_0-pure", "q4_k_m")
@@ -61,7 +61,7 @@ def _link(places: Places) -> None:
 
 
 def _text(package: Path) -> dict[str, Any]:
-    """windows, losses and best of the original; see partita.runtime.evaluate."""
+    """windows, losses and best of the original; see partita.runtime.verify.quality."""
     from safetensors.numpy import load_file
 
     return dict(load_file(package / QUALITY))
@@ -120,7 +120,7 @@ def _read_llama(model: Path, text: dict[str, Any], places: Places, threads: int)
 def _read_ours(package: Path, threads: int) -> Reading:
     """With the scorer behind `partita evaluate`."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.evaluate import Logits, loss, open_scorer
+    from partita.runtime.verify.quality import Logits, loss, open_scorer
 
     windows = _text(package)["windows"].astype(np.int64)
     losses, best = np.full((len(windows), windows.shape[1] - 1), np.nan), np.zeros_like(windows[:, 1:])

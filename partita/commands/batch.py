@@ -31,16 +31,16 @@ from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check
 from partita.library.batches.running import PIPE, FileAnswers, Progress, answer_file, answers
 from partita.library.chain import Target
 from partita.library.contents import contents_hash
-from partita.library.engine import ReportRequest
+from partita.library.engine.base import ReportRequest
 from partita.library.generation import sampling_options
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
 from partita.options.sampling import SamplingValues
-from partita.package import Manifest
-from partita.runtime.pins import parse_pins
-from partita.runtime.prefix_file import read_said
-from partita.runtime.text import stop_token_ids
+from partita.package.folder import Manifest
+from partita.runtime.chain.pins import parse_pins
+from partita.runtime.generate.prefix_file import read_said
+from partita.runtime.generate.text.tokens import stop_token_ids
 
 
 class RowBar:

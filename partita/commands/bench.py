@@ -17,7 +17,7 @@ from partita.commands.generate_options import parse_ids, read_prompts
 from partita.commands.outputs import Sink, claim_output, say_written, show_and_write
 from partita.commands.terminal import note, stderr
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.benching import Plan, Say
+from partita.library.bench.benching import Plan, Say
 from partita.options.bench import BenchCommand
 
 

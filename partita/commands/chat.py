@@ -22,21 +22,21 @@ from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_chain_options
 from partita.library.conversation import Conversation
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine.base import Engine, ReportRequest
+from partita.library.engine.requests import Ticket
+from partita.library.engine.speculation import check_speculation
 from partita.library.generation import sampling_options
-from partita.library.requests import Ticket
 from partita.library.sampling import completed_for
-from partita.library.speculation import check_speculation
 from partita.observations.text_format import plural
 from partita.options.fields import group
 from partita.options.generation import ChatCommand
-from partita.package import Manifest
+from partita.package.folder import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
-from partita.runtime.chat_templates import Message
-from partita.runtime.engine.checks import check_adapter
-from partita.runtime.prefix_file import read_said, system_of
-from partita.runtime.text import Text, load_text, stop_token_ids
+from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.prefix_file import read_said, system_of
+from partita.runtime.generate.text.chat_templates import Message
+from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.signals import PRESSED_SECONDS
 
 SCHEMA = "partita.chat/1"

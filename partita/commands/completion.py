@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from partita.dtypes import CACHE_PRECISIONS, PRECISIONS, multiplied_with
-from partita.export.attention import names as attention_names
+from partita.export.trace.attention import names as attention_names
 
 
 def chains(typed: str) -> list[str]:
@@ -69,7 +69,7 @@ def _exporters() -> Iterable[str]:
 
 
 def _quantisers() -> Iterable[str]:
-    from partita.export.quantisers import names
+    from partita.export.quantise.rounders import names
 
     return names()
 

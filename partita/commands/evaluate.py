@@ -13,12 +13,12 @@ from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.export.progress import stage
 from partita.foreign.folder import open_folder
 from partita.library.chain import chain_of, read_chain_options
-from partita.library.jobs import run_job
+from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
 from partita.options.inspection import EvaluateCommand
-from partita.package import Manifest, check_files
-from partita.package_records import Evaluation, Quality
+from partita.package.folder import Manifest, check_files
+from partita.package.records import Evaluation, Quality
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column, words
 

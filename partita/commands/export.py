@@ -14,8 +14,8 @@ from partita.dtypes import EXACT
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand
-from partita.package import Manifest
-from partita.package_records import PackedKind, PackedWeights, Verification
+from partita.package.folder import Manifest
+from partita.package.records import PackedKind, PackedWeights, Verification
 
 if TYPE_CHECKING:
     from partita.export.writing import Summary

@@ -12,11 +12,11 @@ from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.files import STDIN, claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import read_chain_options
+from partita.library.engine.speculation import check_speculation
 from partita.library.sampling import completed_for
-from partita.library.speculation import check_speculation
 from partita.options.fields import group
 from partita.options.generation import GenerateCommand
-from partita.runtime.engine.checks import check_adapter
+from partita.runtime.generate.checks import check_adapter
 
 
 def run(given: GenerateCommand) -> int:

@@ -14,12 +14,12 @@ from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
 from partita.library.chain import ChainOptions, chain_of, read_by
+from partita.library.engine.speculation import Speculation
 from partita.library.sampling import Sampling
-from partita.library.speculation import Speculation
 from partita.observations.text_format import listing
 from partita.options.fields import group
 from partita.options.generation import GenerateCommand, RunOptions
-from partita.runtime.text import MOST_BYTES
+from partita.runtime.generate.text.tokens import MOST_BYTES
 
 
 class RunGroups(RunOptions):

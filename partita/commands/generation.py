@@ -21,7 +21,7 @@ from partita.commands.terminal import fold, note, print_record, write_stderr, wr
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
@@ -31,14 +31,14 @@ from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.flags import option_flags
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import SamplingValues
-from partita.package import Manifest
+from partita.package.folder import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import shell
-from partita.runtime.chat_templates import conversation
-from partita.runtime.pins import parse_pins
-from partita.runtime.prefix_file import Said, read_said, system_of
-from partita.runtime.text import Text, load_text
+from partita.runtime.chain.pins import parse_pins
+from partita.runtime.generate.prefix_file import Said, read_said, system_of
+from partita.runtime.generate.text.chat_templates import conversation
+from partita.runtime.generate.text.tokens import Text, load_text
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
@@ -158,7 +158,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
-    from partita.library.placing import place_model
+    from partita.library.place.placing import place_model
 
     placing = PlaceOptions(
         options.package,

@@ -70,7 +70,7 @@ def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
 
 def data_files(model: Path) -> tuple[Path, ...]:
     """Files that hold the weights of an ONNX file; none when it cannot be read, which is said where it is opened."""
-    from partita.runtime.onnx_model import read_onnx
+    from partita.runtime.place.onnx_model import read_onnx
 
     try:
         return tuple(model.parent / name for name in read_onnx(model).data_files)

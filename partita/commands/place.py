@@ -15,7 +15,7 @@ from partita.errors import INTERRUPTED, PartitaError
 from partita.foreign.folder import Choice
 from partita.library.chain import chain_of, read_by
 from partita.library.notes import not_used
-from partita.library.placing import place_model, read_place
+from partita.library.place.placing import place_model, read_place
 from partita.library.run_report import limits_error
 from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.commands.outputs import asked, prepare
-from partita.library.supporting import providers
+from partita.library.place.supporting import providers
 from partita.options.inspection import ProvidersCommand
 
 VIEWS = "partita.machine.document"

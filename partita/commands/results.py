@@ -23,8 +23,8 @@ from partita.library.batches.running import FileAnswers
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
-from partita.package import Manifest
-from partita.package_records import Evaluation, Quality, StepError, Verification
+from partita.package.folder import Manifest
+from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable

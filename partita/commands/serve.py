@@ -15,8 +15,8 @@ from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import chain_of, read_chain_options
+from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
-from partita.library.speculation import Speculation
 from partita.observations.text_format import plural
 from partita.options.serve import ServeCommand
 from partita.remedies import Remedy

@@ -10,7 +10,7 @@ from partita.commands.audience import TERMINAL
 from partita.commands.outputs import STDOUT, Asked, Showing, asked, claim_output, data_files, prepare
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.chain import chain_of, read_by
-from partita.library.supporting import chain_options, measure_support
+from partita.library.place.supporting import chain_options, measure_support
 from partita.observations.text_format import listing
 from partita.options.fields import described
 from partita.options.placement import SupportCommand

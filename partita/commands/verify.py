@@ -15,12 +15,12 @@ from partita.errors import ParityError
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import chain_of, read_chain_options
-from partita.library.jobs import run_job
+from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
 from partita.options.inspection import VerifyCommand
-from partita.package import Manifest, check_files
-from partita.package_records import StepError, Verification
+from partita.package.folder import Manifest, check_files
+from partita.package.records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from partita.capped import read_json_value
-from partita.contract import CONTEXT_LENGTHS
 from partita.errors import CheckpointError, UsageError
 from partita.export.options import ExportOptions, check_options
 from partita.export.publish import check_target
-from partita.package import MANIFEST, check_folder
+from partita.package.contract import CONTEXT_LENGTHS
+from partita.package.folder import MANIFEST, check_folder
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
 

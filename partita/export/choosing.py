@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from partita.errors import UnsupportedModelError
-from partita.export.attention import ranked
 from partita.export.drafts import Draft
-from partita.export.fake_model import FakeModel
-from partita.export.operators import CONTRIB
-from partita.export.ports import TOTAL
 from partita.export.progress import stage
-from partita.export.recurrence import used_by
 from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
-from partita.export.tracing import Traced
+from partita.export.trace.attention import ranked
+from partita.export.trace.fake_model import FakeModel
+from partita.export.trace.operators import CONTRIB
+from partita.export.trace.ports import TOTAL
+from partita.export.trace.recurrence import used_by
+from partita.export.trace.tracing import Traced
 from partita.export.ways import AUTO, Way, every_way, usual
-from partita.package_records import TargetRecord, Verification
+from partita.package.records import TargetRecord, Verification
 
 
 class Choices(Protocol):

@@ -10,40 +10,43 @@ from typing import Any
 import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
-from partita.export import known_answer, spilled, weights
-from partita.export.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
-from partita.export.attention import Lowering, lowering
-from partita.export.checkpoint import Checkpoint
-from partita.export.coded_weights import OPSET, store_coded
-from partita.export.continuing import Phase, continuing
-from partita.export.fake_model import FakeModel
-from partita.export.naming import match_names
-from partita.export.narrow_weights import Narrow, rounded_weights, store_narrow
-from partita.export.node_names import name_nodes
-from partita.export.operators import Form
+from partita.export.checkpoint.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import match_names
+from partita.export.graph.continuing import Phase, continuing
+from partita.export.graph.node_names import name_nodes
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
-from partita.export.quantisation import calibration, prefill
-from partita.export.quantisation.experts import gathered
-from partita.export.quantisation.kept_narrow import keep_narrow, round_kept
-from partita.export.quantisation.plan import Plan
-from partita.export.quantisation.reference import movable, round_weights
-from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise, without_weights
-from partita.export.quantisation.summary import notes as packing_notes
-from partita.export.quantisation.summary import summary
-from partita.export.recurrence import used_by
-from partita.export.spec import TraceSpec
-from partita.export.state import Probed, text_config
+from partita.export.quantise.plan import Plan
+from partita.export.quantise.rounding import calibration
+from partita.export.quantise.rounding.reference import movable, round_weights
+from partita.export.quantise.summary import notes as packing_notes
+from partita.export.quantise.summary import summary
+from partita.export.quantise.write import prefill
+from partita.export.quantise.write.experts import gathered
+from partita.export.quantise.write.kept_narrow import keep_narrow, round_kept
+from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, without_weights
 from partita.export.target import TakesEach, Target
-from partita.export.texts import Text
-from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
+from partita.export.trace.attention import Lowering, lowering
+from partita.export.trace.fake_model import FakeModel
+from partita.export.trace.operators import Form
+from partita.export.trace.recurrence import used_by
+from partita.export.trace.spec import TraceSpec
+from partita.export.trace.state import Probed, text_config
+from partita.export.trace.tracing import FixedLengthError, Traced, trace, without_unread
+from partita.export.verify import known_answer
+from partita.export.verify.texts import Text
 from partita.export.ways import Way
-from partita.export.weight_sources import Plain
+from partita.export.weights import external_data as weights
+from partita.export.weights import spilled
+from partita.export.weights.coded_weights import OPSET, store_coded
+from partita.export.weights.narrow_weights import Narrow, rounded_weights, store_narrow
+from partita.export.weights.sources import Plain
 from partita.export.work import Work, tell
-from partita.package import left_out
-from partita.package_records import Calibration, PackedKind
+from partita.package.folder import left_out
+from partita.package.records import Calibration, PackedKind
 
 
 @dataclass(slots=True)

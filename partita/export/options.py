@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.capped import is_number
-from partita.contract import CONTEXT_LENGTHS
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
-from partita.export import quantisers
-from partita.export.attention import GROWING, lowering
-from partita.export.quantisation.keep import read_keep
+from partita.export.quantise import rounders as quantisers
+from partita.export.quantise.keep import read_keep
+from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import checked
+from partita.package.contract import CONTEXT_LENGTHS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from partita.export.checkpoint import Checkpoint
+    from partita.export.checkpoint.description import Checkpoint
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128

@@ -14,16 +14,18 @@ from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export import cache_rounding, rolling_cache, stored_precision
 from partita.export.asked import Asked, asked_options
-from partita.export.checkpoint import Checkpoint, open_checkpoint
-from partita.export.companions import Reader, stop_tokens
+from partita.export.checkpoint import stored_precision
+from partita.export.checkpoint.companions import Reader, stop_tokens
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
+from partita.export.graph import cache_rounding, rolling_cache
 from partita.export.options import CACHE_LOWERING, WINDOW, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
-from partita.export.quality import MissedRatioError, OpenScorer
-from partita.export.running import (
+from partita.export.target import Smoke, TakesEach, Target
+from partita.export.verify.quality import MissedRatioError, OpenScorer
+from partita.export.verify.running import (
     NotRunningError,
     Replay,
     RoundingParityError,
@@ -33,8 +35,7 @@ from partita.export.running import (
     WriteAdapter,
     nothing_runs,
 )
-from partita.export.target import Smoke, TakesEach, Target
-from partita.export.weights import translate_space
+from partita.export.weights.external_data import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
 from partita.observations.text_format import plural

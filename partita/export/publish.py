@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.files import files_in, resolved
-from partita.package import MANIFEST, SCHEMA
+from partita.package.folder import MANIFEST, SCHEMA
 from partita.remedies import Remedy, is_temporary
 from partita.signals import held
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export.operators import CONTRIB
-from partita.export.quantisation.kernels import Kernels
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.trace.operators import CONTRIB
 from partita.export.ways import AUTO, Way, every_way, usual
-from partita.export.weight_sources import stored
-from partita.package import Manifest
-from partita.package_records import AskedLowering, SmokeRecord, Verification
+from partita.export.weights.sources import stored
+from partita.package.folder import Manifest
+from partita.package.records import AskedLowering, SmokeRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)

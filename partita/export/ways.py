@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.export.attention import Lowering, lowering, ranked
-from partita.export.operators import Form
+from partita.export.trace.attention import Lowering, lowering, ranked
+from partita.export.trace.operators import Form
 
 AUTO = "auto"
 

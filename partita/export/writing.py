@@ -18,36 +18,30 @@ import onnx_ir as ir
 
 import partita
 from partita import dtypes
-from partita.contract import Contract
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export import (
-    cache_rounding,
-    coded_weights,
-    known_answer,
-    quality,
-    self_check,
-    spilled,
-    stored_precision,
-    weights,
-    wide_twin,
-)
-from partita.export.checkpoint import Checkpoint, source_files
-from partita.export.companions import GENERATION, chat_notes, stop_notes, write_generation
-from partita.export.config_values import corrected
+from partita.export.checkpoint import stored_precision
+from partita.export.checkpoint.companions import GENERATION, chat_notes, stop_notes, write_generation
+from partita.export.checkpoint.config_values import corrected
+from partita.export.checkpoint.description import Checkpoint, source_files
+from partita.export.checkpoint.tokenizer import probe_tokenizer
+from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.exporters.base import Attempts, Exported
-from partita.export.known_answer import KnownAnswer
+from partita.export.graph import cache_rounding
 from partita.export.options import ExportOptions, most_positions
 from partita.export.progress import stage
-from partita.export.quality import MissedRatioError
-from partita.export.quantisation import exact_twin
-from partita.export.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
-from partita.export.texts import Text
-from partita.export.tokenizer import probe_tokenizer
-from partita.export.weight_files import refuse_pointer
+from partita.export.quantise.rounding import exact_twin
+from partita.export.verify import known_answer, quality, self_check, wide_twin
+from partita.export.verify.known_answer import KnownAnswer
+from partita.export.verify.quality import MissedRatioError
+from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
+from partita.export.verify.texts import Text
+from partita.export.weights import coded_weights, spilled
+from partita.export.weights import external_data as weights
 from partita.export.work import Work, tell
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
-from partita.package import (
+from partita.package.contract import Contract
+from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
     WEIGHTS,
@@ -63,7 +57,7 @@ from partita.package import (
     sha256_of,
     write_manifest,
 )
-from partita.package_records import Verification
+from partita.package.records import Verification
 from partita.process import peak_rss_bytes
 
 Result = TypeVar("Result")

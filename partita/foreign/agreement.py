@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from partita.contract import State
 from partita.foreign.evidence import Evidence
 from partita.foreign.states import Pair
+from partita.package.contract import State
 
 
 def contradiction(

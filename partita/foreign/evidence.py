@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from partita.capped import read_json_value
-from partita.contract import CONTEXT_LENGTHS
 from partita.errors import PackageError
 from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
-from partita.package import GET_AGAIN, refuse_absent
+from partita.package.contract import CONTEXT_LENGTHS
+from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
 
 CONFIG = "config.json"

@@ -30,7 +30,7 @@ from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
 from partita.options.groups import ForeignFolder
-from partita.package import (
+from partita.package.folder import (
     GET_AGAIN,
     MANIFEST,
     FileRecord,
@@ -43,7 +43,7 @@ from partita.package import (
     read_manifest,
     unreadable,
 )
-from partita.package_records import ForeignRecord, Verification
+from partita.package.records import ForeignRecord, Verification
 
 NO_ANSWER = "Partita did not write it, so it has no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {

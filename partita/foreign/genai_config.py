@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from partita.errors import PackageError
-from partita.package import GET_AGAIN
+from partita.package.folder import GET_AGAIN
 
 
 def _known(value: object) -> object:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
 from partita.foreign.agreement import contradiction
 from partita.foreign.carrying import GQA
@@ -30,7 +29,8 @@ from partita.foreign.states import (
 )
 from partita.foreign.written import LAYER, NOTHING, Written
 from partita.observations.text_format import listing, plural
-from partita.package_records import PortSource
+from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
+from partita.package.records import PortSource
 from partita.remedies import Remedy
 
 ROLES_OF_GENAI: Mapping[str, Role] = {

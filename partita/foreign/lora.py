@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from partita.contract import AdapterInput
 from partita.errors import PackageError
 from partita.foreign.facts import GraphFacts, PortFact
 from partita.observations.text_format import listing
-from partita.package import AdapterRecord
+from partita.package.contract import AdapterInput
+from partita.package.folder import AdapterRecord
 from partita.remedies import Remedy
 
 SUFFIX = ".onnx_adapter"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.contract import Role
 from partita.foreign.facts import GraphFacts, PortFact, Size
+from partita.package.contract import Role
 
 INTEGERS = frozenset({"int64", "int32"})
 FLAGS = INTEGERS | {"bool"}

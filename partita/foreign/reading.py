@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from partita import dtypes
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
 from partita.foreign.rotary import sine_tables
-from partita.package import inside
+from partita.package.folder import inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,8 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
     # Here, because `partita.load` is there before ONNX Runtime is loaded, which is in the same room.
-    from partita.runtime.model_file import all_graphs, all_nodes, all_tensors
-    from partita.runtime.onnx_model import read_onnx
+    from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
+    from partita.runtime.place.onnx_model import read_onnx
 
     model = read_onnx(inside(folder, file))
     proto, within = model.proto, PurePosixPath(file).parent
@@ -174,7 +174,7 @@ def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
 
 
 def _node(node: onnx.NodeProto) -> NodeFact:
-    from partita.runtime.model_file import bodies, reads
+    from partita.runtime.place.model_file import bodies, reads
 
     inner = frozenset(reads(node)) - set(node.input) if any(True for _ in bodies(node)) else frozenset()
     return NodeFact(

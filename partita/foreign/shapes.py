@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita import dtypes
-from partita.contract import State
 from partita.errors import PackageError
 from partita.foreign.carrying import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
 from partita.foreign.written import Written, WrittenStates
+from partita.package.contract import State
 from partita.remedies import Remedy
 
 MOST_TOKENS = 4096

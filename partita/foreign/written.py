@@ -24,10 +24,10 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from partita.capped import read_capped
-from partita.contract import Record, Role
 from partita.errors import UsageError
 from partita.foreign.states import Kind, layer_in
-from partita.package import refuse_absent
+from partita.package.contract import Record, Role
+from partita.package.folder import refuse_absent
 
 LAYER = "{layer}"
 LARGEST = 1 << 31

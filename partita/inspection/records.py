@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.contract import State
 from partita.observations.records import Record, RemedyRecord
 from partita.observations.text_format import human_bytes, plural
-from partita.package_records import ForeignRecord
+from partita.package.contract import State
+from partita.package.records import ForeignRecord
 
 Size = int | str | None
 """A fixed size, the name of a symbolic one, or null where the file does not say."""

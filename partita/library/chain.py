@@ -128,9 +128,9 @@ def read_chain_options(given: ChainOptions) -> Target:
     libraries = parse_libraries(given.provider_libraries, all_names())
     by_default, skipped = None, given.skipped
     if given.provider is None:
-        from partita.runtime.chain import chain_entry
+        from partita.runtime.chain.open_chain import chain_entry
+        from partita.runtime.chain.provider_check import best_chain
         from partita.runtime.ort.registry import available_ort_names
-        from partita.runtime.provider_check import best_chain
 
         best = best_chain(available_ort_names())
         chain, source, by_default = best.chain, f"default: {best.reason}", best.reason

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path, PurePosixPath
 
 from partita.errors import PackageError
-from partita.package import COMPANIONS, Manifest, sha256_of, unreadable
+from partita.package.folder import COMPANIONS, Manifest, sha256_of, unreadable
 
 OF_OTHERS = ("genai_config.json",)
 """Files that folders of other exporters have beside those that a checkpoint has."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 
-from partita.library.engine import Engine
-from partita.library.requests import Piece, Ticket, Work
+from partita.library.engine.base import Engine
+from partita.library.engine.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.options.fields import MAX_SEED
-from partita.runtime.chat_templates import Message
-from partita.runtime.text import Text
+from partita.runtime.generate.text.chat_templates import Message
+from partita.runtime.generate.text.tokens import Text
 
 
 class Conversation:

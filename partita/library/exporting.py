@@ -20,14 +20,14 @@ from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import takes
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
-from partita.package import Manifest, TokenizerKind
-from partita.package_records import SmokeRecord, Verification
+from partita.package.folder import Manifest, TokenizerKind
+from partita.package.records import SmokeRecord, Verification
 from partita.providers.resolve import parse_chain
 
 if TYPE_CHECKING:
-    from partita.export.companions import Reader
-    from partita.export.quality import Scorer
+    from partita.export.checkpoint.companions import Reader
     from partita.export.target import Target
+    from partita.export.verify.quality import Scorer
     from partita.export.writing import Summary
 
 
@@ -83,7 +83,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.export.optimum.offer import offered
         from partita.export.options import with_layout
         from partita.export.pipeline import export as write
-        from partita.library.target import taken_by_cpu
+        from partita.library.place.target import taken_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
     options = group(given, ExportOptions)
@@ -141,7 +141,7 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
         if options.target_default:
             raise UsageError("`target_default` is about the provider that `target` names; add it")
         return None
-    from partita.library.target import find_target
+    from partita.library.place.target import find_target
 
     given = options.target_options or {}
     by_provider = {name: value for name, value in given.items() if isinstance(value, Mapping)}
@@ -159,29 +159,29 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
 
 def replay(folder: Path, manifest: Manifest) -> Verification:
     """Replay the known answer on the CPU provider."""
-    from partita.runtime.verify import replay as replay_on
+    from partita.runtime.verify.replay import replay as replay_on
 
     return replay_on(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     """Open the package on the CPU provider and run a chunk and a token."""
-    from partita.runtime.verify import smoke as smoke_on
+    from partita.runtime.verify.replay import smoke as smoke_on
 
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     """The package opened on the CPU provider, to read a text."""
-    from partita.runtime.evaluate import open_scorer
+    from partita.runtime.verify.quality import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def _reader() -> Reader:
     """How generate reads the files of a package."""
-    from partita.export.companions import Reader
-    from partita.runtime.text import load_text, stop_token_ids
+    from partita.export.checkpoint.companions import Reader
+    from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 
     def chat(folder: Path, kind: TokenizerKind) -> bool:
         try:

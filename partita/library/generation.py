@@ -11,14 +11,14 @@ from typing import Any, Literal, NoReturn
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
 from partita.library.edge import ArgumentError, one_tree
-from partita.library.engine import Chunk, Engine
-from partita.library.requests import Answer, FinishReason, Piece, Ticket, Work
+from partita.library.engine.base import Chunk, Engine
+from partita.library.engine.requests import Answer, FinishReason, Piece, Ticket, Work
+from partita.library.engine.speculation import Speculation
 from partita.library.sampling import Sampling
-from partita.library.speculation import Speculation
 from partita.partition_reports.speculation import Speculation as SpeculationFigures
 from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.timing import step_times
-from partita.runtime.engine.recorder import Step
+from partita.runtime.generate.record.recorder import Step
 
 SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
 """Finish reasons, the most severe first."""
@@ -250,7 +250,7 @@ class Generation:
     @property
     def speculation(self) -> SpeculationFigures | None:
         """Figures of speculative decoding so far; None where it is off."""
-        from partita.runtime.run_facts import step_fact
+        from partita.runtime.generate.record.run_facts import step_fact
 
         return speculation_figures(self._speculation.fact(), [step_fact(step) for step in self.progress.steps])
 
@@ -267,7 +267,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
     `rows`: batch size.
     """
     # Needs ONNX Runtime, which a process whose packages run in worker processes does without.
-    from partita.runtime.run_facts import first_token_seconds, step_fact
+    from partita.runtime.generate.record.run_facts import first_token_seconds, step_fact
 
     facts = [step_fact(step) for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)

@@ -13,7 +13,7 @@ from partita.inspection.records import Inspection
 from partita.library.edge import public
 from partita.options.fields import checked
 from partita.options.inspection import InspectOptions
-from partita.package import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
+from partita.package.folder import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
 from partita.strangers import recognise
 
 ONNX_SUFFIX = ".onnx"
@@ -139,7 +139,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     if path.is_dir():
         return (path, *(child for child in path.rglob("*") if child.is_file()))
     from partita.runtime.contents.light import read_light
-    from partita.runtime.model_file import data_files
+    from partita.runtime.place.model_file import data_files
 
     try:
         return (path, *(path.parent / name for name in sorted(data_files(read_light(path)))))

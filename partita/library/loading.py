@@ -11,11 +11,11 @@ from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
 from partita.library.edge import takes
-from partita.library.engine import Engine
+from partita.library.engine.base import Engine
 from partita.library.model import Model
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.options.groups import LoadOptions, Process
-from partita.package import Manifest
+from partita.package.folder import Manifest
 
 
 @takes(LoadOptions)
@@ -78,7 +78,7 @@ def open_engine(
     `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests will want text.
     """
     if in_child(target, process):
-        from partita.library.remote import RemoteEngine
+        from partita.library.engine.remote import RemoteEngine
 
         return RemoteEngine(
             folder,
@@ -91,7 +91,7 @@ def open_engine(
             choice=choice,
             with_text=with_text,
         )
-    from partita.library.local import LocalEngine
+    from partita.library.engine.local import LocalEngine
 
     return LocalEngine(
         folder,

@@ -13,11 +13,8 @@ from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import claim
 from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, method_takes, public
-from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
-from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored, placeholder_note
-from partita.library.report import Report
-from partita.library.requests import (
+from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
+from partita.library.engine.requests import (
     Work,
     adapters_of,
     check_work,
@@ -27,17 +24,20 @@ from partita.library.requests import (
     seeded,
     stops,
 )
-from partita.library.speculation import Speculation, check_speculation
+from partita.library.engine.speculation import Speculation, check_speculation
+from partita.library.generation import Generation, Progress, sampling_options
+from partita.library.notes import chunk_ignored, placeholder_note
+from partita.library.report import Report
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import check_value
 from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts, RequestOptions
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import Sampling
-from partita.package_records import Evaluation, Verification
-from partita.runtime.engine.checks import BEGIN_WITH_ONE, check_adapter
-from partita.runtime.prefix_file import Said, ids_after, prompt_after, read_said, said_by_system, said_by_text
-from partita.runtime.text import Text, load_text
+from partita.package.records import Evaluation, Verification
+from partita.runtime.generate.checks import BEGIN_WITH_ONE, check_adapter
+from partita.runtime.generate.prefix_file import Said, ids_after, prompt_after, read_said, said_by_system, said_by_text
+from partita.runtime.generate.text.tokens import Text, load_text
 
 
 class VerificationError(ParityError):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.capped import read_json_value
-from partita.library.engine import Chunk
+from partita.library.engine.base import Chunk
 from partita.observations.records import ChainEntry, remedy_of
-from partita.package import Manifest
-from partita.package_records import Verification
+from partita.package.folder import Manifest
+from partita.package.records import Verification
 from partita.providers.resolve import Resolution
 
 

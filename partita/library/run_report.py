@@ -14,12 +14,12 @@ from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
-from partita.package import Manifest
+from partita.package.folder import Manifest
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.remedies import shell
-from partita.runtime.advice import package_facts
+from partita.runtime.chain.advice import package_facts
 
 
 @dataclass(frozen=True, slots=True)

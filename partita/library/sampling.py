@@ -12,7 +12,7 @@ from partita.errors import PackageError
 from partita.observations.text_format import listing
 from partita.options.fields import SamplingOption, checked
 from partita.options.sampling import GREEDY, Sampling, sampling_options
-from partita.package import GET_AGAIN
+from partita.package.folder import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.strangers import GENAI_CONFIG
 

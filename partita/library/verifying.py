@@ -16,19 +16,19 @@ from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.probing import package_refused
-from partita.package import Manifest
-from partita.package_records import Evaluation, Verification
+from partita.library.place.probing import package_refused
+from partita.package.folder import Manifest
+from partita.package.records import Evaluation, Verification
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
-from partita.runtime.chain import ChainError
-from partita.runtime.evaluate import evaluate as measure
+from partita.runtime.chain.open_chain import ChainError
+from partita.runtime.chain.pins import parse_pins
 from partita.runtime.ort.errors import NoKernelError
-from partita.runtime.pins import parse_pins
-from partita.runtime.verify import replay
+from partita.runtime.verify.quality import evaluate as measure
+from partita.runtime.verify.replay import replay
 
 if TYPE_CHECKING:
-    from partita.export.checkpoint import Checkpoint
+    from partita.export.checkpoint.description import Checkpoint
 
 COMPARE = Remedy(
     "compare it with the model that it was made from", ("partita", "verify", "{folder}", "--reference", "CHECKPOINT")
@@ -112,8 +112,9 @@ def verify_against(
     if manifest.foreign is None:
         raise UsageError(f"`reference` is for folders that Partita did not write; {folder} has its own known answer")
     try:
-        from partita.export import known_answer, spilled
-        from partita.export.checkpoint import open_checkpoint
+        from partita.export.checkpoint.description import open_checkpoint
+        from partita.export.verify import known_answer
+        from partita.export.weights import spilled
     except ImportError as error:
         lacking = explain(error)
         raise lacking if lacking is not None else error from error

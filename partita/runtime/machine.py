@@ -25,9 +25,9 @@ from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
+from partita.runtime.chain.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
+from partita.runtime.chain.wheels import environment_findings, plugin_wheels, runtime_wheels
 from partita.runtime.cpu.cores import cpu_name
-from partita.runtime.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
-from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 """The build does not record its cuDNN; the CUDA provider says it when it cannot start."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from partita.library.requests import Piece
-from partita.runtime.logprobs import TokenLogprobs
-from partita.runtime.text import INCOMPLETE, Text
+from partita.library.engine.requests import Piece
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.text.tokens import INCOMPLETE, Text
 from partita.serve.protocol import Body, ChatBody
 
 FINISH_REASONS = {"cache_full": "length"}

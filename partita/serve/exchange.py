@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from partita.errors import PartitaError
-from partita.library.requests import Piece, Ticket, Work
+from partita.library.engine.requests import Piece, Ticket, Work
 from partita.serve.answers import Answer, Choice, event
 from partita.serve.api_errors import ApiError, failed, invalid, of_error, overloaded, shutting_down, timed_out
 from partita.serve.gate import ServerLimits

@@ -21,7 +21,7 @@ from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import strays, used_phases
 
 if TYPE_CHECKING:
-    from partita.library.requests import Piece, Ticket
+    from partita.library.engine.requests import Piece, Ticket
     from partita.partition_reports.records import Report
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partita.errors import GenerationError, UsageError
-from partita.library.requests import Work
+from partita.library.engine.requests import Work
 from partita.library.sampling import Suggestion, completed
 from partita.options.sampling import Sampling
-from partita.runtime.text import Text, TooLongError
+from partita.runtime.generate.text.tokens import Text, TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error
 from partita.serve.protocol import Body, ChatBody, Prompt
 

@@ -25,10 +25,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from partita.library.requests import BETWEEN_PARTS, TEXT_PARTS
+from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
 from partita.options.fields import Range, described
 from partita.options.sampling import Sampling
-from partita.runtime.stop_strings import MOST_CHARACTERS
+from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
 from partita.serve.api_errors import ApiError, invalid
 
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_STOP_TOKENS = 128, 2048, 16, 1024

@@ -19,23 +19,23 @@ from partita.errors import GenerationError, PackageError, PartitaError, UsageErr
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import Audience
 from partita.library.chain import ChainOptions, Target
-from partita.library.engine import BatchOptions, Engine, ReportRequest, Restarts
+from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
+from partita.library.engine.requests import Piece, Ticket, Work
+from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
-from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
 from partita.library.sampling import suggestion
-from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
-from partita.package import Manifest, left_out
+from partita.package.folder import Manifest, left_out
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise
-from partita.runtime.engine.checks import check_adapter
+from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.prefix_file import read_said
+from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.in_time import LateError, in_time
-from partita.runtime.prefix_file import read_said
-from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
 from partita.serve.prompts import DEFAULTS, Reading
 
@@ -44,7 +44,7 @@ Deliver = Callable[[Piece, PartitaError | None], object]
 IDLE_SECONDS = 1.0
 """Longest wait for work before the thread checks whether it is to end."""
 WARM_TOKENS = 6
-"""Of the request at the start: enough for the runs that are observed for the report (`runtime.observe`)."""
+"""Of the request at the start: enough for the runs that are observed for the report (`runtime.generate.record.observe`)."""
 REPORT_SECONDS = 5.0
 """Shortest time between two reports that are made."""
 HELLO = [{"role": "user", "content": "hello"}]

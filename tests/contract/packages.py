@@ -54,7 +54,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
 with demo, which is the embedded checkpoint.
 """
 
-SOURCES = ("partita/export/**/*.py", "partita/package.py", "tests/conftest.py", "tests/contract/packages.py")
+SOURCES = ("partita/export/**/*.py", "partita/package/folder.py", "tests/conftest.py", "tests/contract/packages.py")
 TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 EXPORT_SECONDS = 600
 

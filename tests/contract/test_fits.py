@@ -49,7 +49,7 @@ from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.lab.tables import ask
 from partita.runtime.lab.laboratory import cache_for
 from partita.runtime.lab.laboratory import Lab
-from partita.runtime.provider_check import check
+from partita.runtime.chain.provider_check import check
 (provider,) = parse_chain(sys.argv[1])
 (tried,) = check([resolve_one(provider, available_ort_names(), {})])
 answers = {}

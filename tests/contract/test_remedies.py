@@ -12,9 +12,9 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.providers.base import OTHER_RUNTIME
 from partita.providers.start import REMEDIES
 from partita.remedies import Remedy
-from partita.runtime.chain import WITHOUT_PINS
+from partita.runtime.chain.open_chain import WITHOUT_PINS
+from partita.runtime.chain.settling import OTHER_OPSET
 from partita.runtime.lab import probes
-from partita.runtime.settling import OTHER_OPSET
 from tests.conftest import require
 from tests.contract.cases import cases, targets
 from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused

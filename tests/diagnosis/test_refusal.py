@@ -9,8 +9,8 @@ from partita.commands.refusal import MOST_ROWS, SINGLE_NODES, render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.runtime import advice
-from partita.runtime.advice import rows_of
+from partita.runtime.chain import advice
+from partita.runtime.chain.advice import rows_of
 from tests.partition_reports.samples import (
     CPU,
     GPU,

@@ -87,7 +87,7 @@ def not_used() -> str:
     from partita.commands.audience import say_chain
     from partita.library.chain import ChainOptions, read_chain_options
     from partita.providers.resolve import Resolution, parse_chain
-    from partita.runtime.settling import unavailable
+    from partita.runtime.chain.settling import unavailable
 
     cuda, cpu = parse_chain("cuda,cpu")
     entry = next(entry for entry in recordings.machine().providers if entry.name == "cuda")

@@ -90,7 +90,7 @@ def dry(name: str) -> None:
     """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
 
     from partita.library.chain import chain_of, read_chain_options
-    from partita.library.place_run import place
+    from partita.library.place.place_run import place
     from partita.options.placement import PlaceOptions
 
     options = PlaceOptions(Path("package"), "cuda,cpu", dry_run=True, device="h100")

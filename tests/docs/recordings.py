@@ -29,14 +29,14 @@ from partita.machine.records import MachineReport
 from partita.observations.codes import ReasonCode
 from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
-from partita.package_records import Evaluation, Verification
+from partita.package.records import Evaluation, Verification
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, Request
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
-from partita.runtime.chain import ChainError, not_all_on
+from partita.runtime.chain.open_chain import ChainError, not_all_on
 from partita.runtime.lab.factors import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"

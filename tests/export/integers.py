@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from partita.runtime.tensor_types import tensor_types
+from partita.runtime.place.tensor_types import tensor_types
 
 
 def wide_integers(path: Path) -> dict[str, str]:

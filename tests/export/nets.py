@@ -16,13 +16,13 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxruntime as ort
 
-from partita.contract import Port
 from partita.dtypes import PRECISIONS
-from partita.export.attention.base import Fused
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
-from partita.export.spec import TraceSpec
-from partita.export.weight_sources import StoredPart
+from partita.export.trace.attention.base import Fused
+from partita.export.trace.spec import TraceSpec
+from partita.export.weights.sources import StoredPart
+from partita.package.contract import Port
 
 Array = npt.NDArray[Any]
 LENGTH = 32

@@ -13,11 +13,11 @@ import torch
 
 from partita import capped
 from partita.errors import CheckpointError, PackageError
-from partita.export.adapters.config import read_config
-from partita.export.checkpoint import open_checkpoint
-from partita.export.weight_files import OpenFiles, list_tensors
+from partita.export.checkpoint.adapters.config import read_config
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.weight_files import OpenFiles, list_tensors
 from partita.foreign.evidence import read_evidence
-from partita.runtime.text import load_text, stop_token_ids
+from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 from tests.conftest import TinyCheckpoint
 
 Change = Callable[[zipfile.ZipInfo], int]

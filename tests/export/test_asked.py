@@ -13,7 +13,7 @@ from partita import cli
 from partita.errors import PackageError
 from partita.export.asked import asked_options
 from partita.export.options import ExportOptions
-from partita.package import MANIFEST, check_files, read_manifest
+from partita.package.folder import MANIFEST, check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 
 

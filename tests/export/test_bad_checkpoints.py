@@ -19,12 +19,12 @@ from partita.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from partita.export.checkpoint import open_checkpoint
-from partita.export.companions import Reader, stop_tokens
+from partita.export.checkpoint.companions import Reader, stop_tokens
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.weight_files import find_tensors
 from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, export
-from partita.export.weight_files import find_tensors
-from partita.export.weights import translate_space
+from partita.export.weights.external_data import translate_space
 from partita.remedies import LFS_HEAD
 from tests.conftest import TinyCheckpoint
 

@@ -145,7 +145,7 @@ def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint
     """phimoe reads two settings that no other model has, and transformers' own check warns about them."""
     from transformers import AutoConfig
 
-    from partita.export.rope_settings import check_known
+    from partita.export.checkpoint.rope_settings import check_known
 
     factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 128}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.3, **factors}
@@ -183,7 +183,7 @@ def test_code_that_calls_itself_by_a_known_type(
 
 
 def test_a_known_model_that_also_ships_its_code(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    from partita.export.checkpoint import open_checkpoint
+    from partita.export.checkpoint.description import open_checkpoint
 
     code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     folder = edited(own_copy(tiny_checkpoint("llama")), auto_map=code)

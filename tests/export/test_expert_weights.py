@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import expert_weights
-from partita.export.weight_sources import StoredPart, checkpoint_weight, stored
+from partita.export.weights.sources import StoredPart, checkpoint_weight, stored
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, check_equal, constant, graph, random, value
 

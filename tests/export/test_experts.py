@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.cleaning import clean
-from partita.export.experts import IMPLEMENTATION, experts_form, refuse_loops, register
-from partita.export.experts.base import Experts
-from partita.export.experts.gates import Gate, recognised
-from partita.export.experts.signs import Signs
-from partita.export.operators import Form
-from partita.export.opset17 import to_opset17
-from partita.package import read_manifest
+from partita.export.graph.cleaning import clean
+from partita.export.graph.opset17 import to_opset17
+from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
+from partita.export.trace.experts.base import Experts
+from partita.export.trace.experts.gates import Gate, recognised
+from partita.export.trace.experts.signs import Signs
+from partita.export.trace.operators import Form
+from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
 COUNT, CHOSEN, HIDDEN, INNER = 8, 2, 32, 24

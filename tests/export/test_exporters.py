@@ -15,17 +15,17 @@ from partita.errors import ParityError, UsageError
 from partita.export import exporters
 from partita.export.pipeline import ExportOptions, export
 from partita.library.exporting import replay, smoke
-from partita.package import check_files, read_manifest
+from partita.package.folder import check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 
 ANOTHER = '''"""An exporter that this test adds: it traces nothing, and hands over graphs that lie in a folder."""
 
 import onnx_ir as ir
 
-from partita.contract import Contract
+from partita.package.contract import Contract
 from partita.export import known_answer
 from partita.export.exporters.base import Exported, Exporter
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 
 
 class Found:

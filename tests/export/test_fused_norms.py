@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes.fused_norms import PASS
-from partita.export.weight_sources import checkpoint_weight
+from partita.export.weights.sources import checkpoint_weight
 from tests.conftest import TinyCheckpoint
 from tests.export.nets import Net, context, left_alone, operators, random, rewritten
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from partita.export.pipeline import ExportOptions, export
-from partita.package import WEIGHTS, Manifest
+from partita.package.folder import WEIGHTS, Manifest
 from tests.conftest import TinyCheckpoint
 
 LENGTH = 64
@@ -135,7 +135,7 @@ def test_companion_files_are_copied_as_they_are(tiny_checkpoint: TinyCheckpoint,
 
 
 def test_the_source_is_recorded(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    from partita.package import sha256_of
+    from partita.package.folder import sha256_of
 
     folder = tiny_checkpoint("llama", dtype="bfloat16")
     source = unverified(folder, tmp_path / "out").source

@@ -14,10 +14,10 @@ import torch
 import partita
 from partita import cli
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export.checkpoint import open_checkpoint
-from partita.export.known_answer import load
+from partita.export.checkpoint.description import open_checkpoint
 from partita.export.pipeline import ExportOptions, check_options
-from partita.package import again, read_manifest
+from partita.export.verify.known_answer import load
+from partita.package.folder import again, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
 HEAVY = pytest.mark.heavy

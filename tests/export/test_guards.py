@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.export.tracing import Granted, broken_guard
+from partita.export.trace.tracing import Granted, broken_guard
 
 
 class Planted(torch.nn.Module):

@@ -13,13 +13,13 @@ import torch
 from transformers import modeling_utils
 
 from partita.errors import ResourceError
-from partita.export import quality, quality_figures
-from partita.export.attention import lowering
-from partita.export.checkpoint import open_checkpoint
-from partita.export.fake_model import build_fake_model, translated
-from partita.export.known_answer import load
-from partita.export.spec import TraceSpec
-from partita.export.tracing import trace
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.trace.attention import lowering
+from partita.export.trace.fake_model import build_fake_model, translated
+from partita.export.trace.spec import TraceSpec
+from partita.export.trace.tracing import trace
+from partita.export.verify import quality, quality_figures
+from partita.export.verify.known_answer import load
 from tests.conftest import TinyCheckpoint
 
 
@@ -86,7 +86,7 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
 
 LIMITED = """
 import resource, sys
-from partita.export.known_answer import free_bytes
+from partita.export.verify.known_answer import free_bytes
 unlimited = free_bytes()
 import psutil
 resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20), resource.RLIM_INFINITY))

@@ -16,7 +16,7 @@ import pytest
 import partita
 from partita.cli import run
 from partita.errors import UnsupportedModelError
-from partita.package import left_out, read_manifest
+from partita.package.folder import left_out, read_manifest
 from tests.conftest import Exported, require
 from tests.export.breadth import recipes
 from tests.export.test_parity import NEW_TOKENS, PROMPT, our_tokens
@@ -95,7 +95,7 @@ def test_positions_in_three_rows_are_looked_up(tiny: Tiny, exported: Exported) -
 )
 def test_no_weight_of_a_tower_is_in_the_package(tiny: Tiny, exported: Exported, model_type: str) -> None:
     """Every weight of the checkpoint is used, but for those in the modules that are left out."""
-    from partita.export.checkpoint import open_checkpoint
+    from partita.export.checkpoint.description import open_checkpoint
 
     checkpoint = tiny(model_type)
     package = exported(checkpoint, attention=LOWERINGS[model_type])
@@ -175,7 +175,7 @@ def test_a_placeholder_in_the_prompt_is_told(
 def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from partita.runtime.advice import package_facts
+    from partita.runtime.chain.advice import package_facts
     from partita.serve.served import _notes
 
     package = exported(tiny("qwen2_vl"), attention="gqa")

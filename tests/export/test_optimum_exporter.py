@@ -21,12 +21,12 @@ import pytest
 import partita
 from partita import cli
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
-from partita.export.checkpoint import open_checkpoint
+from partita.export.checkpoint.description import open_checkpoint
 from partita.export.optimum import environment
 from partita.export.optimum.configs import for_4
 from partita.export.optimum.offer import offered
 from partita.export.options import ExportOptions
-from partita.package import check_files, read_manifest
+from partita.package.folder import check_files, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
 from tests.test_cli import child_environment

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.packed_attention import PASS
-from partita.export.weight_sources import checkpoint_weight, stored
+from partita.export.weights.sources import checkpoint_weight, stored
 from tests.conftest import TinyCheckpoint
 from tests.export.nets import Array, Net, context, operators, random, run
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from partita.package import TOLERANCES, read_manifest
+from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
 pytestmark = pytest.mark.environment("beside")  # minutes of exports
@@ -42,9 +42,9 @@ def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> lis
 def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill_chunk: int = 512) -> list[list[int]]:
     """Greedy tokens of our loop, per row."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.generate import generate
-    from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import greedy
+    from partita.runtime.generate.choice.sampling import greedy
+    from partita.runtime.generate.runner import load_runner
+    from partita.runtime.generate.steps import generate
 
     rows: list[list[int]] = [[] for _ in prompts]
     with load_runner(package, parse_chain("cpu")) as runner:
@@ -190,7 +190,7 @@ def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     """The known answer is long enough that prefill.onnx of a model that takes no padding runs."""
     from partita.errors import ParityError
     from partita.export.pipeline import ExportOptions, export
-    from partita.export.recurrence import delta_rule
+    from partita.export.trace.recurrence import delta_rule
     from partita.library.exporting import replay
     from tests.export.breadth import recipes
 
@@ -276,8 +276,8 @@ def test_a_wrong_graph_is_found(
     from dataclasses import replace
 
     from partita.errors import ParityError
-    from partita.export.attention import gqa
     from partita.export.pipeline import ExportOptions, export
+    from partita.export.trace.attention import gqa
     from partita.library.exporting import replay
 
     wrong = replace(gqa.LOWERING, emit=lambda call: gqa.emit(replace(call, softcap=0.0)))

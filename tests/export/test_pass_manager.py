@@ -12,13 +12,13 @@ import onnx_ir as ir
 import pytest
 
 from partita.cli import run as command_line
-from partita.contract import Port
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export import passes
 from partita.export.options import ExportOptions, check_options
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import PassError, run
-from partita.package import read_manifest
+from partita.package.contract import Port
+from partita.package.folder import read_manifest
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
 

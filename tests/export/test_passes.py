@@ -15,14 +15,14 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from partita.contract import Port
 from partita.dtypes import PRECISIONS
-from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import ORDER, gather_rows, rotary_tables, tied_head, transposed_weights
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
-from partita.export.spec import TraceSpec
-from partita.export.weight_sources import checkpoint_weight
+from partita.export.trace.spec import TraceSpec
+from partita.export.weights.sources import checkpoint_weight
+from partita.package.contract import Port
 from tests.conftest import TinyCheckpoint
 
 Feed = dict[str, npt.NDArray[Any]]

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export.opset17 import AXES_AS_INPUT, to_opset17
+from partita.export.graph.opset17 import AXES_AS_INPUT, to_opset17
 from partita.export.pipeline import ExportOptions, check_options
-from partita.package import TOLERANCES, read_manifest
+from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 from tests.export.test_parity import NEW_TOKENS, PROMPT, original_tokens, our_tokens
 

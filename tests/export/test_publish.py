@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from partita.errors import PackageError, ParityError, ResourceError
-from partita.export import known_answer
 from partita.export.pipeline import ExportOptions, export
-from partita.package import MANIFEST, Manifest, read_manifest
-from partita.package_records import Verification
+from partita.export.verify import known_answer
+from partita.package.folder import MANIFEST, Manifest, read_manifest
+from partita.package.records import Verification
 from tests.conftest import REPOSITORY, TinyCheckpoint
 
 ONE: dict[str, Any] = {"num_hidden_layers": 1}

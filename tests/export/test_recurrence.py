@@ -10,10 +10,11 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from partita.export.recurrence import recurrences
 
-from partita.export import hooks, recurrence
 from partita.export.pipeline import ExportOptions, export
-from partita.export.recurrence import delta_rule, recurrences, selective_scan, state_space_duality
+from partita.export.trace import hooks, recurrence
+from partita.export.trace.recurrence import delta_rule, selective_scan, state_space_duality
 from partita.library.exporting import replay
 from tests.conftest import TinyCheckpoint
 
@@ -155,7 +156,7 @@ ADDED = '''"""A recurrence that this test adds: a causal convolution, written as
 
 import torch
 
-from partita.export.recurrence.base import Recurrence
+from partita.export.trace.recurrence.base import Recurrence
 
 
 def shifted(hidden_states, weight, bias=None, activation=None, **keywords):
@@ -189,6 +190,6 @@ def test_a_new_recurrence_is_one_file(
     folder.mkdir()
     (folder / "added.py").write_text(ADDED)
     monkeypatch.setattr(recurrence, "__path__", [*recurrence.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.recurrence.added", None))
+    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.recurrence.added", None))
     assert "causal_conv1d_fn" in recurrences()
     assert "Conv" not in exported("after", verify=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export import hooks
-from partita.export.hooks import MaskFunction, MaskRule, classify_mask
 from partita.export.pipeline import ExportOptions, export
-from partita.package import Manifest
-from partita.package_records import Verification
+from partita.export.trace import hooks
+from partita.export.trace.hooks import MaskFunction, MaskRule, classify_mask
+from partita.package.folder import Manifest
+from partita.package.records import Verification
 from tests.export.breadth import recipes
 
 REFUSED = {

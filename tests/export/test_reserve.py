@@ -18,7 +18,7 @@ import pytest
 
 from partita.errors import PackageError
 from partita.export.publish import reserve
-from partita.package import MANIFEST, SCHEMA
+from partita.package.folder import MANIFEST, SCHEMA
 from tests.conftest import REPOSITORY
 
 NOWHERE = "/no/such/checkpoint"

@@ -42,7 +42,7 @@ def test_a_shared_trace_is_that_of_each(
 def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpoint: TinyCheckpoint) -> None:
     from transformers import AutoConfig
 
-    from partita.export.fake_model import build_fake_model
+    from partita.export.trace.fake_model import build_fake_model
 
     def decides(checkpoint: Path) -> tuple[object, ...]:
         config = AutoConfig.from_pretrained(checkpoint)

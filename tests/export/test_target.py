@@ -13,13 +13,13 @@ import pytest
 
 from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
-from partita.export import attention
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.export.trace import attention
 from partita.export.ways import Way, usual
 from partita.library.exporting import replay as replay_on_cpu
-from partita.package import Manifest, read_manifest
-from partita.package_records import Verification
+from partita.package.folder import Manifest, read_manifest
+from partita.package.records import Verification
 from tests.conftest import TinyCheckpoint
 
 SPOILS = {"gqa": "GroupQueryAttention", "onnx24": "TensorScatter", "primitives": "ScatterElements"}
@@ -187,7 +187,7 @@ def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny llama has equal widths; a lowering that says it cannot hold them stands in for one that cannot."""
-    from partita.export.attention import gqa
+    from partita.export.trace.attention import gqa
 
     def emit(call: Any) -> Any:
         raise UnsupportedModelError("layer 0 has something that gqa cannot write")
@@ -335,7 +335,7 @@ LOWERING_FILE = '''"""A lowering that this test adds: primitives under another n
 
 from dataclasses import replace
 
-from partita.export.attention.primitives import LOWERING as PRIMITIVES
+from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
 
 LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
 '''
@@ -348,7 +348,7 @@ def test_a_new_lowering_is_one_file(
     folder.mkdir()
     (folder / "added.py").write_text(LOWERING_FILE)
     monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.attention.added", None))
+    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
 
     assert completion.attentions("ad") == ["added"]
     assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from partita.export.fewer_rows import BATCH
-from partita.package import read_manifest
+from partita.export.graph.fewer_rows import BATCH
+from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
 

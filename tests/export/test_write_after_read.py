@@ -10,8 +10,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from partita.contract import State
 from partita.export.passes import write_after_read
+from partita.package.contract import State
 from tests.export.test_passes import NOTHING_KNOWN
 
 PAST, PRESENT = "before", "after"

@@ -15,8 +15,8 @@ from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.inspecting import read
 from partita.providers.resolve import parse_chain
-from partita.runtime.model_file import read_model_file
-from partita.runtime.runner import load_runner
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.place.model_file import read_model_file
 from tests.foreign.conftest import SAMPLES, Sample, changed
 
 
@@ -439,9 +439,9 @@ def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureF
 
 def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
     """What a step writes is compared with what it was given: a window that the graph cuts off is no growing cache."""
-    from partita.runtime.engine.loop import Engine
-    from partita.runtime.engine.request import Request
-    from partita.runtime.sampling import greedy
+    from partita.runtime.generate.choice.sampling import greedy
+    from partita.runtime.generate.loop import Engine
+    from partita.runtime.generate.request import Request
 
     def cut(model: onnx.ModelProto) -> None:
         renamed("present.0.key", "whole.key")(model)

@@ -15,7 +15,7 @@ from onnx import parser
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
-from tests.runtime.engine.test_cache import adding
+from tests.runtime.generate.test_cache import adding
 
 CONSTANTS = """int64[1] huge = {1000000}, int64[1] one = {1}, int64[1] zero = {0}, int64[1] least = {-8},
  int64[1] rows = {2}, int64 depth = {64}, float[2] values = {0, 1}, int64[4] four = {1, 1, -1, 1},
@@ -263,7 +263,7 @@ def test_names_that_say_nothing_of_what_is_kept(names: tuple[str, str], tmp_path
 def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: Path) -> None:
     """What one row has of it is no part along the first axis: that would be its keys, and its values would be lost."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.runner import load_runner
+    from partita.runtime.generate.runner import load_runner
 
     for layout, wanted in (("fused", True), ("gpt2", False)):
         folder = folder_of(GROWING[layout], tmp_path / layout)

@@ -128,10 +128,10 @@ def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample
     """Extending and going back: what comes is what a text read as a whole brings."""
     from partita.foreign.folder import open_folder
     from partita.providers.resolve import parse_chain
-    from partita.runtime.engine.loop import Engine
-    from partita.runtime.engine.request import Request
-    from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import greedy
+    from partita.runtime.generate.choice.sampling import greedy
+    from partita.runtime.generate.loop import Engine
+    from partita.runtime.generate.request import Request
+    from partita.runtime.generate.runner import load_runner
 
     folder = sample(layout)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:

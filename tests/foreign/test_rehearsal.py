@@ -16,13 +16,13 @@ import partita
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
-from partita.runtime.rehearsal import _differ
-from partita.runtime.runner import load_runner
+from partita.runtime.chain.rehearsal import _differ
+from partita.runtime.generate.runner import load_runner
 from tests.foreign.conftest import Sample
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import PROMPT as SAMPLE_PROMPT
-from tests.runtime.engine.test_cache import adding
+from tests.runtime.generate.test_cache import adding
 
 GROWING = """<ir_version: 10, opset_import: ["": 17]>
 g (int64[1,S] input_ids, {mask} attention_mask, float[1,1,P,1] past_key_0)

@@ -105,7 +105,7 @@ def test_longer_tables_and_positions_as_they_are_change_nothing(tmp_path: Path) 
 def test_a_table_that_is_cut_off_is_told_as_weights_are(tmp_path: Path) -> None:
     from partita.errors import PackageError
     from partita.providers.resolve import parse_chain
-    from partita.runtime.runner import load_runner
+    from partita.runtime.generate.runner import load_runner
 
     folder = with_tables(
         folder_of(INSIDE, 1, tmp_path / "cut", share_buffer=True, width=WIDTH), SHORT_AND_LONG, beside=True

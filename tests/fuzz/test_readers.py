@@ -23,24 +23,24 @@ from safetensors.numpy import save
 from partita.dtypes import storage
 from partita.errors import PartitaError
 from partita.explain.node_explanation import explain
-from partita.export.gguf.header import read_header
-from partita.export.weight_files import find_tensors
+from partita.export.checkpoint.gguf.header import read_header
+from partita.export.checkpoint.weight_files import find_tensors
 from partita.foreign.folder import open_folder
 from partita.library.batches.journal import Journal
 from partita.library.inspecting import read as inspect
-from partita.package import MANIFEST, check_files, read_manifest, record_file, write_manifest
+from partita.package.folder import MANIFEST, check_files, read_manifest, record_file, write_manifest
 from partita.partition_reports import storage as reports
 from partita.partition_reports.render.show import load_view, view_names
-from partita.runtime.engine.request import Prefix
-from partita.runtime.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
-from partita.runtime.onnx_model import read_onnx
-from partita.runtime.prefix_file import Said, read_prefix, read_said, write_prefix
+from partita.runtime.generate.prefix_file import Said, read_prefix, read_said, write_prefix
+from partita.runtime.generate.request import Prefix
+from partita.runtime.place.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
+from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
 from tests.gguf_files import save_settings
 from tests.library.batches.test_journal import RUN, answer
+from tests.package.test_folder import example_manifest
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
-from tests.test_package import example_manifest
 
 SECONDS = 3.0
 """Time of the processor for one file, on a slow machine."""

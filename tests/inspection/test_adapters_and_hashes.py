@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 import partita
 from partita.cli import run
 from partita.errors import UsageError
-from partita.package import AdapterRecord, FileRecord, read_manifest, write_manifest
+from partita.package.folder import AdapterRecord, FileRecord, read_manifest, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
 from tests.inspection.graphs import model, save

@@ -21,7 +21,7 @@ from partita.errors import PackageError
 from partita.inspection.records import Inspection
 from partita.inspection.texts import how_kept
 from partita.library.inspecting import read
-from partita.package import MANIFEST, read_manifest
+from partita.package.folder import MANIFEST, read_manifest
 from partita.partition_reports.render.show import load_view
 from partita.runtime.contents.build import licence_of
 from partita.runtime.contents.light import read_light

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import partita
-from partita.contract import AdapterInput
 from partita.errors import GenerationError, UsageError
 from partita.foreign.folder import AS_IT_IS
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import BatchOptions, Engine
+from partita.library.engine.base import BatchOptions, Engine
+from partita.library.engine.requests import Work
 from partita.library.loading import open_engine
-from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.package import adapter_file, read_manifest, write_manifest
+from partita.package.contract import AdapterInput
+from partita.package.folder import adapter_file, read_manifest, write_manifest
 from partita.runtime.ort.adapters import read_adapter
 from tests.runtime.handmade import ALL, VOCAB, adapter, handmade, known_tokens
 

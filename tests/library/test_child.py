@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 import partita
-from partita.library.engine import BatchOptions
+from partita.library.engine.base import BatchOptions
+from partita.library.engine.remote import RemoteEngine
+from partita.library.engine.speculation import NO_SPECULATION
 from partita.library.generation import Generation
-from partita.library.remote import RemoteEngine
-from partita.library.speculation import NO_SPECULATION
 from partita.providers.resolve import parse_chain
 from tests.conftest import REPOSITORY, require
 
@@ -71,7 +71,7 @@ def test_ctrl_c_while_it_answers_costs_that_answer_alone(lasting, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=50, stop_token_ids=())
     next(generation)
     with monkeypatch.context() as patch:
-        patch.setattr("partita.library.remote._Inbox.get", press_ctrl_c)
+        patch.setattr("partita.library.engine.remote._Inbox.get", press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             next(generation)
     assert list(generation) == [] and generation.finish_reason == "interrupted"

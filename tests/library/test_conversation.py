@@ -11,12 +11,12 @@ import pytest
 from partita.errors import GenerationError
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.conversation import Conversation
-from partita.library.engine import BatchOptions
-from partita.library.local import LocalEngine
-from partita.library.requests import Work
+from partita.library.engine.base import BatchOptions
+from partita.library.engine.local import LocalEngine
+from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
-from partita.package import read_manifest
-from partita.runtime.engine.loop import Engine as Loop
+from partita.package.folder import read_manifest
+from partita.runtime.generate.loop import Engine as Loop
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import BatchOptions, ReportRequest
-from partita.library.local import LocalEngine
-from partita.library.requests import Work
+from partita.library.engine.base import BatchOptions, ReportRequest
+from partita.library.engine.local import LocalEngine
+from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
-from partita.package import read_manifest
-from partita.runtime.engine import recorder
+from partita.package.folder import read_manifest
+from partita.runtime.generate.record import recorder
 from partita.runtime.ort import binding
 from tests.memory import native_bytes, python_blocks, slope
 from tests.runtime.handmade import VOCAB, handmade

@@ -22,7 +22,7 @@ import pytest
 import partita
 from partita.errors import UsageError
 from partita.library.edge import public
-from partita.library.local import LocalEngine
+from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
 
@@ -146,7 +146,7 @@ def test_it_verifies_itself(model):
 def test_a_package_that_computes_something_else_is_a_verification_error(package, own_copy):
     from safetensors.numpy import load_file, save_file
 
-    from partita.package import KNOWN_ANSWER, sha256_of
+    from partita.package.folder import KNOWN_ANSWER, sha256_of
 
     folder = own_copy(package)
     answer = load_file(folder / KNOWN_ANSWER)
@@ -256,7 +256,7 @@ def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
 
 
 def test_ctrl_c_in_the_experiments_is_ctrl_c_and_a_report_without_them_can_be_had(model, monkeypatch):
-    monkeypatch.setattr("partita.library.local.probe_package", interrupted_experiments)
+    monkeypatch.setattr("partita.library.engine.local.probe_package", interrupted_experiments)
     tokens(model)
     with pytest.raises(KeyboardInterrupt):
         model.report()
@@ -825,7 +825,7 @@ def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, mo
     def fails(*args, **named):
         raise IndexError("no such piece")
 
-    monkeypatch.setattr("partita.runtime.text.TextStream.push", fails)
+    monkeypatch.setattr("partita.runtime.generate.text.tokens.TextStream.push", fails)
     with pytest.raises(partita.GenerationError, match="make no text: IndexError: no such piece"):
         generation.run()
     assert generation.over and generation.tokens == before and generation.finish_reason == "error"
@@ -852,6 +852,6 @@ def test_saving_a_prefix_leaves_nothing_to_report(model, tmp_path):
 def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monkeypatch):
     """Graphs of other exporters may give those of the last token of a step alone."""
     with partita.load(package, "cpu") as model:
-        monkeypatch.setattr("partita.runtime.engine.planner._wanted_positions", lambda *given: (0,))
+        monkeypatch.setattr("partita.runtime.generate.planner._wanted_positions", lambda *given: (0,))
         with pytest.raises(partita.GenerationError, match=r"gives logits at 0 of the \d+ tokens .* a row ends at \d+"):
             model.generate("return the value", max_new_tokens=2).run()

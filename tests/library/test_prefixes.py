@@ -62,7 +62,7 @@ def test_a_prefix_whose_logits_are_no_numbers_is_not_written(
 ) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         with monkeypatch.context() as patch:
-            patch.setattr("partita.runtime.engine.loop.np.isfinite", lambda value: False)
+            patch.setattr("partita.runtime.generate.loop.np.isfinite", lambda value: False)
             with pytest.raises(partita.GenerationError, match="not finite"):
                 model.save_prefix(tmp_path / "prefix", BEGIN)
         assert not (tmp_path / "prefix").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 from tests.export.breadth import recipes
 from tests.optimum.conftest import ROUNDED, TYPES, Ask, generated, known
 

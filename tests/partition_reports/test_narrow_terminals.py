@@ -24,7 +24,7 @@ from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.render.show import print_text
 from partita.partition_reports.views import brief, text
-from partita.runtime.advice import rows_of
+from partita.runtime.chain.advice import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
 from tests.partition_reports import changed, pages

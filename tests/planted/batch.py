@@ -21,7 +21,7 @@ from typing import Any
 
 AT_A_TIME = 2
 FORKED = "forked"
-IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.storage")
+IMPORTED = ("onnx", "partita.commands.place", "partita.library.place.place_run", "partita.partition_reports.storage")
 PACKAGES = (
     "partita.diagnosis.reasons",
     "partita.providers",
@@ -31,14 +31,14 @@ PACKAGES = (
 WORKER = "partita.runtime.worker"
 IN_PLACING = (
     f"{WORKER}.child",
-    "partita.library.jobs",
-    "partita.library.dry_run",
-    "partita.library.place_run",
+    "partita.library.engine.jobs",
+    "partita.library.place.dry_run",
+    "partita.library.place.place_run",
     "numpy.random",
     "partita.diagnosis.why",
-    "partita.library.probing",
+    "partita.library.place.probing",
     "partita.partition_reports.storage",
-    "partita.runtime.place",
+    "partita.runtime.place.run_phases",
 )
 """And what its process imports besides."""
 

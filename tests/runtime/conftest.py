@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from partita.providers.resolve import parse_chain
-from partita.runtime.runner import Runner, load_runner
+from partita.runtime.generate.runner import Runner, load_runner
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.runtime.handmade import handmade
 

@@ -27,8 +27,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from partita.contract import AdapterInput, GraphFile, Port, Role, State
-from partita.package import (
+from partita.package.contract import AdapterInput, GraphFile, Port, Role, State
+from partita.package.folder import (
     KNOWN_ANSWER,
     AdapterRecord,
     Graph,
@@ -38,7 +38,7 @@ from partita.package import (
     record_file,
     write_manifest,
 )
-from partita.package_records import Verification
+from partita.package.records import Verification
 from partita.runtime.ort.adapters import write_adapter
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9

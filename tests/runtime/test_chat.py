@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from partita.errors import GenerationError, PackageError
-from partita.runtime import chat_templates
-from partita.runtime.text import TooLongError, load_text
+from partita.runtime.generate.text import chat_templates
+from partita.runtime.generate.text.tokens import TooLongError, load_text
 
 STRINGS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -160,7 +160,7 @@ def test_a_template_of_a_mebibyte_is_too_long(package_copy):
 
 
 def test_a_conversation_that_makes_too_long_a_text_is_told_so(package_copy, monkeypatch):
-    monkeypatch.setattr("partita.runtime.text.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("partita.runtime.generate.text.tokens.MOST_BYTES", 1 << 20)
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS + "{{ 'a' * 1000000 }}")
     text = load_text(folder)

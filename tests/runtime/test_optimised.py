@@ -11,14 +11,21 @@ import pytest
 
 from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
-from partita.runtime import place, run_facts
-from partita.runtime.chain import chain_entry
+from partita.runtime.chain.open_chain import chain_entry
+from partita.runtime.chain.pins import parse_pins
+from partita.runtime.generate.record import run_facts
+from partita.runtime.generate.record.run_facts import (
+    LIMIT_BYTES,
+    add_optimised,
+    difference,
+    with_captured,
+    with_optimised,
+)
 from partita.runtime.machine import environment
-from partita.runtime.model_file import graph_node
 from partita.runtime.ort.session import NativeFailureError
-from partita.runtime.pins import parse_pins
-from partita.runtime.run_facts import LIMIT_BYTES, add_optimised, difference, with_captured, with_optimised
-from tests.runtime.test_place import placed, where, written
+from partita.runtime.place import run_phases as place
+from partita.runtime.place.model_file import graph_node
+from tests.runtime.place.test_run_phases import placed, where, written
 
 NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
 <float[4] g = {1,1,1,1}, float[4] b = {1,1,1,1}, float two = {2}> {

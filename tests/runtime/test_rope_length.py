@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from partita.package import read_manifest, write_manifest
+from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.request import Request
-from partita.runtime.generate import generate
-from partita.runtime.run_facts import run_facts
-from partita.runtime.runner import load_runner
-from partita.runtime.verify import replay
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.record.run_facts import run_facts
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.generate.steps import generate
+from partita.runtime.verify.replay import replay
 from tests.runtime.handmade import PHASES, handmade
 
 CPU = parse_chain("cpu")

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.package import read_manifest, write_manifest
+from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.cache.in_place import RecurrentStates
-from partita.runtime.generate import generate
+from partita.runtime.generate.cache.in_place import RecurrentStates
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.record.run_facts import run_facts
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.generate.steps import generate
 from partita.runtime.ort.buffers import host_buffer
-from partita.runtime.place import run_package
-from partita.runtime.run_facts import run_facts
-from partita.runtime.runner import load_runner
-from partita.runtime.sampling import greedy
-from partita.runtime.verify import replay
+from partita.runtime.place.run_phases import run_package
+from partita.runtime.verify.replay import replay
 from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
 
 CPU = parse_chain("cpu")

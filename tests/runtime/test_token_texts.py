@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from partita.errors import GenerationError
-from partita.runtime.text import PlainTokenizer, Text
+from partita.runtime.generate.text.tokens import PlainTokenizer, Text
 
 
 def tokenizer(folder: Path, model: dict[str, object], **others: object) -> Text:

@@ -10,8 +10,8 @@ from onnx import parser
 
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.variant import node_variant
-from partita.runtime.onnx_model import read_onnx
-from partita.runtime.tensor_types import element_of, sizes_of, tensor_types
+from partita.runtime.place.onnx_model import read_onnx
+from partita.runtime.place.tensor_types import element_of, sizes_of, tensor_types
 
 NORMALISED = (
     '<ir_version: 10, opset_import: ["" : 21]>\n'

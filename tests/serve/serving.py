@@ -19,9 +19,9 @@ import pytest
 from partita.check.limits import Limits
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.options.groups import Process
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 from partita.serve.app import Endpoints, guarded, make_app
 from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics

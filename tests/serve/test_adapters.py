@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from partita.errors import PackageError, UsageError
-from partita.package import adapter_file, read_manifest, record_file, write_manifest
+from partita.package.folder import adapter_file, read_manifest, record_file, write_manifest
 from partita.serve.app import model_names
 from tests.conftest import require
 from tests.runtime.handmade import VOCAB, handmade, known_tokens

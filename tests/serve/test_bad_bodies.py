@@ -295,7 +295,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized_whole(server, 
 
 
 def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatch):
-    monkeypatch.setattr("partita.runtime.chat_templates.RENDER_SECONDS", 1.0)
+    monkeypatch.setattr("partita.runtime.generate.text.chat_templates.RENDER_SECONDS", 1.0)
     full = server.models["tiny"].reading.text._full.native
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with monkeypatch.context() as patch:

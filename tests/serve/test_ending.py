@@ -14,14 +14,14 @@ import httpx2 as httpx
 import pytest
 
 from partita.errors import ProviderError
-from partita.runtime.engine.loop import Engine as Loop
+from partita.runtime.generate.loop import Engine as Loop
 from partita.serve.gate import ServerLimits
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
 
 SLOW = """
 import os, time
-from partita.runtime.engine.loop import Engine as Loop
+from partita.runtime.generate.loop import Engine as Loop
 step = Loop.step
 def slowly(self):
     if os.path.exists(os.environ["SLOW"]):

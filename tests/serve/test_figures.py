@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import partita
 from partita.check.limits import Limits
 from partita.diagnosis.records import Fallback
-from partita.library.engine import ReportRequest
-from partita.library.local import LocalEngine
+from partita.library.engine.base import ReportRequest
+from partita.library.engine.local import LocalEngine
 from partita.library.run_report import make_report
 from partita.observations.records import Probing
 from partita.partition_reports.records import Report
@@ -105,15 +105,15 @@ def test_a_report_opens_no_session_and_stops_no_generation(
 
     with running({"tiny": package}, process=process) as server, ThreadPoolExecutor(1) as pool:
         module = "local" if process == "this" else "remote"
-        monkeypatch.setattr("partita.library.local.with_optimised", None)
-        monkeypatch.setattr(f"partita.library.{module}.make_report", slow)
+        monkeypatch.setattr("partita.library.engine.local.with_optimised", None)
+        monkeypatch.setattr(f"partita.library.engine.{module}.make_report", slow)
         server.models["tiny"]._report_at = -1e9
         report = pool.submit(server.get, "/report")
         assert begun.wait(60)
         assert server.post("/v1/completions", BODY).status_code == 200
         goes_on.set()
         assert report.result().status_code == 200
-        monkeypatch.setattr(f"partita.library.{module}.make_report", None)
+        monkeypatch.setattr(f"partita.library.engine.{module}.make_report", None)
         assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
 
 

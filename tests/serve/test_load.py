@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from partita.runtime.engine import recorder
+from partita.runtime.generate.record import recorder
 from partita.serve.gate import ServerLimits
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, raw, request_bytes, running, until

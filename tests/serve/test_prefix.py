@@ -8,8 +8,8 @@ import pytest
 
 from partita import cli
 from partita.errors import GenerationError
-from partita.library.requests import Ticket, Work
-from partita.runtime.prefix_file import read_said
+from partita.library.engine.requests import Ticket, Work
+from partita.runtime.generate.prefix_file import read_said
 from partita.serve.served import Deliver, Served
 from tests.serve.serving import SYSTEM, Running, running
 
@@ -53,7 +53,7 @@ def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tm
         running({"tiny": package}, prefix=tmp_path),
     ):
         pass
-    monkeypatch.setattr("partita.library.local.identity", lambda *_: "another")
+    monkeypatch.setattr("partita.library.engine.local.identity", lambda *_: "another")
     with pytest.raises(GenerationError, match="of another package"), running({"tiny": package}, prefix=prefix):
         pass
     monkeypatch.undo()

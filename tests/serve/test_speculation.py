@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.library.speculation import Speculation
+from partita.library.engine.speculation import Speculation
 from tests.drafts import always_draft, knowing
 from tests.serve.serving import running
 

@@ -90,7 +90,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     apart: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load balancer sends no request to a server whose /health is 503."""
-    monkeypatch.setattr("partita.library.remote.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("partita.library.engine.remote.RETRY_SECONDS", 0.2)
     served = apart.models["tiny"]
     nodes = served._metrics.nodes.labels("tiny", "decode", "GPU")
     nodes.set(7)  # as of sessions that are gone

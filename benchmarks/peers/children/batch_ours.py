@@ -15,11 +15,11 @@ def opener() -> Open:
     import onnxruntime  # noqa: F401, RUF100
 
     from partita.library.chain import ChainOptions, read_chain_options
-    from partita.library.engine import BatchOptions
-    from partita.library.local import LocalEngine
-    from partita.library.requests import Work
+    from partita.library.engine.base import BatchOptions
+    from partita.library.engine.local import LocalEngine
+    from partita.library.engine.requests import Work
     from partita.library.sampling import Sampling
-    from partita.package import read_manifest
+    from partita.package.folder import read_manifest
 
     class Ours:
         def __init__(self, engine: LocalEngine) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.peers.children.serving import Open, Opened, captures, provider, serve
 
 if TYPE_CHECKING:
-    from partita.package_records import PackedKind
+    from partita.package.records import PackedKind
 
 
 def _kind(kind: PackedKind) -> str:
@@ -23,11 +23,11 @@ def opener() -> Open:
     import onnx  # noqa: F401, RUF100 - imports are not to count as loading a model
     import onnxruntime  # noqa: F401, RUF100
 
-    from partita.package import read_manifest
+    from partita.package.folder import read_manifest
     from partita.providers.resolve import parse_chain
-    from partita.runtime.generate import generate
-    from partita.runtime.runner import Runner, load_runner
-    from partita.runtime.sampling import Sampler, greedy
+    from partita.runtime.generate.choice.sampling import Sampler, greedy
+    from partita.runtime.generate.runner import Runner, load_runner
+    from partita.runtime.generate.steps import generate
 
     class Ours:
         def __init__(self, runner: Runner) -> None:

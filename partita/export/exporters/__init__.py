@@ -13,8 +13,8 @@ from partita.errors import UsageError
 from partita.export.exporters.base import Attempts, Exported, Exporter
 
 if TYPE_CHECKING:
+    from partita.export.checkpoint.stored_formats import Quantised
     from partita.export.options import ExportOptions
-    from partita.export.stored_formats import Quantised
 
 __all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names", "refuse_unable"]
 

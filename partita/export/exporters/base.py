@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx_ir as ir
 
-    from partita.contract import Contract
-    from partita.export.checkpoint import Checkpoint
-    from partita.export.known_answer import KnownAnswer
+    from partita.export.checkpoint.description import Checkpoint
     from partita.export.options import ExportOptions
     from partita.export.progress import Stage
     from partita.export.target import Target
+    from partita.export.verify.known_answer import KnownAnswer
     from partita.export.work import Work
-    from partita.package import AdapterRecord
-    from partita.package_records import (
+    from partita.package.contract import Contract
+    from partita.package.folder import AdapterRecord
+    from partita.package.records import (
         Calibration,
         NarrowWeights,
         PackedKind,

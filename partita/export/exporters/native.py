@@ -7,40 +7,40 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from partita.contract import Contract, GraphFile, Port
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export import weights
-from partita.export.adapters.branches import Adapters, Switched, parameters, switched
-from partita.export.adapters.files import Adapter, read_adapter
-from partita.export.adapters.merge import merged
-from partita.export.adapters.record import adapter_record
-from partita.export.attention import GROWING
-from partita.export.checkpoint import Checkpoint
+from partita.export.checkpoint.adapters.branches import Adapters, Switched, parameters, switched
+from partita.export.checkpoint.adapters.files import Adapter, read_adapter
+from partita.export.checkpoint.adapters.merge import merged
+from partita.export.checkpoint.adapters.record import adapter_record
+from partita.export.checkpoint.config_values import named
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.stored_precision import check_merged, keeps_codes, takes_stored
+from partita.export.checkpoint.ties import untie
 from partita.export.choosing import Choices, Choosing, Unasked
-from partita.export.config_values import named
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
-from partita.export.fake_model import FakeModel, build_fake_model
-from partita.export.fewer_rows import BATCH, freeing
-from partita.export.mixes import Mixes, check_size
-from partita.export.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
+from partita.export.graph.fewer_rows import BATCH, freeing
 from partita.export.options import ExportOptions, max_length
 from partita.export.progress import stage
-from partita.export.quantisation import calibration
-from partita.export.quantisation.as_stored import AsStored
-from partita.export.quantisation.keep import paths
-from partita.export.quantisation.plan import make_plan
-from partita.export.quantisation.prefill import prefill_plan
-from partita.export.quantisation.summary import summary
-from partita.export.running import CPU
-from partita.export.stored_precision import check_merged, keeps_codes, takes_stored
+from partita.export.quantise.keep import paths
+from partita.export.quantise.mixes import Mixes, check_size
+from partita.export.quantise.plan import make_plan
+from partita.export.quantise.rounding import calibration
+from partita.export.quantise.summary import summary
+from partita.export.quantise.write.as_stored import AsStored
+from partita.export.quantise.write.prefill import prefill_plan
 from partita.export.target import Target
-from partita.export.ties import untie
+from partita.export.trace.attention import GROWING
+from partita.export.trace.fake_model import FakeModel, build_fake_model
+from partita.export.verify.running import CPU
 from partita.export.ways import AUTO, Way, every_way
+from partita.export.weights import external_data as weights
+from partita.export.weights.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
 from partita.export.work import Work, tell
 from partita.observations.text_format import listing
-from partita.package_records import PrefillChoice, TargetRecord, Verification
+from partita.package.contract import Contract, GraphFile, Port
+from partita.package.records import PrefillChoice, TargetRecord, Verification
 
 REPORT = "; nothing was written, please report this model"
 

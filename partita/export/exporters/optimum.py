@@ -12,10 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.contract import Contract
 from partita.errors import UsageError
-from partita.export import known_answer
-from partita.export.checkpoint import Checkpoint
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.weight_files import few
 from partita.export.exporters.base import Exported, Exporter
 from partita.export.optimum import environment
 from partita.export.optimum.configs import view_for_4
@@ -23,9 +22,10 @@ from partita.export.optimum.graphs import contract_of, load, vocabulary, weights
 from partita.export.options import WINDOW, ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
-from partita.export.weight_files import few
+from partita.export.verify import known_answer
 from partita.export.work import Work
-from partita.package_records import TargetRecord, Verification
+from partita.package.contract import Contract
+from partita.package.records import TargetRecord, Verification
 
 NAME = "optimum"
 HOW = "for no lowering: optimum writes one graph for all"

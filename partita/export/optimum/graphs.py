@@ -12,9 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import UnsupportedModelError
-from partita.export.element_types import of_ir
+from partita.export.graph.element_types import of_ir
+from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 
 FILE = "model.onnx"
 ROLES: dict[str, Role] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from partita.errors import ParityError, PartitaError, UnsupportedModelError, UsageError
-from partita.export.checkpoint import Checkpoint
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.exporters import exporter, refuse_unable
 from partita.export.optimum.environment import MAKE, find
 from partita.export.options import AUTO, ExportOptions

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 Array = npt.NDArray[Any]
 Compute = Callable[[ir.Node, list[Array]], Array | list[Array]]

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from partita.export.passes.base import PassContext
 from partita.export.target import Question, TakesEach
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 IR_VERSION = 10
 SMALL = 64

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from partita.contract import Port, Role, State
 from partita.errors import PartitaError
-from partita.export.attention.base import Fused
+from partita.export.trace.attention.base import Fused
+from partita.package.contract import Port, Role, State
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from partita.dtypes import Precision
-    from partita.export.spec import TraceSpec
     from partita.export.target import Target
+    from partita.export.trace.spec import TraceSpec
 
 
 def nothing(node: ir.Node) -> bool:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import constant, drop_unused_initializers, only_consumer
-from partita.export.weight_sources import StoredPart, stored
+from partita.export.weights.sources import StoredPart, stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:

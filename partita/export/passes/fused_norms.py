@@ -29,7 +29,7 @@ from partita.export.passes.arithmetic import UnknownError, computed
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.regions import above, below, last_size, nodes_between, numbers_in, same_type, weights_in
 from partita.export.passes.rewriting import added, constant, discard, drop_unused_initializers, stand_in
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 Array = npt.NDArray[Any]
 REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceL2"})

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from partita.errors import PartitaError
-from partita.export.node_names import MODULE
+from partita.export.graph.node_names import MODULE
 from partita.export.passes.base import OverNodeError, Pass, PassContext
 
 Face = tuple[tuple[str | None, str, str], ...]

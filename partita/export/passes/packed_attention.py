@@ -32,7 +32,7 @@ from partita.export.passes.rewriting import (
 )
 from partita.export.passes.rotary_attention import ATTENTION
 from partita.export.passes.views import VIEWS
-from partita.export.weight_sources import StoredPart, stored
+from partita.export.weights.sources import StoredPart, stored
 
 CUTS = frozenset({"Slice", "Split", "Gather", *VIEWS})
 BETWEEN = frozenset({"SimplifiedLayerNormalization", "BranchwiseRMSNorm", *VIEWS})

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 MOST = 48
 """Nodes of the largest region that is looked at: anything that a pass replaces is far smaller."""

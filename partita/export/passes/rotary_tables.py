@@ -26,7 +26,7 @@ from onnx.reference.op_run import OpRun
 
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import drop_unused_initializers, stand_in
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 WAVES = frozenset({"Cos", "Sin"})
 MOVES = frozenset(

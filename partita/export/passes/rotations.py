@@ -25,7 +25,7 @@ import onnx_ir as ir
 from partita.export.passes.arithmetic import Array, UnknownError, computed
 from partita.export.passes.regions import above, last_size, nodes_between, same_type
 from partita.export.passes.rewriting import added
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 PARTS = frozenset(
     {

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import only_consumer, replace, take_names
-from partita.export.weight_sources import stored
+from partita.export.weights.sources import stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:

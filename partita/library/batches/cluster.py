@@ -31,8 +31,8 @@ from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check
 from partita.library.batches.running import answers
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.contents import contents_hash
-from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.package import Manifest
+from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.package.folder import Manifest
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import captured_output

@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.requests import Answer, Work, conversations, is_list, stops_in
+from partita.library.engine.requests import Answer, Work, conversations, is_list, stops_in
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
 from partita.options.fields import checked, described
 from partita.options.sampling import GREEDY
-from partita.runtime.chat_templates import OTHER_NAMES, Message
-from partita.runtime.logprobs import TokenLogprobs
-from partita.runtime.prefix_file import Said, ids_after, prompt_after, system_of
-from partita.runtime.stop_strings import check_stops
-from partita.runtime.text import Text
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.prefix_file import Said, ids_after, prompt_after, system_of
+from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message
+from partita.runtime.generate.text.stop_strings import check_stops
+from partita.runtime.generate.text.tokens import Text
 
 PROMPTS = ("prompt", "messages", "tokens")
 """A row has one of them."""

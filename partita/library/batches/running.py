@@ -29,15 +29,15 @@ from partita.library.batches.reading import (
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, check_defaults, failed, work_of
 from partita.library.contents import contents_hash
 from partita.library.edge import public
-from partita.library.engine import Engine
+from partita.library.engine.base import Engine
+from partita.library.engine.requests import Piece, Ticket, options, stops
 from partita.library.model import Model
-from partita.library.requests import Piece, Ticket, options, stops
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.records import Record
 from partita.observations.text_format import plural
 from partita.options.generation import TokenIds
-from partita.runtime.logprobs import TokenLogprobs
-from partita.runtime.text import Text
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.text.tokens import Text
 
 AHEAD = 64
 """Rows that wait in the engine at least."""

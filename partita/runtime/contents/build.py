@@ -32,10 +32,10 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_records
 from partita.observations.text_format import nats
-from partita.package import MANIFEST, FileRecord, Manifest, inside, left_out, linked_sha256, sha256_of
+from partita.package.folder import MANIFEST, FileRecord, Manifest, inside, left_out, linked_sha256, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.modules import UNKNOWN, Stored, module_precisions
-from partita.runtime.onnx_model import PROTOBUF_LIMIT_BYTES
+from partita.runtime.place.onnx_model import PROTOBUF_LIMIT_BYTES
 
 LARGEST = 8
 """Tensors in the list of the largest."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.contract import Contract
 from partita.errors import PackageError
 from partita.inspection.records import GraphFacts, OperatorCount, PortFacts
-from partita.package import inside, refuse_absent, unreadable
+from partita.package.contract import Contract
+from partita.package.folder import inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.light import read_light
 from partita.runtime.contents.modules import UNKNOWN, Stored, Weight, beside, initializers, weights_in
-from partita.runtime.model_file import all_nodes, data_files
-from partita.runtime.onnx_model import read_port
+from partita.runtime.place.model_file import all_nodes, data_files
+from partita.runtime.place.onnx_model import read_port
 
 if TYPE_CHECKING:
     import onnx

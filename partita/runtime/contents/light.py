@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.capped import MOST_BYTES, check_size
-from partita.runtime.model_file import bytes_for_text
+from partita.runtime.place.model_file import bytes_for_text
 
 if TYPE_CHECKING:
     import onnx

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from partita import dtypes
 from partita.inspection.records import ModulePrecision
-from partita.runtime.model_file import all_nodes, bodies, graph_node
+from partita.runtime.place.model_file import all_nodes, bodies, graph_node
 
 if TYPE_CHECKING:
     import onnx

@@ -11,7 +11,7 @@ from partita.runtime.lab.change import Change, Idea, operator_of, optional_outpu
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import Variant
-from partita.runtime.tensor_types import rank_of
+from partita.runtime.place.tensor_types import rank_of
 
 if TYPE_CHECKING:
     import onnx

@@ -11,8 +11,8 @@ from partita.observations.facts import COMBINED, Swap
 from partita.runtime.lab.schema import Operator, Slot, find_operator
 from partita.runtime.lab.values import constant_of
 from partita.runtime.lab.variant import Feed, Variant, is_signed, size_of, variant_model, zeros
-from partita.runtime.model_file import reads
-from partita.runtime.tensor_types import (
+from partita.runtime.place.model_file import reads
+from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
     is_fixed,

@@ -14,6 +14,7 @@ from partita.diagnosis.probe_verdict import helps
 from partita.observations.facts import AS_IS, COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
 from partita.observations.text_format import plural
 from partita.providers.base import Option
+from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation, operator_of
 from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combined, factors, kind_of, single
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
@@ -30,9 +31,8 @@ from partita.runtime.lab.variant import (
     variant_model,
     with_original,
 )
-from partita.runtime.model_file import bodies
-from partita.runtime.provider_check import PROBE_MODEL
-from partita.runtime.tensor_types import element_of, tensor_types
+from partita.runtime.place.model_file import bodies
+from partita.runtime.place.tensor_types import element_of, tensor_types
 
 if TYPE_CHECKING:
     import onnx

@@ -25,7 +25,7 @@ from partita.runtime.lab.change import (
 from partita.runtime.lab.schema import OLDEST_OPSET, Operator, history
 from partita.runtime.lab.type_factors import other_types
 from partita.runtime.lab.variant import Variant, variant_model
-from partita.runtime.tensor_types import element_of, is_fixed, padded_sizes, rank_of, sizes_of, tensor_types
+from partita.runtime.place.tensor_types import element_of, is_fixed, padded_sizes, rank_of, sizes_of, tensor_types
 
 if TYPE_CHECKING:
     import onnx

@@ -11,8 +11,8 @@ from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
 from partita.runtime.lab.schema import find_operator, plain_domain
 from partita.runtime.lab.values import constant_of
 from partita.runtime.lab.variant import Variant, node_variant, part_model
-from partita.runtime.model_file import all_nodes
-from partita.runtime.tensor_types import sizes_of, tensor_type
+from partita.runtime.place.model_file import all_nodes
+from partita.runtime.place.tensor_types import sizes_of, tensor_type
 
 if TYPE_CHECKING:
     import onnx

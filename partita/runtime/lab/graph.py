@@ -14,9 +14,9 @@ from partita import dtypes
 from partita.observations.names import INLINED
 from partita.runtime.lab.schema import plain_domain
 from partita.runtime.lab.values import find_constants, known_values, without_defaults
-from partita.runtime.model_file import all_graphs, all_nodes, bodies, defines
-from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.tensor_types import is_fixed, sizes_of, tensor_type, tensor_types
+from partita.runtime.place.model_file import all_graphs, all_nodes, bodies, defines
+from partita.runtime.place.onnx_model import OnnxModel
+from partita.runtime.place.tensor_types import is_fixed, sizes_of, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx

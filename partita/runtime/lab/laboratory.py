@@ -24,10 +24,10 @@ from partita.observations.native_text import FULL, cut
 from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.placement import Instead, Placement
 from partita.runtime.lab.variant import zeros_needed
 from partita.runtime.ort.registry import ep_devices, hardware, ort_build
-from partita.runtime.provider_check import PROBE_MODEL
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 if TYPE_CHECKING:

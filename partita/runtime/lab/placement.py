@@ -86,7 +86,7 @@ class State:
 
 def start(described: Mapping[str, Any]) -> str:
     """Start the provider; why it cannot be tested, else empty."""
-    from partita.runtime.settling import registered
+    from partita.runtime.chain.settling import registered
 
     try:
         if os.environ.get(BUILD_VARIABLE):

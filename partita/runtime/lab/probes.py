@@ -19,8 +19,8 @@ from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy, any_of
-from partita.runtime.advice import export_anew
-from partita.runtime.chain import ChainError, chain_entry, not_all_on
+from partita.runtime.chain.advice import export_anew
+from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options, one_of_each_first
 from partita.runtime.lab.functions import Functions
@@ -28,9 +28,9 @@ from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.surroundings import holder_in_run, neighbourhoods
 from partita.runtime.lab.variant import fingerprint, identity, node_variant, part_model, variant_model
-from partita.runtime.model_file import all_nodes, bodies
-from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
+from partita.runtime.place.model_file import all_nodes, bodies
+from partita.runtime.place.onnx_model import OnnxModel
 
 if TYPE_CHECKING:
     import onnx

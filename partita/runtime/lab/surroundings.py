@@ -11,8 +11,8 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.text_format import name_some
 from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.variant import AUXILIARY, NODE, Variant, finish, part_model, variant_graph, zeros_needed
-from partita.runtime.model_file import all_nodes, bodies, reads
-from partita.runtime.tensor_types import tensor_type
+from partita.runtime.place.model_file import all_nodes, bodies, reads
+from partita.runtime.place.tensor_types import tensor_type
 
 if TYPE_CHECKING:
     import onnx

@@ -254,7 +254,7 @@ def _newest_opset(lab: Lab) -> int | None:
 
 def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter[Types]]:
     """How many nodes of a model have which version of an operator, in which types."""
-    from partita.runtime.onnx_model import read_onnx
+    from partita.runtime.place.onnx_model import read_onnx
 
     graph = cut_graph(read_onnx(path), {})
     kinds = {**graph.fixed, **graph.types}

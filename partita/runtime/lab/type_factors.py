@@ -16,7 +16,7 @@ from partita.observations.facts import Swap
 from partita.runtime.lab.change import Change, Idea, cast, operator_of
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import Feed, Variant
-from partita.runtime.tensor_types import element_of, is_small
+from partita.runtime.place.tensor_types import element_of, is_small
 
 if TYPE_CHECKING:
     import onnx

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from partita.runtime.model_file import all_graphs, all_nodes
-from partita.runtime.tensor_types import is_fixed, is_small
+from partita.runtime.place.model_file import all_graphs, all_nodes
+from partita.runtime.place.tensor_types import is_fixed, is_small
 
 if TYPE_CHECKING:
     import onnx

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called, free_names, inner_names, rename
 from partita.runtime.lab.schema import plain_domain
-from partita.runtime.model_file import all_graphs, bodies, reads
-from partita.runtime.tensor_types import (
+from partita.runtime.place.model_file import all_graphs, bodies, reads
+from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
     is_fixed,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.native_text import cut, without_signatures
-from partita.package import MANIFEST, again
+from partita.package.folder import MANIFEST, again
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.native_log import complaints
 

@@ -23,7 +23,6 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.model_file import all_tensors
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
 from partita.runtime.ort.buffers import (
     CUDA_MEMORY,
@@ -38,6 +37,7 @@ from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
+from partita.runtime.place.model_file import all_tensors
 from partita.signals import held
 
 VERBOSE, INFO, WARNING = 0, 1, 2

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError
-from partita.package import TOLERANCES, read_manifest
+from partita.package.folder import TOLERANCES, read_manifest
 from tests.export.breadth import recipes
 from tests.export.breadth.records import Outcome
 from tests.export.breadth.reference import NEW_TOKENS, Reference, first_line, load, reference, relative_error, scale
@@ -130,7 +130,7 @@ def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> 
     """Export as the command line does, and return the largest relative error of the exporter's own replay."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
-    from partita.library.target import taken_by_cpu
+    from partita.library.place.target import taken_by_cpu
 
     options = ExportOptions(str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=lowering)
     export(options, replay=replay, takes=taken_by_cpu)
@@ -146,8 +146,8 @@ def difference(package: Path, wanted: Sequence[Reference], prefill_chunk: int) -
     Raises DifferenceError at the first step that is not as transformers has it.
     """
     from partita.providers.resolve import parse_chain
-    from partita.runtime.generate import generate
-    from partita.runtime.runner import load_runner
+    from partita.runtime.generate.runner import load_runner
+    from partita.runtime.generate.steps import generate
 
     largest, compared = 0.0, 0
 

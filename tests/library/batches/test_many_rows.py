@@ -12,7 +12,7 @@ from typing import Any
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import AHEAD, answer_file, answers
-from partita.library.requests import Piece
+from partita.library.engine.requests import Piece
 from partita.library.sampling import Sampling
 
 FEW, MANY = 2_100, 3_400

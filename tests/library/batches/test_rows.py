@@ -15,11 +15,11 @@ from partita.errors import GenerationError, InstallationError, PartitaError, Usa
 from partita.library.batches.reading import look_at, read_rows
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults, row_seed, work_of
 from partita.library.batches.running import check_files
-from partita.library.requests import Work
+from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling, Suggestion, completed
-from partita.runtime.logprobs import TokenLogprobs
-from partita.runtime.prefix_file import Said
-from partita.runtime.text import Text, load_text
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.prefix_file import Said
+from partita.runtime.generate.text.tokens import Text, load_text
 from tests.conftest import require
 
 VOCAB = 288

@@ -16,10 +16,10 @@ from partita.library.batches.reading import look_at
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.batches.running import FileAnswers, answer_file, answers
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import BatchOptions
-from partita.library.local import LocalEngine
+from partita.library.engine.base import BatchOptions
+from partita.library.engine.local import LocalEngine
 from partita.library.sampling import Sampling, Suggestion, completed
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 from partita.runtime.ort.binding import Binding
 from tests.conftest import Exported, TinyCheckpoint
 from tests.runtime.handmade import ALL, handmade, known_tokens

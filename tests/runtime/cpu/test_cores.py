@@ -91,7 +91,7 @@ TASKS = """
 import os, sys
 from pathlib import Path
 from partita.providers.resolve import parse_chain, resolve
-from partita.runtime.chain import open_session
+from partita.runtime.chain.open_chain import open_session
 from partita.runtime.ort.registry import available_ort_names
 before = len(os.listdir("/proc/self/task"))
 chain = resolve(parse_chain("cpu"), available_ort_names())

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from partita.providers.resolve import parse_chain, resolve
-from partita.runtime.chain import open_session
+from partita.runtime.chain.open_chain import open_session
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.huge_pages import HUGE, added, anonymous_memory, full_blocks, make_huge
 from partita.runtime.cpu.settings import memory_before, will_repeat

@@ -15,7 +15,7 @@ from partita.runtime.lab.bisection import MOST_PARTS, Search, find_rejected
 from partita.runtime.lab.graph import Graph, cut_graph, cut_proto
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.variant import AUXILIARY
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
 NODES = 16

@@ -28,7 +28,7 @@ from partita.runtime.lab.variant import (
     variant_model,
     with_original,
 )
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 CPU = Resolution(known_providers()["cpu"], "active")

@@ -22,7 +22,7 @@ from partita.runtime.lab.graph import Graph, cut_graph
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.surroundings import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 WEBGPU = replace(known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", opens=Opens("1", ("int64",))),))
 CHAIN = (

@@ -17,7 +17,7 @@ from partita.runtime.lab.forms import as_example, forms
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.schema import find_operator, history, operators
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
 ATTENTION = (

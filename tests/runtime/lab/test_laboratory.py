@@ -19,7 +19,7 @@ from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.placement import Placement
 from partita.runtime.ort.session import NativeFailureError
-from tests.runtime.test_provider_check import compiled
+from tests.runtime.chain.test_provider_check import compiled
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session

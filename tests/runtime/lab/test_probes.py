@@ -13,19 +13,19 @@ from onnx import parser
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain
 from partita.errors import ProviderError
-from partita.library.probing import why_refused, with_probes
+from partita.library.place.probing import why_refused, with_probes
 from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, Trial
 from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
-from partita.runtime.chain import ChainError
+from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.exploration import Subject, lateness, one_of_each_first
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.lab.variant import node_variant
-from partita.runtime.onnx_model import OnnxModel, read_onnx
+from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
 
 CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"

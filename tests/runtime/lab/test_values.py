@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.values import find_constants, known_values
 from partita.runtime.lab.variant import node_variant
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 

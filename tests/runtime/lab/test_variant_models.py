@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, read_type
 from partita.runtime.lab.variant import ZEROS, fingerprint, node_variant, part_model, variant_model, zeros_needed
-from partita.runtime.onnx_model import read_onnx
+from partita.runtime.place.onnx_model import read_onnx
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "own" : 1]>\n'
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain, resolve
-from partita.runtime.chain import open_session
+from partita.runtime.chain.open_chain import open_session
 from partita.runtime.ort import binding as bindings
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import host_buffer

@@ -20,12 +20,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from partita.cli import run
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.package import read_manifest
+from partita.package.folder import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
-from partita.runtime.chain import open_session
-from partita.runtime.engine.bound_graph import Logits
-from partita.runtime.engine.feeds import Feed
+from partita.runtime.chain.open_chain import open_session
+from partita.runtime.generate.bound_graph import Logits
+from partita.runtime.generate.feeds import Feed
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output

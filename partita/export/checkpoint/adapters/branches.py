@@ -1,0 +1,289 @@
+"""Adapters beside the weights of a graph: a path of two narrow products, whose matrices are inputs with a default.
+
+    x ─ product with W ─ y                       x ─ product with W ────────────┐
+                                    becomes      x ─ MatMul(A) ─ MatMul(B) ─ Add ┴─ y
+
+A [K, r] and B [r, N] are graph inputs. They are initializers at once, of rank 0, by which nothing is added without an
+adapter; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
+joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
+elsewhere. In a graph for several rows the inputs have an axis before these two, for MatMul goes over both alike: one
+adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank. Where all sizes are fixed, so
+is that axis: one for each row. There they have no default, for providers that compile may take one for a constant, and
+read nothing of what a run gives (seen with OpenVINO): a run without an adapter gives zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+
+from partita import dtypes
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.adapters.config import INSTEAD
+from partita.export.checkpoint.adapters.files import Adapter
+from partita.export.checkpoint.adapters.merge import Site, base_note, sites
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.weight_files import OpenFiles, few
+from partita.export.graph.element_types import of_ir
+from partita.export.passes.rewriting import take_names
+from partita.export.quantise.rounding.reference import Places, moves
+from partita.export.quantise.write.products import weight_of_product
+from partita.export.weights.sources import Plain
+from partita.package.contract import AdapterInput
+from partita.package.folder import AdapterRecord
+
+ADAPTED = ("float32", "float16")
+"""Types of activations beside which there can be a path; numpy and ONNX Runtime's adapter files have both."""
+ROWS = "adapter_rows"
+"""The axis of rows: 1, or as many as there are in a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """An adapter that a run can switch on."""
+
+    name: str
+    adapter: Adapter
+    sites: Mapping[str, Site]
+    """Where the weights of its modules lie."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it."""
+
+    def rank(self, modules: Iterable[str]) -> int:
+        """The ranks of its matrices for these modules together."""
+        return sum(self.adapter.modules[module].rank for module in modules if module in self.adapter.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a package."""
+
+    merged: tuple[AdapterRecord, ...] = ()
+    """Those in its weights."""
+    switched: tuple[Switched, ...] = ()
+    """Those beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A path beside a product."""
+
+    down: str
+    """The input A [K, r]."""
+    up: str
+    """The input B [r, N]."""
+    width: int
+    """K."""
+    rows: int
+    """N."""
+    dtype: str
+    rank: int | None
+    """r, where every size is fixed."""
+    apart: int | str | None
+    """The axis that the inputs have for rows, which may then have adapters of their own; None: they have none."""
+    modules: Mapping[str, torch.Tensor]
+    """Module -> the place in the output of each row of its weight, int64."""
+
+    @property
+    def inputs(self) -> tuple[AdapterInput, AdapterInput]:
+        """Both inputs, as the contract has them."""
+        rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
+        rows: tuple[int | str, ...] = () if self.apart is None else (self.apart,)
+        by_row = self.apart is not None
+        return (
+            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype, by_row=by_row),
+            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype, by_row=by_row),
+        )
+
+
+def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> Switched:
+    """An adapter held against a model, to be put beside its weights.
+
+    Raises CheckpointError for that of another model, UnsupportedModelError for what is more than products.
+    """
+    said = f"`with_adapters` {name}={adapter.folder}"
+    if others := adapter.others():
+        raise UnsupportedModelError(
+            f"{said}: it changes {others} as well, which cannot be switched; merge it with `adapter`",
+            option="with_adapters",
+        )
+    notes = base_note(checkpoint, adapter, "put beside the weights of")
+    return Switched(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
+
+
+def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
+    """Put a path beside every product that one of `wanted` changes, in place; by the name of its first input.
+
+    `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, the rank is the largest. Raises
+    UnsupportedModelError for a module whose weight no plain product of the graph reads.
+    """
+    made: dict[str, Branch] = {}
+    apart = None if batch == 1 else batch if fixed else ROWS
+    for node in list(model.graph):
+        plain = weight_of_product(node)
+        if plain is None or not moves(plain.origin):
+            continue
+        modules = _modules(plain, wanted)
+        if modules:
+            branch = _branch(node, plain, modules, wanted, apart, fixed=fixed)
+            made[branch.down] = branch
+            _insert(model.graph, node, branch)
+    placed = {module for branch in made.values() for module in branch.modules}
+    for each in wanted:
+        if left := sorted(set(each.sites) - placed):
+            raise UnsupportedModelError(
+                f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
+                f"{few(left)}; merge it with `adapter`, or {INSTEAD}",
+                option="with_adapters",
+            )
+    return made
+
+
+def _modules(plain: Plain, wanted: Sequence[Switched]) -> dict[str, torch.Tensor]:
+    """The adapted modules whose weights make up `plain` [N, K], and where their rows are in it."""
+    found: dict[str, torch.Tensor] = {}
+    for module, site in ((module, site) for each in wanted for module, site in each.sites.items()):
+        if module not in found and site.base.name in plain.tensors:
+            rows = _rows(plain, site)
+            if rows is not None:
+                found[module] = rows
+    return found
+
+
+def _rows(plain: Plain, site: Site) -> torch.Tensor | None:
+    """Where each row of a weight is in the product that it is part of; None when it is not there row by row."""
+    count, width = plain.origin.shape
+    rows = site.base.shape[1 if site.turned else 0]
+    row, column = (1, rows) if site.turned else (width, 1)
+    places = Places(plain.origin.tensors())
+    first = next((start for info, start in places.first.items() if info.name == site.base.name), None)
+    if first is None:
+        return None
+    local = plain.origin.read(((0, count), (0, 1)), places)[:, 0] - first
+    inside = ((local >= 0) & (local < rows * width)).nonzero()[:, 0]
+    numbers = torch.div(local[inside], row, rounding_mode="floor")
+    if len(inside) != rows or not torch.equal(numbers.sort().values, torch.arange(rows)):
+        return None
+    one = int(inside[0])
+    along = plain.origin.read(((one, one + 1), (0, width)), places)[0] - first
+    if not torch.equal(along, int(numbers[0]) * row + torch.arange(width) * column):
+        return None
+    return inside[numbers.argsort()]
+
+
+def _branch(
+    node: ir.Node,
+    plain: Plain,
+    modules: Mapping[str, torch.Tensor],
+    wanted: Sequence[Switched],
+    apart: int | str | None,
+    *,
+    fixed: bool,
+) -> Branch:
+    """The path beside a product. `apart`: the axis of rows, which it has where what it is given has rows."""
+    hidden = node.inputs[0]
+    assert hidden is not None and hidden.dtype is not None
+    dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
+    if dtype not in ADAPTED:
+        raise UnsupportedModelError(
+            f"`with_adapters`: the graph computes in {dtype}, and adapters are switched in "
+            f"{' or '.join(ADAPTED)}; choose another `precision`, or add `activations=fp32`",
+            option="with_adapters",
+        )
+    name = plain.name.removesuffix(".weight")
+    rank = max(each.rank(modules) for each in wanted) if fixed else None
+    given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
+    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
+
+
+def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
+    """Add the path behind a product."""
+    product, hidden = node.outputs[0], node.inputs[0]
+    assert hidden is not None
+    users, given = list(product.uses()), product.is_graph_output()
+    down = ir.node("MatMul", [hidden, _input(graph, branch.inputs[0])])
+    up = ir.node("MatMul", [down.outputs[0], _input(graph, branch.inputs[1])])
+    total = ir.node("Add", [product, up.outputs[0]])
+    narrow = None if hidden.shape is None else ir.Shape([*hidden.shape[:-1], branch.inputs[0].shape[1]])
+    for new, shape in ((down, narrow), (up, product.shape), (total, product.shape)):
+        take_names(new, node)
+        new.outputs[0].shape, new.outputs[0].type = shape, product.type
+    graph.insert_after(node, [down, up, total])
+    result = total.outputs[0]
+    for use in users:
+        use.node.replace_input_with(use.idx, result)
+    if given:
+        index = next(place for place, value in enumerate(graph.outputs) if value is product)
+        graph.outputs[index] = result
+        product.name, result.name = f"{product.name}_base", product.name
+
+
+def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
+    """The graph input of that name, with its default of rank 0, or without one where the rank is fixed."""
+    known = next((value for value in graph.inputs if value.name == port.name), None)
+    if known is not None:
+        return known
+    kind = ir.TensorType(ir.DataType(dtypes.named(port.dtype).number))
+    value = ir.Value(name=port.name, shape=ir.Shape(port.shape), type=kind)
+    graph.inputs.append(value)
+    if not all(isinstance(size, int) for size in port.shape):
+        sizes = [size if isinstance(size, int) else int(size == ROWS) for size in port.shape]
+        value.const_value = ir.tensor(np.zeros(sizes, np.dtype(port.dtype)), name=port.name)
+        graph.initializers[port.name] = value
+    return value
+
+
+def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
+    """What an adapter has for the inputs of the graphs, by name. Raises CheckpointError for what does not fit."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    with OpenFiles(each.adapter.folder) as files:
+        for branch in branches:
+            rank = each.rank(branch.modules)
+            if not rank:
+                continue
+            down = torch.zeros(branch.width, branch.rank or rank)
+            up = torch.zeros(branch.rank or rank, branch.rows)
+            start = 0
+            for module, places in branch.modules.items():
+                matrices = each.adapter.modules.get(module)
+                if matrices is None or matrices.down is None or matrices.up is None:
+                    continue
+                stop = start + matrices.rank
+                down[:, start:stop] = matrices.down.read(files).T
+                up[start:stop, places] = matrices.up.read(files).T * each.adapter.config.scale(module)
+                start = stop
+            for name, value in ((branch.down, down), (branch.up, up)):
+                found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
+                if not np.isfinite(found[name]).all():
+                    raise CheckpointError(
+                        f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use `precision=fp32`"
+                    )
+    return found
+
+
+def add_to(model: Any, each: Switched) -> None:
+    """Add an adapter to the weights of `model`, of transformers and in float32, whatever they are by now, in place."""
+    with torch.no_grad(), OpenFiles(each.adapter.folder) as files:
+        for module, site in each.sites.items():
+            matrices = each.adapter.modules[module]
+            assert matrices.down is not None and matrices.up is not None
+            owner = model.get_submodule(module)
+            shared = [name for name, p in model.named_parameters(remove_duplicate=False) if p is owner.weight]
+            if len(shared) > 1:
+                owner.weight = torch.nn.Parameter(owner.weight.detach().clone(), requires_grad=False)
+            added = matrices.up.read(files) @ matrices.down.read(files) * each.adapter.config.scale(module)
+            owner.weight.add_(added.T if site.turned else added)
+
+
+def told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
+    """Whose weights the original model was given, as the end of a sentence."""
+    parts = ["the package's rounded weights"] if placed else []
+    parts += [] if adapter is None else [f"the adapter {adapter.name}"]
+    told = f", with {' and '.join(parts)}" if parts else ""
+    return told + (", which are others after the prompt" if prompts else "")

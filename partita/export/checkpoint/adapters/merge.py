@@ -1,0 +1,253 @@
+"""An adapter merged into a checkpoint: tensors that are made of what is stored and of the adapter, as they are read.
+
+Everything after it sees a checkpoint with other numbers: names, ties, packing, the original model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.adapters.config import INSTEAD
+from partita.export.checkpoint.adapters.files import Adapter, Matrices
+from partita.export.checkpoint.adapters.recipes import AdapterTensor, LowRank, Replaced, Same, Shifted
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.checkpoint.weight_files import Decoder, TensorInfo, few
+from partita.export.weights.origins import Stored
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the numbers of a parameter lie."""
+
+    base: TensorInfo
+    """The tensor of the checkpoint."""
+    name: str
+    """The name under which a tensor takes its place: that of `base`, or of the parameter where it is tied to it."""
+    turned: bool = False
+    """Its module reads it as [K, N]."""
+    embedding: bool = False
+
+
+@dataclass(slots=True)
+class _Merging:
+    """A checkpoint on the way."""
+
+    checkpoint: Checkpoint
+    model: PreTrainedModel
+    adapter: Adapter
+    sources: Sources = field(init=False)
+    names: frozenset[str] = field(init=False)
+    """Of the model's parameters and stored buffers."""
+    made: dict[str, TensorInfo] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    misfits: list[tuple[str, int | None]] = field(default_factory=list)
+    """Parameters of another shape, and how many tokens the adapter has where only the vocabulary is another size."""
+    computed: list[str] = field(default_factory=list)
+    vocabulary: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sources = match_names(self.model, self.checkpoint.tensors)
+        self.names = frozenset(self.model.state_dict())
+        self.vocabulary = int(self.checkpoint.config.get_text_config(decoder=True).vocab_size)
+
+
+def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint with `adapter` merged into its weights, and what is worth knowing of that.
+
+    `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, naming
+    the first five misfits and their number, UnsupportedModelError for one that cannot be merged exactly.
+    """
+    assert isinstance(model, PreTrainedModel)
+    work = _Merging(checkpoint, model, adapter)
+    for name, value in adapter.whole.items():
+        site = _site(work, name)
+        if site is not None and site.base.shape != value.shape:
+            _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
+        elif site is not None:
+            _place(work, name, site, Replaced(site.base, value))
+    for name, matrices in adapter.modules.items():  # afterwards: peft may save what a head or embedding adds to as well
+        _merge_module(work, name, matrices)
+    _refuse(work)
+    tensors = {**checkpoint.tensors, **work.made}
+    return replace(checkpoint, tensors=tensors, unmerged=checkpoint.tensors), [
+        *base_note(checkpoint, adapter, "merged into"),
+        *work.notes,
+    ]
+
+
+def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> dict[str, Site]:
+    """Where the weight of every module of an adapter lies. Raises as `merged` does."""
+    assert isinstance(model, PreTrainedModel)
+    work = _Merging(checkpoint, model, adapter)
+    found = {}
+    for name, matrices in adapter.modules.items():
+        site = _site(work, f"{name}.weight")
+        if site is not None and _fits(work, name, matrices, site):
+            found[name] = site
+    _refuse(work)
+    return found
+
+
+def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
+    site = _site(work, f"{name}.weight")
+    if site is None or not _fits(work, name, matrices, site):
+        return
+    assert matrices.down is not None and matrices.up is not None
+    scale = work.adapter.config.scale(name)
+    turned = site.turned or site.embedding
+    decoder = LowRank(site.base, matrices.down, matrices.up, scale, turned, matrices.magnitude)
+    _place(work, f"{name}.weight", site, decoder)
+    if matrices.bias is not None:
+        _merge_bias(work, name, matrices.bias, scale)
+
+
+def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) -> None:
+    """Add the bias of an adapter to that of its module. Raises UnsupportedModelError where that has none."""
+    if f"{name}.bias" not in work.names:
+        raise UnsupportedModelError(
+            f"{work.adapter.folder}: lora_bias is true, and {name} of the model has no bias that it could be merged "
+            "into, as in peft"
+        )
+    site = _site(work, f"{name}.bias")
+    if site is None:
+        return
+    if site.base.shape != bias.shape:
+        _misfit(work, f"{name}.bias is {list(bias.shape)}", bias.shape, site.base.shape)
+    else:
+        _place(work, f"{name}.bias", site, Shifted(site.base, bias, scale))
+
+
+def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
+    """Whether A [r, K], B [N, r] and m [N] are those of a weight [N, K]; notes what does not."""
+    assert matrices.down is not None and matrices.up is not None
+    if site.embedding != matrices.embedding:
+        kind = "an embedding" if site.embedding else "no embedding"
+        work.misfits.append((f"{name} is {kind} of the model, and the adapter has it otherwise", None))
+        return False
+    shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
+    wanted = (matrices.up.shape[0], matrices.down.shape[1])
+    magnitudes = shape[0] if matrices.magnitude is None else math.prod(matrices.magnitude.shape)
+    if shape == wanted and magnitudes == shape[0]:
+        return True
+    said = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
+    _misfit(work, said, wanted if shape != wanted else (magnitudes,), shape)
+    return False
+
+
+def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
+    """Note a parameter whose shape is `given` by the adapter, and not the model's `own`."""
+    odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
+    resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
+    work.misfits.append((f"{said}, the model's is {list(own)}", odd[0][0] if resized else None))
+
+
+def _site(work: _Merging, name: str) -> Site | None:
+    """Where a parameter lies, by the name that the adapter has for it; None when the model has none, which is noted.
+
+    It is a parameter of the model, or a tensor of its files of which the model makes one with others, as of an expert.
+    """
+    if name not in work.names and name not in work.checkpoint.tensors:
+        name = next(iter(_renamed(work, name)), name)
+    origin = work.sources.of(name)
+    if origin is not None and not isinstance(origin, Stored):
+        work.computed.append(name)
+        return None
+    if origin is not None:
+        module = work.model.get_submodule(name.rpartition(".")[0])
+        own = name in work.sources.found
+        place = origin.info.name if own else name
+        return Site(
+            work.made.get(place, origin.info),
+            place,
+            turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
+            embedding=isinstance(module, torch.nn.Embedding),
+        )
+    if name in work.checkpoint.tensors and name not in work.sources.unmatched:
+        return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
+    work.unknown.append(name)
+    return None
+
+
+def _renamed(work: _Merging, name: str) -> Iterator[str]:
+    """The name in this version of the model of a parameter that an earlier transformers called `name`."""
+    yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).found
+
+
+def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
+    """Put what `decoder` computes in the place of a parameter; what is tied to it keeps what is stored."""
+    base = site.base
+    work.made[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
+    partners = work.sources.tied.get(name, frozenset()) - {name}
+    if not partners:
+        return
+    if work.adapter.config.keeps_ties:
+        raise UnsupportedModelError(
+            f"{work.adapter.folder}: ensure_weight_tying is set for {name}, which the model ties to "
+            f"{', '.join(sorted(partners))}; that is not supported; {INSTEAD}"
+        )
+    for partner in partners:
+        if partner not in work.sources.found and name in work.sources.found:
+            stored = work.checkpoint.tensors[site.name]
+            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, Same(stored))
+            work.made.setdefault(partner, same)
+    if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.whole}:
+        return
+    work.notes.append(
+        f"{name} is changed by the adapter, and {', '.join(sorted(partners))}, to which the model ties it, is not: "
+        "they are two weights in the package, as in peft before it merges"
+    )
+
+
+def _refuse(work: _Merging) -> None:
+    """Raise for what does not belong together."""
+    folder = work.adapter.folder
+    misfits, resized = [said for said, _ in work.misfits], {tokens for _, tokens in work.misfits}
+    if len(resized) == 1 and None not in resized and not work.unknown:
+        tokens = next(iter(resized))
+        raise CheckpointError(
+            f"{folder}: the adapter has a vocabulary of {tokens:,} tokens, the checkpoint {work.vocabulary:,}: "
+            f"{few(misfits, '; ')}; resize the checkpoint first (model.resize_token_embeddings({tokens}) and "
+            "save_pretrained of transformers), and export that"
+        )
+    if work.unknown or misfits:
+        told = [
+            f"{what} {few(items, separator)}"
+            for what, items, separator in (
+                ("not in the model:", work.unknown, ", "),
+                ("of another shape:", misfits, "; "),
+            )
+            if items
+        ]
+        base = work.adapter.config.base_model
+        trained = f"; it was trained on {base[:120]}" if base else ""
+        raise CheckpointError(f"{folder}: the adapter of another model: {'; '.join(told)}{trained}")
+    if work.computed:
+        raise UnsupportedModelError(
+            f"{folder}: the adapter changes what transformers computes from several tensors of the checkpoint: "
+            f"{few(work.computed)}; {INSTEAD}"
+        )
+
+
+def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
+    """A note where the adapter names another model than this one; names alone are compared.
+
+    `done`: what becomes of it, as in "merged into" the model.
+    """
+    base = adapter.config.base_model
+    names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.given)]
+    if not base or names[0] == names[1]:
+        return []
+    return [
+        f"{adapter.folder.name}: the adapter says that it was trained on {base[:120]}, and is {done} {checkpoint.given}"
+    ]

@@ -1,0 +1,177 @@
+"""What transformers computes from several checkpoint tensors while it loads, by its own rules, and nothing read yet.
+
+A mixture-of-experts checkpoint usually has one tensor per expert and projection; the model has one stack of them.
+transformers has a `WeightConverter` for each such model, whose operations do the tensor work. They are run here on
+tensors that remember what is done to them (`Pending`), and what comes out is an `Origin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightConverter
+
+from partita.export.checkpoint.weight_files import TensorInfo
+from partita.export.graph.element_types import CHECKPOINT, to_torch
+from partita.export.weights.origins import Computed, Cut, Joined, Origin, Picked, Stored, Widened
+
+aten = torch.ops.aten
+
+
+class Pending(torch.Tensor):
+    """A tensor without data. Operations on it give another one, whose origin says what was done."""
+
+    origin: Origin
+
+    @classmethod
+    def of(cls, origin: Origin, dtype: torch.dtype) -> Pending:
+        """A tensor that stands for `origin`."""
+        made: Pending = cls._make_wrapper_subclass(cls, origin.shape, dtype=dtype, device=torch.device("cpu"))
+        made.origin = origin
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it with the operator
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Remember `func`: as a region of what is there where that is possible, else as work for later."""
+        rule = RULES.get(func)
+        if rule is None:
+            return _remembered(LATER.get(func, func), args, kwargs or {})
+        dtype = (args[0][0] if isinstance(args[0], list | tuple) else args[0]).dtype
+        result = rule(*args, **(kwargs or {}))
+        return [cls.of(r, dtype) for r in result] if isinstance(result, list) else cls.of(result, dtype)
+
+
+def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """The operator's results as work for later; their shapes come from a run without data."""
+    if keywords:
+        raise NotImplementedError(f"{operator} with {sorted(keywords)}")
+    result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
+    kept = _replaced(arguments, lambda p: p.origin, tuple)
+    if isinstance(result, torch.Tensor):
+        return Pending.of(Computed(operator, kept, None, tuple(result.shape)), result.dtype)
+    if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
+        return [Pending.of(Computed(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
+    raise NotImplementedError(f"{operator} does not give tensors")
+
+
+def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
+    """The arguments with something else in place of each pending tensor; lists as `kind`."""
+    if isinstance(arguments, Pending):
+        return change(arguments)
+    return kind(_replaced(a, change, kind) for a in arguments) if isinstance(arguments, list | tuple) else arguments
+
+
+def _axis(tensor: Pending, dim: int, extra: int = 0) -> int:
+    return dim % (tensor.ndim + extra)
+
+
+def _cat(tensors: list[Pending], dim: int = 0) -> Origin:
+    return Joined.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim))
+
+
+def _stack(tensors: list[Pending], dim: int = 0) -> Origin:
+    axis = _axis(tensors[0], dim, 1)
+    return Joined.of(tuple(Widened(t.origin, axis) for t in tensors), axis)
+
+
+def _split_sizes(tensor: Pending, sizes: list[int], dim: int = 0) -> list[Origin]:
+    axis, starts = _axis(tensor, dim), [sum(sizes[:i]) for i in range(len(sizes))]
+    if sum(sizes) != tensor.shape[axis]:
+        raise ValueError(f"{list(tensor.shape)} cannot be split into {sizes} along axis {axis}")
+    return [Cut(tensor.origin, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
+    total = tensor.shape[_axis(tensor, dim)]
+    return _split_sizes(tensor, [min(size, total - start) for start in range(0, total, max(1, size))], dim)
+
+
+def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
+    axis = _axis(tensor, dim)
+    if step != 1:
+        raise NotImplementedError(f"a slice with step {step}")
+    begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
+    return Cut(tensor.origin, axis, begin, max(begin, stop))
+
+
+def _select(tensor: Pending, dim: int, index: int) -> Origin:
+    axis = _axis(tensor, dim)
+    return Picked(tensor.origin, axis, index % tensor.shape[axis])
+
+
+def _unbind(tensor: Pending, dim: int = 0) -> list[Origin]:
+    return [_select(tensor, dim, index) for index in range(tensor.shape[dim])]
+
+
+def _squeeze(tensor: Pending, dim: int) -> Origin:
+    return _select(tensor, dim, 0) if tensor.shape[dim] == 1 else tensor.origin
+
+
+def _unsqueeze(tensor: Pending, dim: int) -> Origin:
+    return Widened(tensor.origin, _axis(tensor, dim, 1))
+
+
+def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
+    order = list(range(tensor.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return tensor.origin.permuted(tuple(order))
+
+
+def _permute(tensor: Pending, dims: list[int]) -> Origin:
+    return tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims))
+
+
+def _same(tensor: Pending, **_: Any) -> Origin:
+    return tensor.origin
+
+
+RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_sizes,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.unbind.int: _unbind,
+    aten.squeeze.dim: _squeeze,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.clone.default: _same,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+}
+"""Operators whose results are regions of what they are given."""
+
+LATER = {aten.view.default: aten.reshape.default}
+"""What is used in their place on real tensors, which may lie in memory in another order than the pending ones."""
+
+
+def _seen_as(info: TensorInfo) -> torch.dtype:
+    """The type that transformers' operations see; what is not a float type is refused elsewhere."""
+    return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
+
+
+def convert(
+    converter: WeightConverter, name: str, collected: Iterable[tuple[str, TensorInfo]], model: PreTrainedModel
+) -> dict[str, Origin]:
+    """What `converter` makes of `collected`, pairs of source pattern and tensor: name in the model -> origin.
+
+    `name` is the first name in the model. `converter` is used up. Raises ValueError when the tensors do not fit.
+    """
+    for pattern, info in collected:
+        pending = Pending.of(Stored(info), _seen_as(info))
+        converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
+    try:
+        results = converter.convert(name, model=model, config=model.config)
+    except ValueError:
+        raise
+    except Exception as error:  # the operations belong to transformers
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        raise ValueError(f"{type(error).__name__}: {first[:200]}") from error
+    return {name: (made[0] if isinstance(made, list) else made).origin for name, made in results.items()}

@@ -1,0 +1,329 @@
+"""Find, validate and describe a Hugging Face checkpoint.
+
+Knows folders, hub ids and config.json, and refuses by name what cannot be exported. Loads no model and no weights;
+remote code is never run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import snapshot_download
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from partita.capped import check_size
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
+from partita.export.checkpoint import config_values, rope_settings, stored_formats
+from partita.export.checkpoint.gguf import opening
+from partita.export.checkpoint.gguf.header import GgufTensor
+from partita.export.checkpoint.original import classes, of_text
+from partita.export.checkpoint.quantised import BESIDE, Recognised, by_config, by_tensors
+from partita.export.checkpoint.stored_formats import Quantised
+from partita.export.checkpoint.weight_files import (
+    LAYOUTS,
+    TensorInfo,
+    find_tensors,
+    first_line,
+    read_json,
+    refuse_dangling,
+    refuse_pointer,
+    unreadable,
+)
+from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
+
+EMBEDDED = "adapter_config.json"
+"""In the folder of a model it is of an adapter that transformers loads with it."""
+HUB_PATTERNS = [
+    *COMPANIONS,
+    *(name for name, _ in BESIDE),
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+    EMBEDDED,
+]
+HUB_IGNORED = ["*/*", "consolidated*"]
+"""Weights that are never read: of other models in folders of the repository, and the same ones in another format."""
+HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
+"""Of classes with a language-model head; the last is that of a model that also sees or hears."""
+LAYERS = ("num_hidden_layers",)
+EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
+"""What configs call the numbers of what a model has many of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose config and weight files were found and are readable."""
+
+    folder: Path
+    given: str
+    """Folder name or hub id, as the user wrote it."""
+    config: PreTrainedConfig
+    architecture: str
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[str, ...]
+    """Weight files, sorted."""
+    quantised: Quantised | None = None
+    """How its weights are quantised; None when they are floats."""
+    unmerged: Mapping[str, TensorInfo] | None = None
+    """Its tensors without the adapter that is merged into `tensors`; None where none is."""
+    absent: tuple[str, ...] = ()
+    """Tensors that the index of its weight files lists and none of them holds."""
+    file: Path | None = None
+    """The GGUF file that `folder`, a temporary one, was made of."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was read."""
+    scratch: Any = field(default=None, compare=False, repr=False)
+    """What keeps such a folder where it is."""
+
+    @property
+    def where(self) -> Path:
+        """What messages call it by: the folder, or the file."""
+        return self.file or self.folder
+
+    @property
+    def model_type(self) -> str:
+        """transformers' name of the architecture, e.g. llama."""
+        return str(self.config.model_type)
+
+    @property
+    def dtype(self) -> str:
+        """dtype of most weights, by element count."""
+        counts: dict[str, int] = {}
+        for info in (self.tensors if self.unmerged is None else self.unmerged).values():
+            counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
+        return max(counts, key=lambda name: counts[name])
+
+    def companions(self) -> tuple[str, ...]:
+        """Names of the files to copy into the package."""
+        return tuple(name for name in COMPANIONS if (self.folder / name).is_file())
+
+    @property
+    def tokenizes(self) -> bool:
+        """Whether it has files of a tokenizer."""
+        return of_tokenizer(self.companions())
+
+
+def of_tokenizer(names: Iterable[str]) -> bool:
+    """Whether one of the files is what a tokenizer is loaded from: some have no file that is called so."""
+    return any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece", "tekken")) for name in names)
+
+
+def open_checkpoint(given: str) -> Checkpoint:
+    """Open the checkpoint at `given`, a folder or a hub id.
+
+    Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
+    """
+    try:
+        folder = _locate(given)
+        check_folder(folder, kind=CheckpointError)
+        if (file := opening.gguf_file(folder)) is not None:
+            return _open_gguf(given, file)
+        config, found = _read_config(folder)
+        _refuse_by_config(folder, config)
+        _check_companions(folder)
+        rope_settings.check_known(folder, config)
+        tensors, files, absent = find_tensors(folder)
+        found = found or by_tensors(tensors)
+        quantised = None if found is None else stored_formats.read(folder, found, tensors)
+        tensors = tensors if quantised is None else dict(quantised.tensors)
+        _check_sizes(folder, config, tensors)
+    except OSError as error:
+        raise unreadable(error, Path(given)) from error
+    if (folder / EMBEDDED).is_file():
+        raise UnsupportedModelError(
+            f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
+            "to a folder of its own, and give that with `adapter` if it is wanted"
+        )
+    architecture = _architecture(config)
+    return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
+
+
+def _check_companions(folder: Path) -> None:
+    """Refuse a tokenizer, a template or whatever else goes with the model that is only a pointer of Git LFS, or of an
+    absurd size: before anything is written, which takes long.
+    """
+    for name in COMPANIONS:
+        if (folder / name).is_file():
+            refuse_pointer(folder / name)
+            try:
+                check_size(folder / name)
+            except ValueError as error:
+                raise CheckpointError(f"{folder / name}: damaged, {error}") from error
+
+
+def _open_gguf(given: str, file: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file."""
+    prepared = opening.prepare(file)
+    folder = prepared.folder
+    config, _ = _read_config(folder)
+    _refuse_by_config(file, config)
+    rope_settings.check_known(file, config)
+    _check_sizes(file, config, prepared.header.tensors)  # before a model of so many layers is built
+    quantised = opening.read(prepared, config)
+    tensors = dict(quantised.tensors)
+    return Checkpoint(
+        folder,
+        _name_of(given),
+        config,
+        _architecture(config),
+        tensors,
+        (prepared.file,),
+        quantised if quantised.weights else None,
+        file=file,
+        notes=prepared.notes,
+        scratch=prepared.scratch,
+    )
+
+
+def _name_of(given: str) -> str:
+    """The name of the file or folder, or the hub id."""
+    # Not resolved, for a link is known by its own name; `.` and `..` are no names.
+    return Path(os.path.abspath(given)).name if Path(given).exists() else given  # noqa: PTH100
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _locate(given: str) -> Path:
+    if not given:
+        raise UsageError("CHECKPOINT is empty; give a checkpoint folder or a hub id")
+    path = Path(given)
+    if path.is_dir():
+        weights = any((path / name).is_file() for layout in LAYOUTS for name in layout)
+        if not weights and (path / MANIFEST).is_file() and not is_of_others(path / MANIFEST):
+            raise UsageError(
+                f"{given}: a Partita package already; run it with partita generate, or give the checkpoint that it "
+                "was exported from"
+            )
+        return path
+    if path.is_file() and opening.gguf_file(path) is not None:
+        return path
+    if path.exists():
+        raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
+    refuse_dangling(path)  # which is no hub id, whatever it is called
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", given) or given.startswith("."):
+        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
+    try:
+        return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
+    except Exception as error:  # what the hub's client, its HTTP library and its transfer raise has no common base
+        raise CheckpointError(
+            f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "
+            f"({first_line(error)}); check the "
+            "name and the network, or download it elsewhere and give its folder"
+        ) from error
+
+
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
+    """The config, and what it says that the weights are quantised with."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+    raw = read_json(path)
+    found = by_config(folder, raw)
+    rope_settings.check_written(folder, raw)
+    config_values.check_values(folder, raw)
+    model_type = raw.get("model_type")
+    try:
+        config = of_text(config_values.read_config(folder, raw))
+    except Exception as error:  # validation errors of configs share no base class
+        if raw.get("auto_map"):
+            raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error
+        if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{folder}: transformers {transformers.__version__} refuses config.json ({first_line(error)}); correct "
+                "it, or try a newer transformers"
+            ) from error
+        raise UnsupportedModelError(
+            f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
+            f"({first_line(error)}); a newer transformers may support it"
+        ) from error
+    return config, found
+
+
+def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:
+    """The refusal of a model that is Python code in its checkpoint, named as `auto_map` of config.json names it."""
+    module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
+    return UnsupportedModelError(
+        f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from auto_map), "
+        "which Partita "
+        f"does not run; transformers {transformers.__version__} {why}; use a transformers release that has this "
+        "architecture, or convert the checkpoint to a model type that it has"
+    )
+
+
+def _code_class(auto_map: Any) -> str:
+    """`module.Class` of the model, or of whatever comes closest; `repository--module.Class` where it is elsewhere."""
+    classes = auto_map if isinstance(auto_map, dict) else {}
+    named = (classes.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *classes))
+    return next((value for value in named if isinstance(value, str)), "module.?")
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    names = getattr(config, "architectures", None)
+    if isinstance(names, list | tuple) and names:
+        return str(names[0])
+    return next(iter(classes(config.model_type)), "")
+
+
+def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
+    """Refuse, by name, what is not a decoder with a language-model head."""
+    kind, architecture = config.model_type, _architecture(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports decoders only"
+        )
+    accepted, auto_map = classes(kind), getattr(config, "auto_map", None)
+    if not accepted:
+        raise UnsupportedModelError(
+            f"{folder}: {architecture or kind} (model type {kind!r}) is not a causal language model"
+        )
+    if architecture in accepted:
+        return
+    if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map and not hasattr(transformers, architecture):
+        own = f"has {' and '.join(accepted)} for model type {kind!r}, not {architecture[:80]}"
+        raise _remote_code(folder, auto_map, own)
+    if not re.search(HEADS, architecture):
+        raise UnsupportedModelError(
+            f"{folder}: the checkpoint holds {architecture[:80] or 'a model without a name'}, which has no "
+            f"language-model head; Partita needs one saved as {' or '.join(accepted)}"
+        )
+
+
+def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
+    """Refuse a config that asks for more layers or experts than its weights can hold, or for longer axes: building them
+    takes forever, or more memory than there is.
+    """
+    longest = max((size for info in tensors.values() for size in info.shape), default=0)
+    # A config may have a number of experts and the model none, as a dense doge has.
+    experts = EXPERTS if any("expert" in name for name in tensors) else ()
+    for keys, most in ((LAYERS, len(tensors)), (experts, max(longest, len(tensors)))):
+        for key in keys:
+            count = getattr(config.get_text_config(decoder=True), key, None)
+            if isinstance(count, int) and not 0 <= count <= most:
+                raise CheckpointError(
+                    f"{folder}: weights and config.json disagree: {key} is {count:,}, but the number of tensors in the "
+                    f"weight files is {len(tensors):,}, their longest axis {longest:,}"
+                )
+    stored = sum(info.size_bytes for info in tensors.values())
+    for key, size in config_values.sizes(config):
+        if size > 8 * stored:  # no number of a weight takes less than a bit
+            raise CheckpointError(
+                f"{folder}: weights and config.json disagree: {key} is {size:,}, and all tensors in the weight files "
+                f"have {stored:,} bytes"
+            )
+
+
+def source_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
+    """Weight files with their sizes in bytes."""
+    return [(name, (checkpoint.folder / name).stat().st_size) for name in checkpoint.files]

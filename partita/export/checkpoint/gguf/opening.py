@@ -1,0 +1,232 @@
+"""A GGUF file as a checkpoint folder: its config and tokenizer written as transformers has them, its weights by name.
+
+The folder is a temporary one, with a link to the file in it. It lasts as long as the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
+
+from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
+from partita.export.checkpoint.gguf.names import weights_of
+from partita.export.checkpoint.gguf.settings import completed, mapped_as
+from partita.export.checkpoint.gguf.types import dequantised
+from partita.export.checkpoint.stored_formats import Quantised
+from partita.export.checkpoint.stored_formats.base import StoredFloats
+from partita.export.checkpoint.weight_files import LAYOUTS, few
+from partita.export.trace.fake_model import quiet, translated
+
+SUFFIX = ".gguf"
+FACTORS = "rope_freqs.weight"
+"""What each frequency of the rotary embedding is divided by, as for llama 3.1."""
+SPLITS_AS_GPT2 = frozenset(
+    {
+        "gpt-2",
+        "phi-2",
+        "jina-es",
+        "jina-de",
+        "jina-v1-en",
+        "jina-v2-es",
+        "jina-v2-de",
+        "jina-v2-code",
+        "roberta-bpe",
+        "gigachat",
+        "a.x-4.0",
+        "mellum",
+        "modern-bert",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "granite-docling",
+    }
+)
+"""llama.cpp's names of splitting text as GPT-2 does (llama-vocab.cpp), which transformers does by any name that it does
+not know.
+"""
+PREFIX = "partita-gguf-"
+"""Of temporary folders."""
+LOCK = ".lock"
+"""The file in such a folder that is locked for as long as somebody needs it; the system gives the lock of a process
+back that was killed.
+"""
+
+
+class Scratch:
+    """A temporary folder that goes when the object does, or the process; that of a killed one goes with the next."""
+
+    def __init__(self) -> None:
+        _clear_left()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = FileLock(self.folder / LOCK, timeout=0, thread_local=False)
+        lock.acquire()
+        weakref.finalize(self, _clear, self.folder, lock)
+
+
+def _clear_left() -> None:
+    """Remove folders whose lock nobody has."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # locked, gone by now, or another user's
+            if folder.is_symlink() or not (folder / LOCK).is_file():
+                continue  # it is just being made
+            lock = FileLock(folder / LOCK, timeout=0)
+            lock.acquire()
+            _clear(folder, lock)
+
+
+def _clear(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A GGUF file, and the folder that stands for it."""
+
+    header: Header
+    folder: Path
+    scratch: Scratch
+    """Removes the folder when nobody holds it any more."""
+    notes: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """The link to the file, in the folder."""
+        return self.header.path.name
+
+
+def gguf_file(given: Path) -> Path | None:
+    """The GGUF file that `given` is, or that is all that a folder has for weights; None when it is none.
+
+    Raises UnsupportedModelError for a folder with several.
+    """
+    if given.is_file() and (given.suffix == SUFFIX or _begins_as_one(given)):
+        return given
+    if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):
+        return None
+    files = sorted(given.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        raise UnsupportedModelError(
+            f"{given}: {len(files)} GGUF files and no other weights: {few([path.name for path in files])}; give one of "
+            "them"
+        )
+    return files[0] if files else None
+
+
+def _begins_as_one(path: Path) -> bool:
+    """Whether a file of any name is a GGUF file by its first bytes: what a download is called until it is renamed."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # whatever keeps it from being read is told where it is read
+
+
+def prepare(path: Path) -> Prepared:
+    """Read the header of a GGUF file, and write its config and tokenizer into a folder.
+
+    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers does not
+    read, InstallationError without the package gguf.
+    """
+    import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
+
+    header = read_header(path)
+    known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+    if mapped_as(header.architecture) not in known:
+        raise UnsupportedModelError(
+            f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers reads no config from; "
+            f"it does of {', '.join(sorted(known))}; export the checkpoint that it was made of"
+        )
+    scratch = Scratch()
+    folder = scratch.folder
+    (folder / path.name).symlink_to(path.resolve())
+    with quiet(), translated(f"{path}: reading the config of {header.architecture}"):
+        config = AutoConfig.from_pretrained(str(folder), gguf_file=path.name, local_files_only=True)
+        raw = config.to_dict()
+    raw, notes = completed(header, raw)
+    if FACTORS in header.tensors:
+        raw |= _with_factors(header, raw)
+    (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
+    return Prepared(header, folder, scratch, (*notes, *_tokenizer(header, folder, path.name)))
+
+
+def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
+    """The weights in a GGUF file, as a quantised checkpoint has them. Raises what `weights_of` does."""
+    with quiet(), translated(f"{prepared.header.path}: finding its tensors in the model"):
+        weights = weights_of(prepared.header, config, prepared.file)
+    packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
+    tensors = {name: weight.info for name, weight in weights.items()}
+    return Quantised(_method(prepared.header), tensors, packed)
+
+
+def _method(header: Header) -> str:
+    """GGUF with the types of its matrices, the one of most numbers first."""
+    counts: dict[str, int] = {}
+    for tensor in header.tensors.values():
+        if len(tensor.shape) > 1:
+            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + int(np.prod(tensor.shape))
+    return f"GGUF {', '.join(sorted(counts, key=lambda name: -counts[name]))}"
+
+
+def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the rotary embedding with the factors of the file, which divide its frequencies at every length.
+
+    transformers has such factors as those of "longrope"; with the same for short and long texts, and nothing done to
+    attention, they are those of llama.cpp.
+    """
+    tensor: GgufTensor = header.tensors[FACTORS]
+    stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
+    factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
+    rope = raw.get("rope_parameters")
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
+        raise UnsupportedModelError(f"{header.path}: {FACTORS} beside a rotary embedding of another kind")
+    most = raw.get("max_position_embeddings")
+    changed = {
+        **rope,
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": most,
+    }
+    return {"rope_parameters": changed}
+
+
+def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
+    """Write the tokenizer of the file into `folder`; a note where transformers makes none of it, or another one."""
+    try:
+        with quiet(), translated("reading the tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file, local_files_only=True)
+            tokenizer.save_pretrained(str(folder))
+    except PartitaError as error:
+        return (f"the GGUF file has no tokenizer that transformers can make: {error.said[:200]}",)
+    return _splits_note(header)
+
+
+def _splits_note(header: Header) -> tuple[str, ...]:
+    """A note where text is split otherwise, before it becomes tokens, than transformers' tokenizer of the file does."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
+    if header.settings.get("tokenizer.ggml.model") != "gpt2" or said in known:
+        return ()
+    how = "does not say how text is split" if said is None else f"has text split as {str(said)[:40]!r}"
+    return (
+        f"the GGUF file {how} (tokenizer.ggml.pre), and transformers' tokenizer splits it as GPT-2 does: some texts "
+        "become other tokens than those that the model was trained with; give it tokens, or export the checkpoint that "
+        "it was made of",
+    )

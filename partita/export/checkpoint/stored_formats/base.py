@@ -1,0 +1,318 @@
+"""What a stored format is: how the tensors of a quantised checkpoint are found, and what numbers they stand for.
+
+A format makes one `StoredWeight` of the tensors that a layer is stored in, under the name that a checkpoint of floats
+would give it. Everything after that (names, ties, conversions, the original model) sees an ordinary weight, which reads
+any region of itself. Where a format is integers with a scale and an integer zero point for each block, the weight is an
+`AffineWeight`, and packing takes those integers as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
+from partita.export.quantise.write.bits import unpack
+from partita.export.weights.origins import Region
+
+INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
+INT32, BYTE, SIGNED_BYTE = r"I32|torch\.int32", r"U8|torch\.uint8", r"I8|torch\.int8"
+FLOAT8 = r"F8_E4M3|F8_E5M2|torch\.float8_(e4m3fn|e5m2)"
+FLOAT = r"float(16|32|64)|bfloat16"
+ANY = ".*"
+"""Types of tensors, as regular expressions: the file's own names, and those of floats."""
+WORD = 32
+"""Bits of the words that small integers are packed into."""
+
+
+class Parts(NamedTuple):
+    """What is stored of some numbers, each in the shape of their region or one that broadcasts to it."""
+
+    integers: torch.Tensor
+    """uint8."""
+    scales: torch.Tensor
+    """float32."""
+    zeros: torch.Tensor
+    """uint8."""
+
+
+@dataclass(frozen=True)
+class StoredWeight(ABC):
+    """One weight of a quantised checkpoint."""
+
+    name: str
+    """That of the weight in a checkpoint of floats."""
+    shape: tuple[int, ...]
+    tensors: tuple[TensorInfo, ...]
+    """What it is stored in; the first has most of it."""
+    dtype: str
+    """What the format's own library makes of it: the type of the scales, as a rule."""
+
+    @abstractmethod
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Its numbers in `region`, float32. Raises CheckpointError."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """It as a tensor of the checkpoint."""
+        size = sum(each.size_bytes for each in self.tensors)
+        return TensorInfo(self.name, self.tensors[0].file, self.shape, self.dtype, size, self)
+
+
+@dataclass(frozen=True)
+class StoredFloats(StoredWeight):
+    """Floats that are not quantised, in a file that is read in another way than safetensors."""
+
+
+@dataclass(frozen=True)
+class AffineWeight(StoredWeight):
+    """Integers q, and a scale s and an integer zero point z for each block: s * (q - z), none of it below 0."""
+
+    bits: int
+    """Of the integers and zero points: at most so many."""
+    axis: int
+    """Blocks lie along this axis."""
+    block: int
+    """Numbers of a block, before any reordering."""
+
+    @abstractmethod
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        """What is stored of the numbers in `region`. Raises CheckpointError."""
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """s * (q - z) in float32, which is exact for scales of 16 bits."""
+        integers, scales, zeros = self.parts(region, files)
+        return (integers.float() - zeros.float()) * scales
+
+    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+        """The number of the block that each place along `axis` is in, int64."""
+        return torch.arange(self.shape[self.axis]) // self.block
+
+    @abstractmethod
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How the numbers of a weight follow from small codes and scales, in float32: `code * scale - zero`."""
+
+    dtype: str
+    """Of the codes in a file: a float of 8 bits, uint8, or uint4."""
+    block: int
+    """Numbers along the last axis that share a scale; the axis has a multiple of them."""
+    table: tuple[float, ...] = ()
+    """What a code stands for, where it is a place; empty: codes are numbers themselves."""
+    rounded: str = ""
+    """What every step is rounded to; empty: not at all."""
+    zeros: bool = False
+    """Whether each block has a zero beside its scale, which need not be an integer."""
+
+
+@dataclass(frozen=True)
+class CodedWeight(StoredWeight):
+    """Small codes, each of which stands for a number, with a scale for each block, and a zero in some formats."""
+
+    @property
+    @abstractmethod
+    def coding(self) -> Coding | None:
+        """None where blocks do not lie along the last axis, or end beyond it."""
+
+    @abstractmethod
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Bits of floats, places in the table, or integers, uint8. Raises CheckpointError."""
+
+    @abstractmethod
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The scale of every number in `region`, float32, of its shape. Raises CheckpointError."""
+
+    def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The zero of every number, as `scales`, for codings that have any. Raises CheckpointError."""
+        return torch.zeros([end - begin for begin, end in region])
+
+
+Claims = dict[str, tuple[str, Any]]
+"""What settings say of a weight, by their names: a fact of it (`_fact`), and its value."""
+SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
+"""Names of the tensors that show facts; others show in the first of a weight."""
+WORDS = {
+    "symmetric": "its zero points are not all 2^(bits-1)",
+    "ordered": "its groups are not in order",
+    "zeros": "it has no zero points",
+    "g_idx": "nothing says the group of each input",
+}
+ONE_SIDED = ("symmetric", "ordered")
+"""Facts that contradict a setting only where it says that they are so."""
+
+
+def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
+    """The claims of settings that are there and not null."""
+    return {key: (fact, settings[key]) for key, fact in facts.items() if settings.get(key) is not None}
+
+
+def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
+    """The tensor of a weight that contradicts a claim, and how; None where none does."""
+    for key, (fact, said) in claims.items():
+        if fact in ONE_SIDED and not said:
+            continue
+        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, said) == ("group", -1) else said
+        if found is not None and (_plain(str(said)) not in found if fact == "kind" else found != wanted):
+            names = [info.name for info in weight.tensors]
+            shown = next((name for name in names if re.search(SHOWN_BY.get(fact, ""), name)), names[0])
+            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {said}')}"
+    return None
+
+
+def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
+    """A fact of a weight; None where it has none such."""
+    affine, stored = isinstance(weight, AffineWeight), _plain(weight.tensors[0].dtype)
+    if fact == "symmetric":  # every zero point is in the middle
+        return bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()) if affine else None
+    if fact == "ordered":  # groups follow one another
+        plain = torch.arange(weight.shape[-1]) // weight.block if affine else None
+        return None if plain is None else torch.equal(weight.blocks_along(files), plain)
+    if fact == "kind":  # nf4, int4, float8e4m3, ...
+        return getattr(weight, "style", stored if "float8" in stored else f"int{getattr(weight, 'bits', '')}")
+    if fact == "group":  # numbers that share a scale, along the last axis
+        return getattr(weight, "block", getattr(weight, "group", getattr(weight, "blocks", [None])[-1]))
+    if fact in ("zeros", "g_idx"):
+        return getattr(weight, fact, fact) is not None
+    found = getattr(weight, fact, None)
+    return bool(found) if fact == "nested" and found is not None else found
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix("fn").replace("f8_", "float8").replace("_", "")
+
+
+@dataclass(slots=True)
+class Sources:
+    """The tensors of a quantised checkpoint, and the settings that say how they are quantised."""
+
+    folder: Path
+    method: str
+    """What the format is called."""
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    taken: set[str] = field(default_factory=set)
+    """Tensors that belong to weights."""
+    missing: list[str] = field(default_factory=list)
+    claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
+    """What the settings say of weights, by their names: alternatives, one of which the tensors have to fit."""
+
+    def stems(self, end: str, kind: str = ANY) -> list[str]:
+        """Names without `end` of the tensors of that end and type, in the order of the files."""
+        found = (info for name, info in self.tensors.items() if name.endswith(end))
+        return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
+
+    def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
+        """The tensor of that name, which belongs to a weight; None, and noted as missing, where it is not there.
+
+        Raises CheckpointError when it has another type.
+        """
+        info = self.optional(name, kind)
+        if info is None:
+            self.missing.append(name)
+        return info
+
+    def optional(self, name: str, kind: str = ANY) -> TensorInfo | None:
+        """The same of a tensor that need not be there."""
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        if not re.fullmatch(kind, info.dtype):
+            raise self.wrong(name, f"is {info.dtype}, which is no type that {self.method} stores it in")
+        self.taken.add(name)
+        return info
+
+    def scale(self, names: Iterable[str]) -> TensorInfo | None:
+        """The first of `names` that is there; the first of all is noted as missing where none is."""
+        names = list(names)
+        return self.take(next((name for name in names if name in self.tensors), names[0]))
+
+    def wrong(self, name: str, what: str) -> CheckpointError:
+        """The error of one tensor."""
+        return CheckpointError(f"{self.folder}: quantised tensor {name[:SHOWN_CHARACTERS]} {what}")
+
+    def refused(self, what: str, advice: str) -> UnsupportedModelError:
+        """The error of a setting, or of a kind of tensors, that cannot be read."""
+        return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
+
+    def number(self, *keys: str, least: int = 1) -> int | None:
+        """The first of some settings that is there; None where none is, and what it says shows in the tensors.
+
+        Raises CheckpointError when it is no number, or too small.
+        """
+        key = next((key for key in keys if self.settings.get(key) is not None), None)
+        value = None if key is None else self.settings[key]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise CheckpointError(f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}")
+        return value
+
+    def raise_missing(self) -> None:
+        """Raise CheckpointError when tensors were missing: the first five, and how many."""
+        if self.missing:
+            shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
+            more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint is quantised: {self.method}, and lacks {shown}{more}; download it again"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The weights of a checkpoint as a format has them."""
+
+    weights: Sequence[StoredWeight]
+    notes: tuple[str, ...] = ()
+    """What a user should know of it, in sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """One way to store quantised weights."""
+
+    name: str
+    methods: tuple[str, ...]
+    """Names in `quantised.METHODS` that it reads."""
+    summary: str
+    """What is stored, in a line."""
+    read: Callable[[Sources], Read]
+    """Every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
+
+
+def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
+    """Integers `start` .. `stop` of each row of int32 words [R, W], the lowest bits first, as uint8 [R, stop - start].
+
+    Integers of 3 bits may begin in one word and end in the next.
+    """
+    if bits in (4, 8):
+        return unpack(packed.contiguous().view(torch.uint8), bits, stop)[:, start:]
+    wide = packed.to(torch.int64) & 0xFFFFFFFF
+    first = torch.arange(start, stop) * bits
+    word, shift = first // WORD, first % WORD
+    found = wide[:, word] >> shift
+    over = shift + bits > WORD
+    if over.any():
+        found[:, over] |= wide[:, word[over] + 1] << (WORD - shift[over])
+    return (found & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def read_words(
+    info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
+) -> torch.Tensor:
+    """Integers of a matrix of int32 words that hold them along axis `along`, as uint8 [others, packed].
+
+    `packed`: start and stop along that axis, in integers; `others`: the same along the other axis.
+    """
+    groups = packed[0] // WORD  # 32 integers begin with a word, whatever their bits
+    here = groups * bits, -(-packed[1] * bits // WORD)
+    found = files.read(info, (others, here) if along == 1 else (here, others))
+    return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)

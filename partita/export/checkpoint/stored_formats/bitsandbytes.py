@@ -1,0 +1,261 @@
+"""bitsandbytes: numbers of 4 bits from a table (nf4, fp4), and integers of 8 bits with a scale for each row (LLM.int8).
+
+    4 bits   X.weight [N * K / 2, 1] uint8         two numbers in a byte, the first in the high bits
+             X.weight.absmax [blocks]              of blocks over the whole weight, row after row; float32, or uint8:
+             X.weight.nested_absmax, .nested_quant_map      absmax = map[absmax] * nested_absmax + offset
+             X.weight.quant_map [16] float32       the table
+             X.weight.quant_state.bitsandbytes__nf4 uint8   JSON: shape, block sizes, offset, dtype
+
+             W = map[x] * absmax
+
+    8 bits   X.weight [N, K] int8, X.SCB [N] float32
+             X.weight_format uint8                 0: row after row; older files have tiles of a kind of GPU
+
+             W = (x * SCB) * (1 / 127)
+
+(bitsandbytes, functional.py, dequantize_4bit, dequantize_blockwise and int8_vectorwise_dequant.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from partita.export.checkpoint.stored_formats.base import (
+    BYTE,
+    FLOAT,
+    SIGNED_BYTE,
+    AffineWeight,
+    Claims,
+    CodedWeight,
+    Coding,
+    Parts,
+    Read,
+    Sources,
+    StoredFormat,
+    StoredWeight,
+    claims_of,
+)
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.graph.element_types import of_torch
+from partita.export.weights.origins import Region
+
+STATE = ".quant_state.bitsandbytes__"
+KINDS = ("nf4", "fp4")
+LARGEST = 1 / 127
+"""What LLM.int8 multiplies by."""
+
+
+@dataclass(frozen=True)
+class _Table(CodedWeight):
+    """Numbers from a table."""
+
+    block: int
+    nested: int
+    """Blocks that share a scale of scales; 0: scales are stored as they are."""
+    offset: float
+    rounded: torch.dtype
+    """What the library rounds the numbers to."""
+    table: tuple[float, ...]
+    style: str
+    """nf4 or fp4."""
+    bits: ClassVar[int] = 4
+
+    @property
+    def fits(self) -> bool:
+        """Whether the tensors have as many numbers as the shape asks for."""
+        data, absmax, table, *others = self.tensors
+        elements = math.prod(self.shape)
+        held, scales = -(-elements // 2), -(-elements // self.block)
+        outer = [(-(-scales // self.nested),), (256,)] if self.nested else []
+        return (
+            data.shape in ((held, 1), (1, held), (held,))
+            and absmax.shape == (scales,)
+            and table.shape == (16,)
+            and [each.shape for each in others] == outer
+            and bool(re.fullmatch(BYTE if self.nested else FLOAT, absmax.dtype))
+        )
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        numbers = torch.tensor(self.table)[self.codes(region, files).long()]
+        return (numbers * self.scales(region, files)).to(self.rounded).float()
+
+    @property
+    def coding(self) -> Coding | None:
+        """Places of 4 bits. A block may have several rows, and no row parts of several blocks."""
+        width = self.shape[-1]
+        block = self.block if width % self.block == 0 else width if self.block % width == 0 else 0
+        rounded = of_torch(self.rounded)
+        return Coding("uint4", block, self.table, "" if rounded == "float32" else rounded) if block else None
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Places in the table."""
+        width, data = self.shape[-1], self.tensors[0]
+        (first, last), (begin, end) = region
+        start, stop = first * width, last * width
+        low, high = start // 2, -(-stop // 2)
+        flat: Region = ((low, high), (0, 1)) if len(data.shape) > 1 else ((low, high),)
+        if data.shape[0] == 1 and len(data.shape) > 1:
+            flat = ((0, 1), (low, high))
+        found = files.read(data, flat).reshape(-1)
+        places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low]
+        return places.reshape(last - first, width)[:, begin:end]
+
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Those of every number."""
+        width = self.shape[-1]
+        _, absmax, _, *others = self.tensors
+        (first, last), (begin, end) = region
+        low, high = first * width // self.block, -(-last * width // self.block)
+        scales = self._scales(absmax, others, low, high, files)
+        places = torch.arange(first, last)[:, None] * width + torch.arange(begin, end)
+        return scales[places // self.block - low]
+
+    def _scales(
+        self, absmax: TensorInfo, others: list[TensorInfo], low: int, high: int, files: OpenFiles
+    ) -> torch.Tensor:
+        """Scales of blocks `low` .. `high`, float32."""
+        found = files.read(absmax, ((low, high),))
+        if not self.nested:
+            return found.float()
+        scales, table = others[:2]
+        outer = files.read(scales, ((0, scales.shape[0]),)).float()
+        inner = files.read(table, ((0, table.shape[0]),)).float()[found.long()]
+        return inner * outer[torch.arange(low, high) // self.nested] + self.offset
+
+
+@dataclass(frozen=True)
+class _Rows(AffineWeight):
+    """[N, K] with a scale for each row."""
+
+    data: TensorInfo
+    largest: TensorInfo
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        integers = (files.read(self.data, region).to(torch.int16) + 128).to(torch.uint8)
+        scales = files.read(self.largest, (region[0],)).float().unsqueeze(-1) * LARGEST
+        return Parts(integers, scales, torch.full((1, 1), 128, dtype=torch.uint8))
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        return torch.tensor(128, dtype=torch.uint8)
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """In the order in which the library multiplies, which rounds otherwise than integers times a scale."""
+        numbers, largest = files.read(self.data, region).float(), files.read(self.largest, (region[0],)).float()
+        return numbers * largest.unsqueeze(-1) * LARGEST
+
+
+def _read(sources: Sources) -> Read:
+    weights: list[StoredWeight | None] = []
+    for stem in sources.stems(".weight.absmax"):
+        weights.append(_table(sources, f"{stem}.weight"))
+    for stem in sources.stems(".SCB"):
+        weights.append(_rows(sources, stem))
+    for stem in sources.stems(".weight_format"):
+        _check_layout(sources, f"{stem}.weight_format")
+    found, given = [weight for weight in weights if weight is not None], sources.settings
+    loaded: Claims = {
+        key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
+    }
+    of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested"})
+    sources.claims |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
+    return Read(found)
+
+
+def _check_layout(sources: Sources, name: str) -> None:
+    """Raise UnsupportedModelError for integers that do not lie row after row."""
+    info = sources.take(name)
+    assert info is not None
+    with OpenFiles(sources.folder) as files:
+        found = files.read(info, tuple((0, size) for size in info.shape))
+    if bool(found.any()):
+        raise sources.refused(
+            f"in tiles of its kernels ({name} is {int(found.max())}; 1 is col32, 2 col_turing, 3 col_ampere)",
+            "only integers that lie row after row can be read, export the checkpoint that it was quantised from",
+        )
+
+
+def _rows(sources: Sources, stem: str) -> StoredWeight | None:
+    data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
+    if data is None or largest is None:
+        return None
+    if len(data.shape) != 2 or largest.shape != data.shape[:1]:
+        raise sources.wrong(largest.name, f"is {list(largest.shape)}, and {data.name} is {list(data.shape)}")
+    return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], data, largest)
+
+
+def _table(sources: Sources, name: str) -> StoredWeight | None:
+    stored = sources.tensors.get(name)
+    if stored is not None and re.fullmatch(FLOAT, stored.dtype):
+        raise sources.refused(
+            f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
+            "only uint8 can be read: quantise it with that, or export the checkpoint that it was quantised from",
+        )
+    data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
+    table = sources.take(f"{name}.quant_map", FLOAT)
+    state = next((f"{name}{STATE}{kind}" for kind in KINDS if f"{name}{STATE}{kind}" in sources.tensors), None)
+    said = sources.take(state or f"{name}{STATE}nf4", BYTE)
+    if data is None or absmax is None or table is None or said is None:
+        return None
+    settings = _state(sources, said)
+    nested = _number(settings, "nested_blocksize")
+    others = [sources.take(f"{name}.{each}", FLOAT) for each in ("nested_absmax", "nested_quant_map") if nested]
+    if any(each is None for each in others):
+        return None
+    shape, block, offset = settings.get("shape"), _number(settings, "blocksize"), settings.get("nested_offset") or 0.0
+    rounded = getattr(torch, str(settings.get("dtype")), None)
+    if not _is_shape(shape) or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
+        raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
+    assert isinstance(shape, list)
+    tensors = (data, absmax, table, *(each for each in others if each is not None))
+    numbers = _numbers(sources, table)
+    kind, style = str(settings["dtype"]), said.name.removeprefix(f"{name}{STATE}")
+    found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
+    if not found.fits:
+        shapes = ", ".join(str(list(each.shape)) for each in tensors)
+        raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")
+    return found
+
+
+def _numbers(sources: Sources, table: TensorInfo) -> tuple[float, ...]:
+    """The numbers of a table, as far as it may be one."""
+    with OpenFiles(sources.folder) as files:
+        found = files.read(table, ((0, 16),)) if len(table.shape) == 1 and table.shape[0] >= 16 else torch.empty(0)
+    return tuple(found.float().tolist())
+
+
+def _number(settings: Mapping[str, Any], key: str) -> int:
+    """A setting; 0 where it is not there or no number of things."""
+    value = settings.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
+    """The JSON that lies in a tensor. Raises CheckpointError when it is none."""
+    with OpenFiles(sources.folder) as files:
+        data = files.read(info, tuple((0, size) for size in info.shape))
+    try:
+        found = json.loads(bytes(data.reshape(-1).tolist()).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes") from error
+    if not isinstance(found, dict):
+        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes")
+    return found
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
+
+
+FORMAT = StoredFormat(
+    "bitsandbytes",
+    ("bitsandbytes", "bitsandbytes LLM.int8"),
+    "numbers of 4 bits from a table (nf4, fp4), or integers of 8 bits with a scale for each row",
+    _read,
+)

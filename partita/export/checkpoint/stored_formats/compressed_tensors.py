@@ -1,0 +1,252 @@
+"""compressed-tensors, as llm-compressor saves it: packed integers, integers of 8 bits, or floats of 8 bits.
+
+    pack-quantized   X.weight_packed [N, ceil(K * bits / 32)] int32, the lowest bits first, stored with 2^(bits-1) more
+                     X.weight_zero_point [ceil(N * bits / 32), G] int32, packed along N in the same way, or absent
+                     X.weight_shape [2] int64; X.weight_g_idx [K] int32 with act-order
+    int-quantized    X.weight [N, K] int8, X.weight_zero_point [N, G] int8 or absent
+    float-quantized  X.weight [N, K] float8_e4m3fn
+    all              X.weight_scale [N, G], [N, 1], [1], or blocks of both axes where the weight is in floats
+
+    W[n, k] = scale[n, g] * (q[n, k] - z[n, g])
+
+(compressed-tensors, compressors/pack_quantized.py and quantization/lifecycle/forward.py.) Which of them a weight is
+shows in its tensors; mixed checkpoints have several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint.stored_formats.base import (
+    FLOAT,
+    FLOAT8,
+    INT32,
+    INTEGER,
+    SIGNED_BYTE,
+    WORD,
+    AffineWeight,
+    Claims,
+    Parts,
+    Read,
+    Sources,
+    StoredFormat,
+    StoredWeight,
+    claims_of,
+    read_words,
+)
+from partita.export.checkpoint.stored_formats.fp8 import ACTIVATIONS, BLOCK, scaled, take_activation_scales
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.weights.origins import Region
+
+BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class _Weight(AffineWeight):
+    """[N, K]."""
+
+    integers: TensorInfo
+    scales: TensorInfo
+    zeros: TensorInfo | None
+    g_idx: TensorInfo | None
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        rows, (begin, end) = region
+        middle = 1 << (self.bits - 1)
+        if _is_packed(self.integers):
+            integers = read_words(self.integers, rows, (begin, end), self.bits, files, along=1)
+        else:
+            signed = files.read(self.integers, region).to(torch.int16) + middle
+            if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
+                raise CheckpointError(
+                    f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits that "
+                    "its settings say; correct them, or download it again"
+                )
+            integers = signed.to(torch.uint8)
+        groups = self._groups(begin, end, files)
+        low, high = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
+        scales = _scales(self.scales, rows, (low, high), files)
+        zeros = torch.full((1, 1), middle, dtype=torch.uint8)
+        if self.zeros is not None:
+            zeros = self._zeros(rows, (low, high), files)
+        inside = groups - low
+        return Parts(
+            integers,
+            scales if scales.shape[1] == 1 else scales[:, inside],
+            zeros if zeros.shape[1] == 1 else zeros[:, inside],
+        )
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        if self.zeros is None:
+            return torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
+        return self._zeros((0, self.shape[0]), (0, self.shape[1] // self.block), files)
+
+    def _zeros(self, rows: tuple[int, int], groups: tuple[int, int], files: OpenFiles) -> torch.Tensor:
+        """Zero points [rows, groups] uint8."""
+        assert self.zeros is not None
+        if _is_packed(self.zeros):
+            return read_words(self.zeros, groups, rows, self.bits, files, along=0).T
+        lines = rows if self.zeros.shape[:1] not in ((), (1,)) else (0, 1)
+        found = files.read(self.zeros, (lines, groups)[: len(self.zeros.shape)]).reshape(lines[1] - lines[0], -1)
+        return (found.to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
+
+    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+        return self._groups(0, self.shape[1], files)
+
+    def _groups(self, begin: int, end: int, files: OpenFiles) -> torch.Tensor:
+        """The groups of inputs `begin` .. `end`."""
+        if self.g_idx is not None:
+            found = files.read(self.g_idx, ((begin, end),)).to(torch.int64)
+            if not bool((found == -1).any()):  # which stands for the plain order
+                return found
+        return torch.arange(begin, end) // self.block
+
+
+def _is_packed(info: TensorInfo) -> bool:
+    return info.dtype in ("I32", "torch.int32")
+
+
+def _scales(info: TensorInfo, rows: tuple[int, int], groups: tuple[int, int], files: OpenFiles) -> torch.Tensor:
+    """Scales [rows or 1, groups or 1] float32."""
+    if len(info.shape) < 2:
+        whole = tuple((0, size) for size in info.shape)
+        return files.read(info, (rows,) if info.shape and info.shape[0] > 1 else whole).float().reshape(-1, 1)
+    lines = rows if info.shape[0] > 1 else (0, 1)
+    return files.read(info, (lines, groups if info.shape[1] > 1 else (0, 1))).float()
+
+
+def _read(sources: Sources) -> Read:
+    sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
+    if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
+        raise sources.refused(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
+    if transform:
+        raise sources.refused("with transforms of activations", "quantise the model without transform_config")
+    weights: list[StoredWeight | None] = []
+    for stem in sources.stems(".weight_packed"):
+        weights.append(_packed(sources, stem))
+    blocks = next(_block_structures(sources.settings), (BLOCK, BLOCK))
+    for stem in sources.stems(".weight", f"{SIGNED_BYTE}|{FLOAT8}"):
+        weight, scales = sources.take(f"{stem}.weight"), sources.take(f"{stem}.weight_scale", FLOAT)
+        if weight is None or scales is None:
+            continue
+        if weight.dtype in ("I8", "torch.int8"):
+            widths = {each.get("num_bits") for each in _groups_with(sources.settings, "weights")}
+            bits = [bits for bits in BITS if widths == {bits}] or [8]
+            weights.append(_of_module(sources, stem, weight, scales, bits[0], weight.shape))
+        else:
+            structures, groups = _block_structures(sources.settings), _groups_with(sources.settings, "weights")
+            said_so = 0 < len(list(structures)) == len(list(groups))
+            weights.append(scaled(sources, weight, scales, blocks, said_so=said_so))
+            sources.optional(f"{stem}.weight_zero_point")
+    found = [weight for weight in weights if weight is not None]
+    said = list(_groups_with(sources.settings, "weights"))
+    sources.claims |= {weight.name: [_claims(each) for each in said] for weight in found}
+    notes = take_activation_scales(sources)
+    if not notes and any(_groups_with(sources.settings, "input_activations")):
+        notes = (ACTIVATIONS.format(sources.method),)
+    return Read(found, notes)
+
+
+def _claims(said: Mapping[str, Any]) -> Claims:
+    """What a group of the settings says of its weights."""
+    found = claims_of(said, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
+    if said.get("symmetric") is False:
+        found["symmetric"] = ("zeros", True)
+    if said.get("strategy") != "block":
+        found["group_size"] = ("group", said.get("group_size") or -1)
+    order = said.get("actorder")
+    return found | {f"actorder {order}": ("g_idx" if order in (True, "group", "dynamic") else "ordered", True)}
+
+
+def _packed(sources: Sources, stem: str) -> StoredWeight | None:
+    """A weight of packed integers. Its shape is in the file: the last word of a row may be filled up."""
+    packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
+    stored = sources.take(f"{stem}.weight_shape", INTEGER)
+    if packed is None or scales is None or stored is None:
+        return None
+    if not _is_packed(packed):
+        raise sources.refused(
+            f"(tensor {packed.name} is {packed.dtype}), in 4-bit floats", "only packed integers and fp8 can be read"
+        )
+    with OpenFiles(sources.folder) as files:
+        shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
+    if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
+        raise sources.wrong(packed.name, f"is {list(packed.shape)}, and {stored.name} says {list(shape)}")
+    said = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
+    allowed = [bits for bits in BITS if bits in said or not any(said)]
+    bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
+    if bits is None:
+        asked = " or ".join(str(bits) for bits in (allowed or said))
+        raise sources.wrong(
+            packed.name,
+            f"is {list(packed.shape)}, and {shape[1]} inputs do not fill it with integers of {asked} bits; "
+            f"{', '.join(map(str, BITS))} can be read",
+        )
+    return _of_module(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
+
+
+def _of_module(
+    sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
+) -> StoredWeight:
+    """A weight of integers, with what is optional beside it."""
+    zeros, g_idx = sources.optional(f"{stem}.weight_zero_point"), sources.optional(f"{stem}.weight_g_idx", INT32)
+    return of_integers(sources, f"{stem}.weight", shape, bits, integers, scales, zeros, g_idx)
+
+
+def of_integers(
+    sources: Sources,
+    name: str,
+    shape: tuple[int, ...],
+    bits: int,
+    integers: TensorInfo,
+    scales: TensorInfo,
+    zeros: TensorInfo | None,
+    g_idx: TensorInfo | None = None,
+) -> StoredWeight:
+    """A weight of integers with a sign, or of words of such. Raises CheckpointError when the tensors do not fit one
+    another.
+    """
+    if len(shape) != 2:
+        raise sources.wrong(integers.name, f"is {list(shape)}, not a matrix")
+    rows, width = shape
+    groups = scales.shape[1] if len(scales.shape) == 2 else 1
+    fits = len(scales.shape) < 2 and scales.shape in ((), (1,), (rows,))
+    if len(scales.shape) == 2:
+        fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
+    if not fits:
+        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not fit {list(shape)}")
+    if zeros is not None:
+        lines = -(-rows * bits // WORD) if _is_packed(zeros) else rows
+        if zeros.shape not in ((lines, groups), *([] if _is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
+            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, and {lines} x {groups} belong to {list(shape)}")
+    if g_idx is not None and g_idx.shape != (width,):
+        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {integers.name} has {width} inputs")
+    tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
+    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
+
+
+def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+    """What the groups of the settings say of `key`."""
+    groups = settings.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        found = group.get(key) if isinstance(group, Mapping) else None
+        if isinstance(found, Mapping):
+            yield found
+
+
+def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+    """Blocks of both axes that the settings name."""
+    for each in _groups_with(settings, "weights"):
+        found = each.get("block_structure")
+        if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) and n > 0 for n in found):
+            yield tuple(found)
+
+
+FORMAT = StoredFormat(
+    "compressed_tensors", ("compressed-tensors",), "packed integers, integers of 8 bits, or floats of 8 bits", _read
+)

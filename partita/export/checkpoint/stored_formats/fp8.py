@@ -1,0 +1,168 @@
+"""Weights in 8-bit floats with a scale for each block, row, or tensor: FineGrainedFP8 of transformers, and others.
+
+    X.weight            [..., N, K] float8_e4m3fn or float8_e5m2
+    X.weight_scale_inv  [..., ceil(N / 128), ceil(K / 128)] float32 or bfloat16, float8_e8m0fnu, or uint8 exponents;
+    X.weight_scale      or [N, 1], [N], [1], []
+
+    W = weight * scale, computed in float32
+
+(transformers, integrations/finegrained_fp8.py, Fp8Dequantize.) Stacks of experts are named without `.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from partita.export.checkpoint.stored_formats.base import (
+    FLOAT8,
+    CodedWeight,
+    Coding,
+    Read,
+    Sources,
+    StoredFormat,
+    claims_of,
+)
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.weights.origins import Region
+
+BLOCK = 128
+ENDS = ("_scale_inv", "_scale")
+"""What follows the name of a weight in that of its scales."""
+OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale")
+"""Scales of what the format's own kernels round besides weights."""
+EXPONENTS = frozenset({"U8", "torch.uint8"})
+BIAS = 127
+ONNX_NAMES = {
+    "F8_E4M3": "float8e4m3fn",
+    "torch.float8_e4m3fn": "float8e4m3fn",
+    "F8_E5M2": "float8e5m2",
+    "torch.float8_e5m2": "float8e5m2",
+}
+"""What ONNX calls the floats of 8 bits."""
+ACTIVATIONS = "activations, which {} rounds to 8 bits, stay floats: the package multiplies with the weights as stored"
+
+
+@dataclass(frozen=True)
+class ScaledWeight(CodedWeight):
+    """Narrow floats [..., N, K] times scales."""
+
+    weight: TensorInfo
+    factors: TensorInfo
+    blocks: tuple[int, ...]
+    """Numbers along each axis that share a scale."""
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Numbers times scales, in float32."""
+        return files.read(self.weight, region).float() * expanded(self.factors, self.blocks, region, files)
+
+    @property
+    def coding(self) -> Coding | None:
+        """The floats as they are."""
+        dtype, block = ONNX_NAMES.get(self.weight.dtype), self.blocks[-1] if self.blocks else 0
+        return Coding(dtype, block) if dtype is not None and block and self.shape[-1] % block == 0 else None
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Their bits."""
+        return files.read(self.weight, region).contiguous().view(torch.uint8)
+
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Those of every number."""
+        found = expanded(self.factors, self.blocks, region, files)
+        return found.expand([end - begin for begin, end in region])
+
+
+def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
+    """The scale of every number in `region`, float32, in a shape that broadcasts to it."""
+    shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
+    some = [
+        (0, 1) if size == 1 else (begin // block, -(-end // block))
+        for size, block, (begin, end) in zip(shape, blocks, region, strict=True)
+    ]
+    found = files.read(scales, tuple(some[: len(scales.shape)])).reshape([end - begin for begin, end in some])
+    found = (found.float() - BIAS).exp2() if scales.dtype in EXPONENTS else found.float()
+    for axis, (block, (begin, end), (first, _)) in enumerate(zip(blocks, region, some, strict=True)):
+        if shape[axis] > 1:
+            found = found.index_select(axis, torch.arange(begin, end) // block - first)
+    return found
+
+
+def blocks_of(
+    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], *, said_so: bool = False
+) -> tuple[int, ...]:
+    """How many numbers along each axis share a scale. `wanted`: what the settings say of the last axes, or what is
+    usual; `said_so`: the settings do, so that nothing else is, but for one scale of a whole tensor.
+
+    Raises CheckpointError when the scales fit the weight in no way.
+    """
+    shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
+    said = (*[1] * (len(shape) - len(wanted)), *wanted) if len(wanted) <= len(shape) else tuple(wanted[-len(shape) :])
+    found = []
+    for size, count, block in zip(shape, grid, said, strict=False):
+        if count < 1 or (len(scales.shape) == 1 and count not in (1, size)):
+            break
+        if said_so and max(grid) > 1 and count != -(-size // block):
+            break
+        if count == 1:
+            found.append(max(1, size))
+        elif -(-size // block) == count:
+            found.append(block)
+        elif size % count == 0:
+            found.append(size // count)
+        else:
+            break
+    if len(found) != len(shape) or len(grid) != len(shape):
+        raise sources.wrong(
+            scales.name,
+            f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
+            f"{' x '.join(map(str, wanted))}",
+        )
+    return tuple(found)
+
+
+def scaled(
+    sources: Sources,
+    weight: TensorInfo,
+    scales: TensorInfo,
+    wanted: Sequence[int],
+    name: str | None = None,
+    *,
+    said_so: bool = False,
+) -> ScaledWeight:
+    """The weight of a tensor of narrow floats and its scales, called `name` where that is not the tensor's.
+
+    Raises CheckpointError when they do not fit.
+    """
+    dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
+    blocks = blocks_of(sources, weight, scales, wanted, said_so=said_so)
+    return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
+
+
+def take_activation_scales(sources: Sources) -> tuple[str, ...]:
+    """Set the scales of activations aside; a note where there are any."""
+    found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
+    sources.taken.update(found)
+    return (ACTIVATIONS.format(sources.method),) if found else ()
+
+
+def _read(sources: Sources) -> Read:
+    wanted = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
+    if not isinstance(wanted, list | tuple) or not all(isinstance(n, int) and n > 0 for n in wanted):
+        raise sources.refused(f"with blocks of {str(wanted)[:40]!r}", "correct weight_block_size in config.json")
+    weights, said_so = [], sources.settings.get("weight_block_size") is not None
+    for name in sources.stems("", FLOAT8):
+        if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
+            continue
+        weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
+        if weight is not None and scales is not None:
+            weights.append(scaled(sources, weight, scales, wanted, said_so=said_so))
+            sources.claims[name] = [claims_of(sources.settings, {"fmt": "kind"})]
+    notes = take_activation_scales(sources)
+    if not notes and sources.settings.get("activation_scheme") == "dynamic":
+        notes = (ACTIVATIONS.format(sources.method),)
+    return Read(weights, notes)
+
+
+FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "floats of 8 bits, a scale for each block, row or tensor", _read)

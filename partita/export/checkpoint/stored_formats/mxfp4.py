@@ -1,0 +1,70 @@
+"""MXFP4, as gpt_oss has its experts: floats of 4 bits (E2M1) with a power of 2 for 32 of them.
+
+    X_blocks [E, N, K / 32, 16] uint8    two numbers in a byte, the first in the low bits
+    X_scales [E, N, K / 32] uint8        exponents, 127 more than they are
+
+    W[e, k, n] = VALUES[x] * 2^(scale - 127)        turned, as the model's experts want it
+
+(transformers, integrations/mxfp4.py, convert_moe_packed_tensors; OCP Microscaling Formats 1.0, section 5.) Twice a
+number of E2M1 is an integer from -12 to 12, so such a weight is also 8-bit integers in blocks of 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from partita.export.checkpoint.stored_formats.base import BYTE, AffineWeight, Parts, Read, Sources, StoredFormat
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.quantise.write.bits import unpack
+from partita.export.weights.origins import Region
+
+TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The numbers of E2M1, times 2."""
+BLOCK, BYTES = 32, 16
+BIAS, MIDDLE = 127, 128
+BLOCKS, SCALES = "_blocks", "_scales"
+
+
+@dataclass(frozen=True)
+class _Weight(AffineWeight):
+    """[E, K, N]."""
+
+    data: TensorInfo
+    scales: TensorInfo
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        experts, (begin, end), rows = region
+        low, high = begin // BLOCK, -(-end // BLOCK)
+        data = files.read(self.data, (experts, rows, (low, high), (0, BYTES)))
+        places = unpack(data.reshape(-1, BYTES), 4, BLOCK).reshape(*data.shape[:2], -1)
+        integers = (torch.tensor(TWICE, dtype=torch.int16) + MIDDLE).to(torch.uint8)[places.long()]
+        exponents = files.read(self.scales, (experts, rows, (low, high))).to(torch.int32) - BIAS - 1
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents).repeat_interleave(BLOCK, -1)
+        inside = slice(begin - low * BLOCK, end - low * BLOCK)
+        middle = torch.full((1, 1, 1), MIDDLE, dtype=torch.uint8)
+        return Parts(integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2), middle)
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        return torch.tensor(MIDDLE, dtype=torch.uint8)
+
+
+def _read(sources: Sources) -> Read:
+    found = [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
+    return Read([weight for weight in found if weight is not None])
+
+
+def _weight(sources: Sources, stem: str) -> _Weight | None:
+    data, scales = sources.take(stem + BLOCKS, BYTE), sources.take(stem + SCALES, BYTE)
+    if data is None or scales is None:
+        return None
+    if len(data.shape) != 4 or data.shape[-1] != BYTES:
+        raise sources.wrong(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
+    if scales.shape != data.shape[:-1]:
+        raise sources.wrong(scales.name, f"is {list(scales.shape)}, and {data.name} has {list(data.shape[:-1])} blocks")
+    experts, rows, count, _ = data.shape
+    return _Weight(stem, (experts, count * BLOCK, rows), (data, scales), "bfloat16", 8, 1, BLOCK, data, scales)
+
+
+FORMAT = StoredFormat("mxfp4", ("MXFP4",), "floats of 4 bits, a power of 2 for 32 of them", _read)

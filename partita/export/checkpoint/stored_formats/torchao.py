@@ -1,0 +1,204 @@
+"""torchao in safetensors files: integers or floats of 8 bits with a scale for each row or group, and plain int4.
+
+    X._weight_qdata [N, K] int8 or float8, X._weight_scale [N, G], X._weight_zero_point [N, G] int8 or absent
+
+    W = scale * (data - zero point)
+
+    X._weight_qdata [N, K / 2] int8     two integers with a sign in a byte, the first in the low bits
+    X._weight_scale, X._weight_zero_point [G, N]    floats
+
+    W = data * scale + zero point, each step rounded to the type of the scales
+
+(torchao, prototype/safetensors/safetensors_support.py; Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor, Int4Tensor;
+quantization/quant_primitives.py, _dequantize_affine_tinygemm.) How many bits an integer has is in the header of the
+file, where it has less than 8. Other packings of 4 bits are laid out for kernels of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint.stored_formats.base import (
+    BYTE,
+    FLOAT,
+    FLOAT8,
+    SIGNED_BYTE,
+    Claims,
+    CodedWeight,
+    Coding,
+    Read,
+    Sources,
+    StoredFormat,
+    StoredWeight,
+    claims_of,
+)
+from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
+from partita.export.checkpoint.stored_formats.fp8 import scaled
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
+from partita.export.graph.element_types import of_torch, to_torch
+from partita.export.weights.origins import Region
+
+DATA = "._weight_qdata"
+BEFORE = "._weight_act_pre_scale"
+"""A scale of what the weight multiplies."""
+PLAIN = "Int4Tensor"
+ADVICE = "export the checkpoint that it was quantised from"
+SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
+"""What 4 bits stand for."""
+
+
+@dataclass(frozen=True)
+class _Plain(CodedWeight):
+    """[N, K] of int4. The second of its tensors has the scales, the third the zeros, which are added."""
+
+    group: int
+    """Numbers along the last axis that share a scale."""
+    bits: int
+    computed: torch.dtype
+    """What every step is rounded to."""
+
+    @property
+    def coding(self) -> Coding:
+        """Places in `SIGNED`."""
+        rounded = "" if self.computed == torch.float32 else of_torch(self.computed)
+        return Coding("uint4", self.group, SIGNED, rounded, True)
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Every step in the type that the format computes in."""
+        numbers = torch.tensor(SIGNED)[self.codes(region, files).long()].to(self.computed)
+        scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))
+        return (numbers * scales - zeros).float()
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Places in `SIGNED`."""
+        rows, (begin, end) = region
+        first = begin // 2
+        found = files.read(self.tensors[0], (rows, (first, -(-end // 2)))).contiguous().view(torch.uint8)
+        both = torch.stack([found & 15, found >> 4], -1).reshape(len(found), -1)
+        return both[:, begin - 2 * first : end - 2 * first]
+
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The scale of every number."""
+        return self._of_groups(self.tensors[1], region, files)
+
+    def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """What is taken off: the stored one is added."""
+        return -self._of_groups(self.tensors[2], region, files)
+
+    def _of_groups(self, info: TensorInfo, region: Region, files: OpenFiles) -> torch.Tensor:
+        rows, (begin, end) = region
+        low = begin // self.group
+        found = files.read(info, ((low, -(-end // self.group)), rows)).T.to(self.computed).float()
+        return found[:, torch.arange(begin, end) // self.group - low]
+
+
+def _read(sources: Sources) -> Read:
+    weights: list[StoredWeight | None] = []
+    declared = _declared(sources)
+    fitting = set(sources.stems(DATA, f"{SIGNED_BYTE}|{FLOAT8}"))
+    for stem in sources.stems(DATA):
+        name, info = f"{stem}.weight", sources.tensors[stem + DATA]
+        kind = declared.get(name, {})
+        if stem + BEFORE in sources.tensors:
+            raise sources.refused(f"with a scale of activations ({stem}{BEFORE})", ADVICE)
+        sources.claims[name] = [_claims(sources.settings, kind)]
+        if _is_plain(sources, stem, kind):
+            weights.append(_plain(sources, stem, name))
+            continue
+        if stem not in fitting:
+            raise sources.refused(
+                f"in a packing of its kernels ({info.name} is {info.dtype})",
+                f"only plain int4 and integers and floats of 8 bits can be read; {ADVICE}",
+            )
+        data, scales = sources.take(stem + DATA), sources.take(f"{stem}._weight_scale", FLOAT)
+        zeros = sources.optional(f"{stem}._weight_zero_point", SIGNED_BYTE)
+        if data is None or scales is None:
+            continue
+        if data.dtype in ("I8", "torch.int8"):
+            weights.append(of_integers(sources, name, data.shape, _bits(kind), data, scales, zeros))
+        else:
+            weights.append(scaled(sources, data, scales, (1, data.shape[-1]), name))
+    return Read([weight for weight in weights if weight is not None])
+
+
+def _claims(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
+    """What config.json says of all weights, and the header of the file of one."""
+    default = _section(settings.get("quant_type"), "default")
+    of_all = {**_section(settings, "quant_type_kwargs"), **_section(default, "_data")}
+    found = claims_of(of_all, {"group_size": "group"})
+    named = re.search(r"(int4|int8|float8)_?weight", str(default.get("_type", settings.get("quant_type"))).lower())
+    block = _section(kind, "_data").get("block_size")
+    found |= {"block_size": ("group", block[-1])} if isinstance(block, list) and block else {}
+    return found | ({"quant_type": ("kind", named[1])} if named else {})
+
+
+def _section(settings: Any, key: str) -> Mapping[str, Any]:
+    found = settings.get(key) if isinstance(settings, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
+    """Whether two integers lie in a byte: what the file calls it, or, where it says nothing, zeros that are floats."""
+    zeros = sources.tensors.get(f"{stem}._weight_zero_point")
+    return kind.get("_type", PLAIN) == PLAIN and zeros is not None and bool(re.fullmatch(FLOAT, zeros.dtype))
+
+
+def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
+    """The weight of plain int4. Raises CheckpointError when the tensors do not fit one another."""
+    data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
+    zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
+    if data is None or scale is None or zero is None:
+        return None
+    if len(data.shape) != 2:
+        raise sources.wrong(data.name, f"is {list(data.shape)}, not a matrix")
+    rows, width = data.shape[0], 2 * data.shape[1]
+    groups = scale.shape[0] if scale.shape else 0
+    if scale.shape != (groups, rows) or not groups or width % groups:
+        raise sources.wrong(scale.name, f"is {list(scale.shape)}, which does not fit {data.name} {list(data.shape)}")
+    if zero.shape != scale.shape:
+        raise sources.wrong(zero.name, f"is {list(zero.shape)}, and {scale.name} is {list(scale.shape)}")
+    kind = to_torch(scale.dtype)
+    return _Plain(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
+
+
+def _bits(kind: Mapping[str, Any]) -> int:
+    """Of an integer that is stored in a byte, as far as the file says less than 8."""
+    said = _section(_section(kind, "_data"), "target_dtype").get("_data")
+    found = re.fullmatch(r"int([1-8])", str(said))
+    return int(found[1]) if found else 8
+
+
+def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
+    """What the headers of the files say of each weight, by its name; nothing where they say nothing that can be read.
+
+    Raises CheckpointError when a file cannot be opened.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for file in sorted({info.file for info in sources.tensors.values() if info.file.endswith(".safetensors")}):
+        path = sources.folder / file
+        try:
+            with safe_open(str(path), framework="pt") as handle:
+                said = handle.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error
+        for name, text in said.items():
+            try:
+                kind = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(kind, Mapping):
+                found[name] = kind
+    return found
+
+
+FORMAT = StoredFormat(
+    "torchao", ("TorchAO",), "integers or floats of 8 bits, a scale for each row or group; plain int4", _read
+)

@@ -1,0 +1,144 @@
+"""Which precision a quantised checkpoint is exported in, and whether its weights are taken as they are stored.
+
+Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are, and
+fp32 where they are codes of which ONNX Runtime computes float32 as it opens the graph (`coded_weights.py`). Other float
+precisions dequantise. Anything else would round weights a second time, and is done only where that is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from partita.dtypes import EXACT, PRECISIONS
+from partita.errors import UnsupportedModelError, UsageError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.stored_formats import Quantised
+from partita.export.checkpoint.weight_files import few
+from partita.export.options import AUTO, ExportOptions, check_options
+from partita.export.weights.coded_weights import OPSET, codable
+from partita.package.folder import QuantisedSource
+
+OF_ROUNDING = (
+    "block_size",
+    "quantiser",
+    "calibrate",
+    "max_perplexity_ratio",
+    "max_weight_size",
+    "prefill_precision",
+)
+"""Options that round weights."""
+
+
+def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
+    """The options with a precision for `auto`. Raises UsageError where they contradict what the checkpoint stores,
+    UnsupportedModelError where its weights cannot be taken as they are stored and nothing else was asked for.
+    """
+    found = checkpoint.quantised
+    if found is None:
+        if options.requantise:
+            raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; leave it out")
+        return _checked(options, EXACT.name) if options.precision == AUTO else options
+    bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
+    if options.requantise:
+        if bits is None:
+            raise UsageError("`requantise=True` rounds weights a second time: it needs `precision=int4` or int8")
+        return options
+    if options.precision != AUTO and bits is None:
+        return options
+    own = EXACT.name if options.precision == AUTO and codable(found) else _own(found, checkpoint)
+    if options.precision not in (AUTO, own):
+        raise UsageError(
+            f"`precision={options.precision}`: {checkpoint.given} is quantised with {found.method}, which is "
+            f"{own} as it is stored; leave it out, or add `requantise=True`, which rounds the weights a "
+            "second time"
+        )
+    for name in OF_ROUNDING:
+        value = getattr(options, name)
+        if value is not None and name == "calibrate" and options.cache_precision is not None:
+            raise UsageError(
+                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored, and the "
+                "ranges of its cache are found on `quality_text`: name the text there"
+            )
+        if value is not None:
+            raise UsageError(
+                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored "
+                f"({found.method}), and not rounded; leave it out, or add `requantise=True`, which rounds "
+                "them a second time"
+            )
+    return _checked(options, own)
+
+
+def _checked(options: ExportOptions, precision: str) -> ExportOptions:
+    """The options with a precision. Raises UsageError where others contradict it."""
+    changed = replace(options, precision=precision)
+    check_options(changed)
+    return changed
+
+
+def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:
+    """Whether integers are taken as they are stored."""
+    return checkpoint.quantised is not None and options.computing.bits is not None and not options.requantise
+
+
+def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError where an adapter is merged into weights whose integers are taken as they are stored:
+    what comes out is no integers any more.
+    """
+    if checkpoint.unmerged is None or checkpoint.quantised is None or not takes_stored(options, checkpoint):
+        return
+    changed = [
+        name for name in checkpoint.quantised.weights if checkpoint.tensors[name] is not checkpoint.unmerged[name]
+    ]
+    if changed:
+        raise UnsupportedModelError(
+            f"`adapter={options.adapter}`: it is merged into weights that {checkpoint.where} stores as "
+            f"integers ({checkpoint.quantised.method}), and its sums are no such integers: {few(changed)}; "
+            "keep it separate with `with_adapters`, name `precision=bf16`, fp16 or fp32, which keep the "
+            "numbers, or add `requantise=True`, which rounds the weights a second time"
+        )
+
+
+def keeps_codes(options: ExportOptions, checkpoint: Checkpoint) -> bool:
+    """Whether codes that are no integers are kept as they are: where the graph computes in float32, as the format's
+    own library does, and no adapter is merged into them.
+    """
+    newer = options.opset is None or options.opset >= OPSET
+    return codable(checkpoint.quantised) and options.computing is EXACT and newer and checkpoint.unmerged is None
+
+
+def source_of(options: ExportOptions, checkpoint: Checkpoint, *, coded: bool = False) -> QuantisedSource | None:
+    """What the manifest says of a quantised checkpoint; None for one of floats. `coded`: its codes were kept."""
+    found = checkpoint.quantised
+    if found is None:
+        return None
+    taken: Literal["as stored", "requantised", "dequantised"] = "as stored" if coded else "dequantised"
+    if options.computing.bits is not None:
+        taken = "requantised" if options.requantise else "as stored"
+    return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
+
+
+def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
+    """What a user should know of it, in sentences."""
+    found = checkpoint.quantised
+    if found is None:
+        return []
+    told = list(found.notes)
+    if options.requantise:
+        told.append(
+            f"requantised: weights that {found.method} had rounded are rounded a second time; quality is measured "
+            "against the stored ones, and what the first rounding cost is not known"
+        )
+    return told
+
+
+def _own(found: Quantised, checkpoint: Checkpoint) -> str:
+    """The precision of the integers that it stores. Raises UnsupportedModelError where it stores none."""
+    if found.all_affine and found.bits is not None:
+        return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
+    raise UnsupportedModelError(
+        f"{checkpoint.where}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
+        "package can have as they are stored; name `precision=bf16`, fp16 or fp32, which keep the "
+        "numbers and need more room, or add `requantise=True` to `precision=int8` or int4, "
+        "which rounds them a second time"
+    )

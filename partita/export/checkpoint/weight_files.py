@@ -1,0 +1,352 @@
+"""The weight files of a checkpoint: which tensors they hold, and regions of those tensors.
+
+No file is read whole: names, shapes and dtypes come from the headers. A safetensors file is mapped, and opened anew
+after `MAPPED_BYTES`, because pages that were read stay in memory while it is open.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import regex
+import torch
+from safetensors import SafetensorError, safe_open
+
+from partita import dtypes
+from partita.capped import check_size, irregular
+from partita.errors import CheckpointError
+from partita.export.graph.element_types import CHECKPOINT, of_torch
+from partita.remedies import Remedy, permission
+
+FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}
+"""Types that weights are read in, by their names in safetensors files."""
+LAYOUTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+"""A single file, and the index of several, in the order in which they are looked for."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the file begins that a clone without Git LFS has in place of a large one."""
+ZIP = b"PK\x03\x04"
+"""How a file begins that torch has written since 1.6."""
+SHOWN_CHARACTERS = 120
+"""Of a name from a file, in a message."""
+MAPPED_BYTES = 32 << 20
+PATTERN_SECONDS = 0.5
+"""For a regular expression of a file and one name; real ones take microseconds."""
+LONGEST_PATTERN = 1 << 13
+DOWNLOAD = Remedy("download the checkpoint again")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `name` begins with what a regular expression of a file matches, as `re.match` has it.
+
+    Raises re.error for what is no expression, CheckpointError for one that takes too long.
+    """
+    if len(pattern) > LONGEST_PATTERN:
+        raise re.error(f"more than {LONGEST_PATTERN:,} characters")
+    try:
+        re.compile(pattern)
+        return regex.match(pattern, name, timeout=PATTERN_SECONDS) is not None
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise re.error(str(error)) from error
+    except TimeoutError as error:
+        raise CheckpointError(
+            f"the pattern {pattern[:SHOWN_CHARACTERS]!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it"
+        ) from error
+
+
+class Decoder(Protocol):
+    """How the numbers of a weight are computed that no file holds as they are: from the tensors that a quantised
+    checkpoint stores in its place, or from a weight and an adapter.
+    """
+
+    def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
+        """The numbers in `region`, start and stop on every axis. Raises CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not
+    float), and its size in that file.
+    """
+
+    name: str
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int = 0
+    decoder: Decoder | None = field(default=None, compare=False, repr=False)
+    """None: the file holds its numbers as they are. Of a quantised weight `name` is that which a checkpoint of floats
+    would give it, `dtype` the type of its scales; of one that an adapter changes it is float32.
+    """
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of another library says, in one short line: its first, and the next where that is a heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:200]
+
+
+def few(items: Sequence[str], separator: str = ", ") -> str:
+    """The first five, and how many there are."""
+    shown = separator.join(item[: 2 * SHOWN_CHARACTERS] for item in items[:5])
+    return shown + (f" and {len(items) - 5} more ({len(items)} in all)" if len(items) > 5 else "")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError when there is none."""
+    refuse_pointer(path)
+    try:
+        check_size(path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged, {error}") from error
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
+        raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: damaged, it is not a JSON object")
+    return value
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CheckpointError for a file that may not be read, and for a pointer that Git LFS has left in its place."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(len(LFS_POINTER))
+    except OSError as error:
+        advice = "; you have no permission to read it" if isinstance(error, PermissionError) else ""
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}){advice}") from error
+    if head == LFS_POINTER:
+        raise CheckpointError(
+            f"{path}: a pointer of Git LFS, the file itself was not downloaded; run git lfs pull in {path.parent}"
+        )
+
+
+def unreadable(error: OSError, path: Path) -> CheckpointError:
+    """The error for a file or folder that cannot be read: the one that `error` names, else `path`."""
+    where = Path(error.filename) if isinstance(error.filename, str) else path
+    remedy = permission(where) if isinstance(error, PermissionError) else None
+    return CheckpointError(f"cannot be read ({error.strerror or error})", where=where, remedy=remedy)
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raise CheckpointError for a link to what is not there, as a copy of a hub cache without its blobs is full of."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"a symbolic link to {path.readlink()}, where nothing is", where=path, remedy=DOWNLOAD)
+
+
+def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
+    """Every tensor of the checkpoint, its weight files, and names that an index lists and no file holds.
+
+    Raises CheckpointError when files are missing or damaged.
+    """
+    for single, index in LAYOUTS:
+        # In the order of transformers, whose save_pretrained leaves the index of earlier shards beside a single file.
+        if (folder / single).is_file():
+            return {info.name: info for info in list_tensors(folder, single)}, (single,), ()
+        if (folder / index).is_file():
+            return _read_sharded(folder, index)
+    others = sorted(p.name for p in folder.glob("*.safetensors"))
+    hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
+    raise CheckpointError(
+        f"{folder}: config.json is there but no weights (model.safetensors or pytorch_model.bin){hint}"
+    )
+
+
+def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{folder / index}: damaged, it has no weight_map")
+    files = tuple(sorted(set(weight_map.values())))
+    tensors: dict[str, TensorInfo] = {}
+    for name in files:
+        if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name) > 255:
+            raise CheckpointError(
+                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is not in the checkpoint "
+                "folder; refusing to follow it"
+            )
+        if why := irregular(folder / name, folder):
+            raise CheckpointError(f"{folder / name}: {why}")
+        if not (folder / name).is_file():
+            others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
+            stale = f", and {index} does not name {few(others)}: it may be of another save" if others else ""
+            raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")
+        for info in list_tensors(folder, name):
+            if info.name in tensors:
+                raise CheckpointError(
+                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and nothing says "
+                    "which of them counts; download the checkpoint again"
+                )
+            tensors[info.name] = info
+    return tensors, files, tuple(sorted(weight_map.keys() - tensors.keys()))
+
+
+def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
+    """Names, shapes and dtypes of one weight file. Raises CheckpointError when it is damaged, or no weights alone."""
+    path = folder / file
+    refuse_pointer(path)
+    if file.endswith(".bin"):
+        found = [_described(name, file, tensor) for name, tensor in _load_bin(path).items()]
+    else:
+        found = _list_safetensors(path, file)
+    for info in found:
+        if not is_name(info.name):
+            raise CheckpointError(
+                f"{path}: damaged, it contains a tensor named {info.name[:SHOWN_CHARACTERS]!r}; download the "
+                "checkpoint again"
+            )
+    return found
+
+
+def is_name(name: str) -> bool:
+    """Whether a tensor can be called that: short, printable, nothing between two dots missing, and numbers in ASCII."""
+    parts = name.split(".")
+    return name.isprintable() and len(name) <= 500 and all(p and (p.isascii() or not p.isdigit()) for p in parts)
+
+
+def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
+    try:
+        with safe_open(str(path), framework="pt") as handle:
+            found = []
+            for name in handle.keys():  # noqa: SIM118 - safe_open is no dict
+                part = handle.get_slice(name)
+                dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                size = _size_bytes(dtype, shape)
+                found.append(TensorInfo(name, file, shape, FLOATS.get(dtype, dtype), size))
+            return found
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise CheckpointError(
+            f"{path}: damaged or cut off at {size:,} bytes ({first_line(error)}); download the checkpoint again"
+        ) from error
+
+
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor whose dtype has its bits in its name, as safetensors spells them: F8_E4M3, BF16, BOOL."""
+    digits = dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").partition("_")[0]
+    bits = int(digits) if digits.isdigit() else 8
+    for size in shape:
+        bits *= size
+    return bits // 8
+
+
+def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
+    dtype = of_torch(tensor.dtype)
+    return TensorInfo(
+        name, file, tuple(tensor.shape), dtype if dtype in CHECKPOINT else str(tensor.dtype), tensor.nbytes
+    )
+
+
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a .bin file; weights only, so no code in the file is run.
+
+    They are mapped into memory. A file from before torch 1.6 is no zip archive and cannot be: it is read whole, once.
+    """
+    about = path.stat()
+    with path.open("rb") as stream:
+        is_archive = stream.read(len(ZIP)) == ZIP
+    if not is_archive:
+        return _load_whole(path, about.st_mtime_ns)
+    _check_records(path, about.st_size)
+    return _load(path, mapped=True)
+
+
+def _check_records(path: Path, size_bytes: int) -> None:
+    """Refuse an archive whose records are not there byte for byte, before torch reads what is in their place: it maps
+    the file, and believes that a record lies in it as long as it says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: damaged or cut off at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
+        ) from error
+    packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise CheckpointError(
+            f"{path}: its records are compressed, as torch never writes them: {few(packed)}; save it anew with torch, "
+            "or use safetensors files"
+        )
+    stored = sum(entry.file_size for entry in records)
+    if stored > size_bytes or any(entry.file_size != entry.compress_size for entry in records):
+        raise CheckpointError(
+            f"{path}: damaged, its records have {stored:,} bytes by what it says, and the file {size_bytes:,}; "
+            "use safetensors files"
+        )
+
+
+@lru_cache(maxsize=1)
+def _load_whole(path: Path, changed: int) -> dict[str, torch.Tensor]:
+    """The last file that was read whole: each weight asks for it again. `changed`: when it was written."""
+    return _load(path, mapped=False)
+
+
+def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in loaded.items()):
+        raise CheckpointError(f"{path}: contains something other than named tensors; use safetensors files")
+    return dict(loaded)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a tensor of numbers, one after the other in memory."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return value.device.type == "cpu" and not value.is_quantized
+
+
+class OpenFiles:
+    """Reads regions of tensors. Use as a context manager; what was computed from them is kept until its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.computed: dict[Any, torch.Tensor] = {}
+        self._loaded: dict[str, Mapping[str, torch.Tensor]] = {}
+        self._mapped: tuple[str, Any] = "", None
+        """Name and handle of the safetensors file that is open."""
+        self._mapped_bytes = 0
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.computed.clear()
+        self._loaded.clear()
+        self._mapped = "", None
+
+    def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
+        """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
+        if info.decoder is not None:
+            return info.decoder.values(region, self)
+        path = self.folder / info.file
+        index: Any = tuple(slice(start, stop) for start, stop in region) or ...
+        if info.file.endswith(".bin"):
+            if info.file not in self._loaded:
+                self._loaded[info.file] = _load_bin(path)
+            return self._loaded[info.file][info.name][index]
+        try:
+            if self._mapped[0] != info.file or self._mapped_bytes > MAPPED_BYTES:
+                self._mapped = "", None
+                self._mapped, self._mapped_bytes = (info.file, safe_open(str(path), framework="pt")), 0
+            self._mapped_bytes += info.size_bytes
+            return torch.as_tensor(self._mapped[1].get_slice(info.name)[index])
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error

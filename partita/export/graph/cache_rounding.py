@@ -1,0 +1,262 @@
+"""Keys and values that are cached as 8-bit integers: half of an fp16 cache, a quarter of a float32 one.
+
+GroupQueryAttention keeps its cache so, with a scale for each channel of each KV head that is fixed in the graph, and
+attends to what it kept, those of the newest tokens included. So the scales are found after the package was written and
+verified with a cache of floats: it reads a text, and what its cache holds then says how large each channel gets, keys
+that are turned at every position that there is (`rotated_keys`). What is larger later is cut off. Only caches that
+such nodes read and write are rounded.
+
+Source: ONNX Runtime 1.31, docs/contrib_ops/cpu/gqa.md; PER_CHANNEL scales are [1, KV heads, 1, head size], float32, and
+a value is round(x / scale) between -128 and 127 (checked against numpy: equal).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from partita import dtypes
+from partita.errors import ParityError, ProviderError, UnsupportedModelError, UsageError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.graph.element_types import to_ir
+from partita.export.graph.rotated_keys import Rotation, largest_at_any, rotation_of
+from partita.export.options import ExportOptions
+from partita.export.progress import Stage
+from partita.export.target import Question, Target
+from partita.export.verify import texts
+from partita.export.verify.quality import RANDOM, OpenScorer, measured_tokens
+from partita.export.verify.texts import WINDOW_TOKENS, Text, Tokens
+from partita.package.folder import Graph, Manifest, record_file
+from partita.package.records import RoundedCache
+
+OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
+ROUNDED = "int8"
+LARGEST = 127
+QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
+"""Places of inputs; the scale of values follows that of keys."""
+PRESENT = 1
+"""Place of the output with keys; that with values follows."""
+TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
+TWIN = "with a float32 cache, before it was rounded"
+OPSET, IR_VERSION = 21, 10
+ASKED = {"heads": 4, "kv_heads": 2, "size": 64, "length": 16}
+"""Of the node that a target is asked about."""
+
+Scales = Mapping[str, npt.NDArray[np.float32]]
+"""Past input of a state -> [1, KV heads, 1, head size]."""
+
+
+def ask(options: ExportOptions, target: Target | None) -> None:
+    """Raise ProviderError where the target does not take such a node, before anything is written."""
+    if options.cache_precision is None or target is None or target.takes is None:
+        return
+    if not target.takes([question(options.computing.dtype)])[0]:
+        raise ProviderError(
+            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel of {OPERATOR} "
+            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; leave it out, "
+            "or name another `target`, as cpu"
+        )
+
+
+def question(dtype: str) -> Question:
+    """A model of one node whose activations have `dtype` and whose cache is rounded, and the sizes of its inputs."""
+    heads, kv_heads, size, length = ASKED["heads"], ASKED["kv_heads"], ASKED["size"], ASKED["length"]
+    kinds = {name: to_ir(dtype) for name in ("query", "key", "value")}
+    sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, heads * size)}
+    sizes |= dict.fromkeys(("key", "value"), (1, 1, kv_heads * size))
+    sizes |= dict.fromkeys(("past_key", "past_value"), (1, kv_heads, length, size))
+    kinds |= dict.fromkeys(("past_key", "past_value"), ir.DataType.INT8)
+    sizes |= {"last": (1,), "total": ()}
+    kinds |= dict.fromkeys(("last", "total"), ir.DataType.INT32)
+    given = [
+        ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(kinds[name]))
+        for name, shape in sizes.items()
+    ]
+    node = ir.Node(
+        DOMAIN,
+        OPERATOR,
+        given,
+        attributes=[ir.AttrInt64("num_heads", heads), ir.AttrInt64("kv_num_heads", kv_heads)],
+        num_outputs=3,
+        name="asked",
+    )
+    for output, name in zip(node.outputs, ("output", "present_key", "present_value"), strict=True):
+        output.name = name
+    graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": OPSET, DOMAIN: 1}, name="asked")
+    one = np.ones((1, kv_heads, 1, size), np.float32)
+    _round_node(graph, node, {"past_key": one, "past_value": one})
+    return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
+
+
+def rounds(model: ir.Model) -> tuple[str, ...]:
+    """Past inputs of the states of `model` that can be rounded."""
+    return tuple(value.name or "" for node in _nodes(model.graph) for value in _pasts(node))
+
+
+def round_cache(model: ir.Model, scales: Scales) -> ir.Model:
+    """Let every cache that can be rounded be integers with these scales; in place."""
+    for node in _nodes(model.graph):
+        _round_node(model.graph, node, scales)
+    return model
+
+
+def _nodes(graph: ir.Graph) -> list[ir.Node]:
+    """Those whose cache is a state of the package and nothing else."""
+    given = set(graph.inputs)
+    found = [
+        node for node in graph if node.op_type == OPERATOR and node.domain == DOMAIN and len(node.outputs) > PRESENT
+    ]
+    return [node for node in found if all(value in given and len(value.uses()) == 1 for value in _pasts(node))]
+
+
+def _pasts(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs[PAST_KEY : PAST_VALUE + 1] if value is not None]
+
+
+def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
+    node.resize_inputs(max(len(node.inputs), KEY_SCALE + 2))
+    for place, (past, kind) in enumerate(zip(_pasts(node), "kv", strict=True)):
+        assert past.name is not None
+        scale = ir.Value(name=f"{past.name}.scale")
+        scale.const_value = ir.tensor(scales[past.name], name=scale.name)
+        scale.type, scale.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(scales[past.name].shape)
+        graph.register_initializer(scale)
+        node.replace_input_with(KEY_SCALE + place, scale)
+        node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")
+        for value in (past, node.outputs[PRESENT + place]):
+            value.type = ir.TensorType(ir.DataType.INT8)
+    node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", dtypes.named(ROUNDED).bits or 0)
+
+
+def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
+    """What the scales are found on: the text of the calibration; else what follows, in the text of the quality, the
+    part that is measured, or that part where nothing does. Unless a text was named for the calibration, random tokens
+    stand for one without a tokenizer, and for one that nobody has `chosen` and the tokenizer does not know.
+
+    Raises UsageError when it cannot be read, is too short, or was named and has no tokenizer that knows it.
+    """
+    option = "quality_text" if options.calibrate is None else "calibrate"
+    given = options.quality_text if options.calibrate is None else options.calibrate
+    assert given is not None
+    path = Path(given)
+    raw, sha256 = texts.read(path, option)
+    length = min(WINDOW_TOKENS, manifest.graph.max_length)
+    found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)
+    if options.calibrate is not None:
+        found = texts.asked_for(found, FEWEST_TOKENS, path, option)
+    useless = found is not None and texts.says_nothing(found, FEWEST_TOKENS)
+    if found is None or (useless and not chosen):
+        ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
+        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
+    measured = measured_tokens(options, manifest.source.parameters)
+    name, begin = path.name, measured if options.calibrate is None else 0
+    if begin and len(found.ids) >= begin + FEWEST_TOKENS:
+        name = f"{name} after what quality is measured on"
+    else:
+        begin = 0
+    taken = found.part(begin, begin + TEXT_TOKENS)
+    if len(taken.ids) < FEWEST_TOKENS:
+        raise UsageError(
+            f"`{option}={path}`: too short: {len(taken.ids)} tokens, and at least {FEWEST_TOKENS} are needed to "
+            "find the scales of the cache"
+        )
+    return Text(name, sha256, taken.windows(length))
+
+
+def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
+    """Find the scales of the package in `folder` by letting it read, and round its cache; the new manifest.
+
+    Raises UnsupportedModelError when no cache of it can be rounded, ParityError when what it caches is not finite, and
+    whatever reading does.
+    """
+    models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
+    able = [set(rounds(model)) for model in models.values()]
+    named = set.intersection(*able)
+    if not named:
+        raise UnsupportedModelError(
+            f"`cache_precision={ROUNDED}`: no {OPERATOR} keeps the states of this model "
+            f"(attention {manifest.graph.attention}); leave it out",
+            option="cache_precision",
+        )
+    turned = {past: found for model in models.values() for past, found in _rotations(model).items()}
+    largest = _largest(folder, manifest, text, open_reader, named, turned, stage)
+    scales = {past: _scale(values) for past, values in largest.items()}
+    for file, model in models.items():
+        ir.save(round_cache(model, scales), folder / file)
+    return _recorded(folder, manifest, text, named)
+
+
+def _rotations(model: ir.Model) -> dict[str, Rotation]:
+    """How the keys of every cache that can be rounded are turned, by past input, where they are."""
+    found = {node.inputs[PAST_KEY]: rotation_of(node) for node in _nodes(model.graph)}
+    return {past.name: each for past, each in found.items() if past is not None and past.name and each is not None}
+
+
+def _largest(
+    folder: Path,
+    manifest: Manifest,
+    text: Text,
+    open_reader: OpenScorer,
+    named: set[str],
+    turned: Mapping[str, Rotation],
+    stage: Stage,
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The largest absolute value of every channel [KV heads, head size], by past input: of values in the text, of keys
+    that are turned at any position that the cache has.
+    """
+    length = manifest.graph.max_length
+    largest: dict[str, npt.NDArray[np.float32]] = {}
+    with open_reader(folder, manifest) as reader:
+        for first in range(0, len(text.windows), reader.rows):
+            taken = text.windows[first : first + reader.rows]
+            reader.score(taken.tolist(), lambda row, position, logits: None)
+            for past, values in reader.cached():
+                if past in named:
+                    seen, rotation = values.astype(np.float32), turned.get(past)
+                    found = (
+                        np.abs(seen).max(axis=(0, 2)) if rotation is None else largest_at_any(seen, rotation, length)
+                    )
+                    largest[past] = np.maximum(largest[past], found) if past in largest else found
+            stage.advance(len(taken))
+    odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
+    if odd:
+        raise ParityError(f"what {odd[0]} caches is not finite, so its cache cannot be rounded")
+    return largest
+
+
+def _scale(largest: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Scales as the operator reads them; a channel that is always 0 has scale 1."""
+    scale = np.where(largest > 0, largest / LARGEST, np.float32(1)).astype(np.float32)
+    return scale[None, :, None, :]
+
+
+def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> Manifest:
+    """The manifest of a package whose graphs were changed."""
+    states = tuple(
+        state.model_copy(update={"dtype": ROUNDED}) if state.past in named else state for state in manifest.graph.states
+    )
+    size = sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
+    graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": size})
+    changed = {file.file for file in graph.files}
+    files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
+    kept = [state for state in states if state.past not in named]
+    found = manifest.verification
+    twin = TWIN if found.twin is None else f"{found.twin}, {TWIN}"
+    verification = found.model_copy(update={"twin": twin, "detail": f"{found.detail}; {TWIN}"})
+    cache = RoundedCache(
+        dtype=ROUNDED,
+        states=len(named),
+        kept=tuple(state.past for state in kept),
+        float_bytes=manifest.graph.cache_bytes,
+        text=text.name,
+        text_sha256=text.sha256,
+        tokens=text.tokens,
+    )
+    return manifest.model_copy(
+        update={"graph": graph, "files": files, "verification": verification, "rounded_cache": cache}
+    )

@@ -1,0 +1,62 @@
+"""The same products of 8-bit integers in ONNX Runtime's own operator, which scales its result as it leaves the product.
+
+    y = MatMulIntegerToFloat(q, W [K, N], 1, scales [N], zero point 128) * s
+
+q and s are the activations, rounded with a scale for every token (`rounding.py`). The operator takes one scale for all
+activations, so it is given 1 and theirs come after it. Two passes over the result are saved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.quantise.forms.base import Form, Place, Product, Weight, last
+from partita.export.quantise.rounding.activations import before_rounding, rounded, zero_point
+from partita.export.quantise.write.layouts import InColumns
+from partita.export.quantise.write.look_up import LOOK_UP
+
+DOMAIN = "com.microsoft"
+MATMUL = "MatMulIntegerToFloat"
+
+
+def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
+    data, scales = weight.values
+    assert hidden.dtype is not None
+    integers, scale = rounded(place, hidden, weight.width)
+    shape, kind = last(hidden, weight.rows), hidden.dtype
+    one = place.constant(np.array(1, kind.numpy()), "rounding.one")
+    inputs = [integers, data, one, scales, zero_point(place)]
+    made = place.node(MATMUL, inputs, dtype=kind, shape=shape, domain=DOMAIN)
+    made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
+    return made if bias is None else place.node("Add", [made, bias], dtype=kind, shape=shape)
+
+
+def _exact(model: ir.Model) -> None:
+    """x / s as it is, in place of what it is rounded to, times the weights as numbers."""
+    for node in [node for node in model.graph if node.op_type == MATMUL]:
+        integers, data, _, scales, _ = node.inputs
+        (scaled,) = [use.node for use in node.outputs[0].uses()]
+        assert data is not None
+        steps = ir.node("Div", inputs=[before_rounding(integers), scaled.inputs[1]], name=f"{node.name}.steps")
+        wide = ir.node("Cast", inputs=[data], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{node.name}.wide")
+        weight = ir.node("Mul", inputs=[*wide.outputs, scales], name=f"{node.name}.weight")
+        product = ir.node("MatMul", inputs=[*steps.outputs, *weight.outputs], name=f"{node.name}.exact")
+        for new in (steps, wide, weight, product):
+            new.outputs[0].name = f"{new.name}.output"
+            model.graph.insert_before(node, new)
+        product.outputs[0].type, product.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+        node.outputs[0].replace_all_uses_with(product.outputs[0])
+        model.graph.remove(node, safe=True)
+
+
+FORM = Form(
+    "matmul_integer_to_float",
+    "MatMulIntegerToFloat over activations rounded for every token",
+    Product(f"{MATMUL} ({DOMAIN}) over rounded activations", InColumns(one_scale=True), _product, _exact),
+    LOOK_UP,
+    opset=18,
+    domains=(DOMAIN,),
+    bits=(8,),
+    one_scale=True,
+)

@@ -1,0 +1,130 @@
+"""Activations rounded to 8-bit integers by the graph itself, with a scale for every token, in standard operators.
+
+    s = Max(ReduceMax(Abs(x)), tiny) / 127                        [..., 1]
+    q = QuantizeLinear(x, s, 128)                                 [..., K] uint8, a scale along the axis of tokens
+
+Products that read the same x share s and q. QuantizeLinear goes through x once where dividing, rounding, adding and
+casting it go through it four times. Nothing asks for a shape: a provider may have no integers of 64 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.quantise.forms.base import Place, last
+
+QUANTIZE = "QuantizeLinear"
+ROUNDED = "rounded"
+ZERO_POINTS = "zero_points"
+LARGEST, MIDDLE = 127, 128
+"""Of rounded activations, and the number that stands for 0."""
+BLOCKS_SINCE = 21
+"""The operator set of ONNX since which QuantizeLinear takes a scale for each block of a row: here a whole row."""
+TINY = 1e-30
+"""In place of the scale of a row that is 0 everywhere."""
+
+
+def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
+    """Integers and scales of activations with rows of `width`."""
+    known = place.shared.get((ROUNDED, hidden))
+    if known is not None:
+        return known[0], known[1]
+    assert hidden.dtype is not None
+    kind, shape, one = hidden.dtype, hidden.shape, last(hidden, 1)
+
+    def number(value: float, name: str) -> ir.Value:
+        return place.constant(np.array(value, kind.numpy()), f"rounding.{name}")
+
+    size = place.node("Abs", [hidden], dtype=kind, shape=shape)
+    axes = place.constant(np.array([-1], np.int64), "rounding.axes")
+    largest = place.node("ReduceMax", [size, axes], dtype=kind, shape=one, attributes={"keepdims": 1})
+    positive = place.node("Max", [largest, number(TINY, "tiny")], dtype=kind, shape=one)
+    scale = place.node("Mul", [positive, number(1 / LARGEST, "step")], dtype=kind, shape=one)
+    place.shared[ROUNDED, hidden] = integers, scale = _integers(place, hidden, scale, width), scale
+    return integers, scale
+
+
+def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
+    """Activations [..., K] as integers, given the scale of each token [..., 1]."""
+    axis, byte = _axis_of_tokens(hidden), ir.DataType.UINT8
+    if axis is not None:
+        scales = place.node("Reshape", [scale, _sizes(place, [-1])], dtype=hidden.dtype, shape=None)
+        inputs, attributes = [hidden, scales, _zero_points(place, hidden, scales)], {"axis": axis}
+    elif (place.graph.opset_imports.get("") or 0) >= BLOCKS_SINCE:
+        inputs, attributes = [hidden, scale, _zero_points(place, hidden, scale)], {"axis": -1, "block_size": width}
+    else:
+        return _flat_integers(place, hidden, scale, width)
+    return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes=attributes)
+
+
+def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
+    """The same where tokens lie along several axes, as those of a batch do, and QuantizeLinear takes scales along one
+    only: they are put along one meanwhile.
+    """
+    kind, byte = hidden.dtype, ir.DataType.UINT8
+    scales, rows = (
+        place.node("Reshape", [value, _sizes(place, sizes)], dtype=kind, shape=None)
+        for value, sizes in ((scale, [-1]), (hidden, [-1, width]))
+    )
+    inputs = [rows, scales, _zero_points(place, hidden, scales)]
+    flat = place.node(QUANTIZE, inputs, dtype=byte, shape=None, attributes={"axis": 0})
+    sizes = place.node("Shape", [hidden], dtype=ir.DataType.INT64, shape=None)
+    return place.node("Reshape", [flat, sizes], dtype=byte, shape=hidden.shape)
+
+
+def _sizes(place: Place, sizes: list[int]) -> ir.Value:
+    """A shape to reshape to."""
+    return place.constant(np.array(sizes, np.int64), f"rounding.to_{'_'.join(map(str, sizes))}".replace("-", "minus_"))
+
+
+def _axis_of_tokens(hidden: ir.Value) -> int | None:
+    """The only axis before the last that is longer than 1; None where there may be several."""
+    if hidden.shape is None:
+        return None
+    long = [axis for axis, size in enumerate(hidden.shape[:-1]) if size != 1]
+    return None if len(long) > 1 else long[0] if long else 0
+
+
+def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
+    """The number that stands for 0, once for every token; shared by all activations of as many tokens.
+
+    A constant for one token. For more of them it is made of their scales, each of which is brought to that number.
+    """
+    sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
+    if sizes and set(sizes) == {"1"}:
+        return place.constant(np.array([MIDDLE], np.uint8), "rounding.zero_point_of_one")
+    known = place.shared.get((ZERO_POINTS, sizes))
+    if known is not None:
+        return known[0]
+    assert scales.dtype is not None
+    middle = place.constant(np.array(MIDDLE, scales.dtype.numpy()), "rounding.middle")
+    same = place.node("Clip", [scales, middle, middle], dtype=scales.dtype, shape=scales.shape)
+    byte = {"to": int(ir.DataType.UINT8)}
+    made = place.node("Cast", [same], dtype=ir.DataType.UINT8, shape=scales.shape, attributes=byte)
+    if sizes and "None" not in sizes:
+        place.shared[ZERO_POINTS, sizes] = (made,)
+    return made
+
+
+def zero_point(place: Place) -> ir.Value:
+    """It, once."""
+    return place.constant(np.array(MIDDLE, np.uint8), "rounding.zero_point")
+
+
+def before_rounding(integers: ir.Value | None) -> ir.Value:
+    """The activations that were rounded to `integers`, as `_integers` writes it."""
+    operators = ("Reshape", QUANTIZE, "Reshape") if _made_by(integers).op_type == "Reshape" else (QUANTIZE,)
+    value = integers
+    for operator in operators:
+        node = _made_by(value)
+        assert node.op_type == operator, operator
+        value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _made_by(value: ir.Value | None) -> ir.Node:
+    node = None if value is None else value.producer()
+    assert node is not None
+    return node

@@ -1,0 +1,155 @@
+"""Experts with packed weights as one operator of ONNX Runtime, QMoE, in the place of MoE.
+
+    y = QMoE(x [T, H], scores [T, E], up [E, F, bytes], its scales [E, F, M], bias [E, F], down [E, H, bytes], ...)
+
+Only the chosen experts are computed. The bytes are those that MatMulNBits reads, the matrices of a stack one below the
+other. One block size serves both stacks, so it divides H and I. As run with ONNX Runtime 1.31.1 on its CPU provider:
+right in every activation that MoE has; integers of 4 bits are multiplied in float32 at accuracy level 0, those of 8
+bits with rounded activations at every level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.quantise.forms.base import ExpertsCall, Place, Weight
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.weights.origins import Flattened
+from partita.export.weights.sources import Plain, stored
+
+OPERATOR, PLAIN, DOMAIN = "QMoE", "MoE", "com.microsoft"
+EXACT_LEVEL = 0
+"""The accuracy level at which activations are not rounded, with weights of 4 bits."""
+ZEROS_UP, ZEROS_DOWN, INPUTS = 11, 12, 13
+"""Places of the zero points among the inputs."""
+
+
+def stacks(node: ir.Node) -> tuple[Plain, Plain] | None:
+    """The weights [E * F, H] and [E * H, I] of a MoE node; None for any other node."""
+    if (node.domain, node.op_type) != (DOMAIN, PLAIN) or any(value is not None for value in node.inputs[6:]):
+        return None
+    found = [_flat(node.inputs[index]) for index in (2, 4)]
+    up, down = found
+    return None if up is None or down is None else (up, down)
+
+
+def _flat(value: ir.Value | None) -> Plain | None:
+    """A stack of the checkpoint as its matrices one below the other."""
+    weight = stored(value)
+    if weight is None or weight.shape.rank() != 3 or weight.is_reshaped or not isinstance(weight.source, Plain):
+        return None
+    return flattened(weight.source)
+
+
+def flattened(plain: Plain) -> Plain:
+    """A stack [E, N, K] as [E * N, K]."""
+    return replace(plain, origin=Flattened(plain.origin))
+
+
+def gathered(models: Iterable[ir.Model]) -> frozenset[str]:
+    """Checkpoint tensors of stacks from which any of the graphs of a package picks matrices by a Gather.
+
+    They stay as they are in all of them: packed for one graph and wide for the other they would be stored twice.
+    """
+    found: set[str] = set()
+    for model in models:
+        for node in model.graph:
+            weight = stored(node.inputs[0]) if node.op_type == "Gather" and node.inputs else None
+            if weight is not None and weight.shape.rank() > 2:
+                found |= weight.source.tensors
+    return frozenset(found)
+
+
+def call_of(node: ir.Node, up: Weight, down: Weight) -> ExpertsCall:
+    """What a MoE node is given, with packed weights in the place of its own."""
+    inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
+    hidden, scores, stack = inputs[:3]
+    assert hidden is not None and scores is not None and stack is not None and stack.shape is not None
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    return ExpertsCall(hidden, scores, int(stack.shape[0]), up, inputs[3], down, inputs[5], attributes)  # type: ignore[arg-type]
+
+
+def write(place: Place, call: ExpertsCall) -> ir.Value:
+    """Write the node. Returns the output [T, H]."""
+    up, down = (_stacked(place, weight, call.count) for weight in (call.up, call.down))
+    inputs: list[ir.Value | None] = [None] * INPUTS
+    inputs[:8] = [call.hidden, call.scores, up[0], up[1], call.up_bias, down[0], down[1], call.down_bias]
+    inputs[ZEROS_UP:] = [*(up[2:] or [None]), *(down[2:] or [None])]
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes = {
+        **call.attributes,
+        "expert_weight_bits": call.up.packing.grid.bits,
+        "block_size": call.up.packing.block_size,
+        "accuracy_level": place.kernels.accuracy_level,
+    }
+    hidden = call.hidden
+    return place.node(OPERATOR, inputs, dtype=hidden.dtype, shape=hidden.shape, domain=DOMAIN, attributes=attributes)
+
+
+def _stacked(place: Place, weight: Weight, count: int) -> list[ir.Value | None]:
+    """The parts of a packed weight, a matrix for each expert."""
+    found: list[ir.Value | None] = []
+    for value in weight.values:
+        assert value.shape is not None
+        width = int(np.prod(value.shape.numpy()[1:]))
+        found.append(place.reshaped(value, (count, weight.rows // count, width), f"{value.name}.stack"))
+    return found
+
+
+def make_exact(model: ir.Model) -> None:
+    """Let every QMoE multiply in floating point: by its level with 4 bits, as MoE over restored weights with 8."""
+    for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)]:
+        if node.attributes.get_int("expert_weight_bits", 4) == 4:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", EXACT_LEVEL)
+        else:
+            _as_plain(model.graph, node)
+
+
+def _as_plain(graph: ir.Graph, node: ir.Node) -> None:
+    """MoE in the place of QMoE with 8 bits."""
+    place = Place(graph, node, Kernels())
+    given = [*node.inputs, *[None] * (INPUTS - len(node.inputs))]
+    up = _restored(place, node, given[2], given[3], given[ZEROS_UP])
+    down = _restored(place, node, given[5], given[6], given[ZEROS_DOWN])
+    own = ("expert_weight_bits", "block_size", "accuracy_level")
+    attributes = {name: attribute.value for name, attribute in node.attributes.items() if name not in own}
+    before = node.outputs[0]
+    made = place.node(
+        PLAIN,
+        [given[0], given[1], up, given[4], down, given[7]],
+        dtype=before.dtype,
+        shape=before.shape,
+        domain=DOMAIN,
+        attributes=attributes,
+    )
+    before.replace_all_uses_with(made)
+    graph.remove(node, safe=True)
+
+
+def _restored(
+    place: Place, node: ir.Node, data: ir.Value | None, scales: ir.Value | None, zeros: ir.Value | None
+) -> ir.Value:
+    """(q - z) * s of a stack of 8 bits, [E, N, K]."""
+    assert data is not None and scales is not None and data.shape is not None and scales.dtype is not None
+    kind, size = scales.dtype, node.attributes.get_int("block_size", 0)
+    sizes = [int(each) for each in data.shape.numpy()]
+    blocks = [sizes[0] * sizes[1] * sizes[2] // size, size]
+
+    def in_blocks(value: ir.Value, width: int) -> ir.Value:
+        shape = place.constant(np.array([-1, width], np.int64), f"experts.blocks.{width}")
+        return place.node("Reshape", [value, shape], dtype=value.dtype, shape=[blocks[0], width])
+
+    def as_numbers(value: ir.Value) -> ir.Value:
+        return place.node("Cast", [value], dtype=kind, shape=value.shape, attributes={"to": int(kind)})
+
+    middle = place.constant(np.array(128, kind.numpy()), f"experts.middle.{kind.name.lower()}")
+    zero = middle if zeros is None else as_numbers(in_blocks(zeros, 1))
+    steps = place.node("Sub", [as_numbers(in_blocks(data, size)), zero], dtype=kind, shape=blocks)
+    numbers = place.node("Mul", [steps, in_blocks(scales, 1)], dtype=kind, shape=blocks)
+    shape = place.constant(np.array(sizes, np.int64), f"{data.name}.shape")
+    return place.node("Reshape", [numbers, shape], dtype=kind, shape=sizes)

@@ -1,0 +1,236 @@
+"""How the integers, scales and zero points of a weight lie in the file, for the operators that read them.
+
+Each layout says which tensors a weight is, writes them in pieces, and reads rows back for the reference. A weight is
+[N, K]; a row of it is M blocks of B weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+
+from partita.export.graph.element_types import of_ir, to_torch
+from partita.export.quantise.packing import Packing
+from partita.export.quantise.rounders import Quantised
+from partita.export.quantise.write.bits import pack, unpack
+from partita.export.scratch import unnamed_file
+from partita.export.weights.sources import SLICE_BYTES, Part
+
+SCALES, ZEROS = "scales", "zero_points"
+"""Labels of the parts beside the integers."""
+Bytes = npt.NDArray[np.uint8]
+"""What was written of one part; mapped from the file."""
+
+
+class Sizes(Protocol):
+    """What a layout has to know of a weight."""
+
+    @property
+    def rows(self) -> int:
+        """N."""
+
+    @property
+    def width(self) -> int:
+        """K."""
+
+    @property
+    def blocks_per_row(self) -> int:
+        """M."""
+
+    @property
+    def packing(self) -> Packing:
+        """Bits, and how many weights share a scale."""
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Of the scales."""
+
+
+class Rounded(Sizes, Protocol):
+    """A weight that is quantised a few rows at a time."""
+
+    def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
+        """The number of the first row and some rows from there on, all rows in order. Raises CheckpointError."""
+
+    def fitting(self, scales: torch.Tensor) -> torch.Tensor:
+        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
+
+
+class Layout(Protocol):
+    """One way to write a weight."""
+
+    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+        """Integers, scales, and zero points where there are any."""
+
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts in pieces, as `WeightSource.pieces` has them. Raises CheckpointError."""
+
+    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+        """Rows `start` to `stop` of what was written: integers [R, M, B], scales and zero points [R, M]."""
+
+
+@dataclass(frozen=True, slots=True)
+class InRows:
+    """Row after row, as MatMulNBits and GatherBlockQuantized read it (ONNX Runtime, docs/ContribOperators.md).
+
+    Integers [N, M, B * bits / 8], the first of two in the low four bits; scales [N, M]; zero points, packed like the
+    integers, [N, packed M]. The last block of a row may be filled up.
+    """
+
+    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+        """Integers, scales, and zero points unless they are the middle of the range."""
+        rows, count, packing, byte = weight.rows, weight.blocks_per_row, weight.packing, ir.DataType.UINT8
+        bits = packing.grid.bits
+        parts = (
+            Part((rows, count, packing.block_size * bits // 8), byte),
+            Part((rows, count), weight.dtype, SCALES),
+        )
+        return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
+
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+        """Integers as they come; scales and zero points are kept until all are through."""
+        grid, scales, zeros = weight.packing.grid, [], []
+        for _, rows in weight.rows_quantised():
+            yield 0, pack(rows.integers.flatten(1), grid.bits)
+            scales.append(weight.fitting(rows.scales))
+            zeros.append(pack(rows.zeros, grid.bits))
+        yield 1, torch.cat(scales)
+        if not grid.symmetric:
+            yield 2, torch.cat(zeros)
+
+    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+        """Rows of all parts."""
+        parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
+        data = torch.from_numpy(np.array(written[0].reshape(weight.rows, -1)[start:stop]))
+        integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
+        scales = _scales(written[1], parts[1])[start:stop]
+        zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
+        if not grid.symmetric:
+            zeros = unpack(
+                torch.from_numpy(np.array(written[2].reshape(weight.rows, -1)[start:stop])), grid.bits, count
+            )
+        return Quantised(integers, scales, zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class InColumns:
+    """Turned, as MatMul reads it: integers [K, N] and scales [M, N], in ONNX's own types of 4 and 8 bits.
+
+    With zero points [M, N] the integers have no sign; without, they have one and 0 is the middle. Nothing is filled up:
+    blocks have to divide a row. Small integers lie one after the other over the whole tensor, the first of two in the
+    low four bits (ONNX IR, TensorProto).
+    """
+
+    one_scale: bool = False
+    """A row has one block, and its scales are [N]."""
+
+    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+        """Integers, scales, and zero points unless they are the middle of the range."""
+        grid, shape = weight.packing.grid, (weight.blocks_per_row, weight.rows)
+        kind = integer_type(grid.bits, signed=grid.symmetric)
+        parts = (
+            Part((weight.width, weight.rows), kind),
+            Part(shape[1:] if self.one_scale else shape, weight.dtype, SCALES),
+        )
+        return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
+
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+        """All integers are found before the first is written: they come in rows, and are wanted in columns.
+
+        A temporary file has them until then, a byte each.
+        """
+        grid, scales, zeros = weight.packing.grid, [], []
+        with unnamed_file() as file:
+            for _, rows in weight.rows_quantised():
+                file.write(rows.integers.contiguous().numpy().data)
+                scales.append(weight.fitting(rows.scales))
+                zeros.append(rows.zeros)
+            file.flush()
+            room = np.memmap(file, np.uint8, "r", shape=(weight.rows, weight.width))
+            step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end with a byte
+            for first in range(0, weight.width, step):
+                turned = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
+                yield 0, pack(_signed(turned, weight).reshape(1, -1), grid.bits)
+            del room
+        yield 1, torch.cat(scales).T.contiguous()
+        if not grid.symmetric:
+            yield 2, pack(torch.cat(zeros).T.reshape(1, -1), grid.bits)
+
+    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+        """Columns of all parts."""
+        parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
+        data = self._columns(written[0], weight.width, weight, start, stop)
+        integers = _signed(data, weight).reshape(stop - start, count, -1)
+        scales = _scales(written[1], parts[1]).reshape(count, weight.rows)[:, start:stop].T
+        zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
+        if not grid.symmetric:
+            zeros = self._columns(written[2], count, weight, start, stop)
+        return Quantised(integers, scales, zeros)
+
+    def _columns(self, written: Bytes, height: int, weight: Sizes, start: int, stop: int) -> torch.Tensor:
+        """Columns of a part [height, N], as rows [R, height]."""
+        rows, bits = weight.rows, weight.packing.grid.bits
+        if bits == 8:
+            return torch.from_numpy(np.array(written.reshape(height, rows)[:, start:stop].T))
+        if rows % 2:  # every other row of the part begins inside a byte
+            flat = unpack(torch.from_numpy(np.array(written.reshape(1, -1))), bits, height * rows)
+            return flat.reshape(height, rows)[:, start:stop].T.contiguous()
+        some = np.array(written.reshape(height, rows // 2)[:, start // 2 : -(-stop // 2)])
+        wide = unpack(torch.from_numpy(some), bits, 2 * some.shape[1])
+        return wide[:, start % 2 : start % 2 + stop - start].T.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """Row after row in blocks, as Gather, Cast and Mul read it: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
+
+    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+        """Integers and scales."""
+        rows, count = weight.rows, weight.blocks_per_row
+        return (
+            Part((rows, count, weight.packing.block_size), ir.DataType.UINT8),
+            Part((rows, count, 1), weight.dtype, SCALES),
+        )
+
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+        """Integers as they come; scales are kept until all are through."""
+        scales = []
+        for _, rows in weight.rows_quantised():
+            yield 0, rows.integers.contiguous()
+            scales.append(weight.fitting(rows.scales))
+        yield 1, torch.cat(scales)
+
+    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+        """Rows of both parts."""
+        shape = self.parts(weight)[0].shape
+        data = torch.from_numpy(np.array(written[0].reshape(shape)[start:stop]))
+        scales = _scales(written[1], self.parts(weight)[1])[start:stop].squeeze(-1)
+        middle = torch.full(scales.shape, weight.packing.grid.middle, dtype=torch.uint8)
+        return Quantised(data, scales, middle)
+
+
+def integer_type(bits: int, *, signed: bool) -> ir.DataType:
+    """ONNX's type of so many bits."""
+    return {
+        (4, True): ir.DataType.INT4,
+        (4, False): ir.DataType.UINT4,
+        (8, True): ir.DataType.INT8,
+        (8, False): ir.DataType.UINT8,
+    }[bits, signed]
+
+
+def _signed(integers: torch.Tensor, weight: Sizes) -> torch.Tensor:
+    """Integers from 0 as the bits of what they are above or below the middle, where that is 0; and back again."""
+    grid = weight.packing.grid
+    return integers ^ grid.middle if grid.symmetric else integers
+
+
+def _scales(written: Bytes, part: Part) -> torch.Tensor:
+    """Scales as float32, in the shape of their part."""
+    return torch.from_numpy(np.array(written)).view(to_torch(of_ir(part.dtype))).float().reshape(part.shape)

@@ -1,0 +1,193 @@
+"""A quantised weight on its way from the checkpoint to the package: packed integers, scales and zero points.
+
+It is read, quantised and packed a few rows at a time, whatever its size. How it lies in the file is a layout
+(`layouts.py`), which the operators that read it ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+import torch
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.graph.element_types import of_ir, to_torch
+from partita.export.quantise.packing import Packing
+from partita.export.quantise.rounders import Grid, Quantised, quantiser, without_text
+from partita.export.quantise.rounders.base import Round
+from partita.export.quantise.rounding.stored import Rounded
+from partita.export.quantise.write import as_stored
+from partita.export.quantise.write.layouts import InRows, Layout
+from partita.export.weights.origins import Origin, blocks
+from partita.export.weights.sources import SLICE_BYTES, Part, Plain, WeightSource, broken
+
+__all__ = ["Packed", "Packing"]
+WORKING_ELEMENTS = 1 << 16
+"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
+Four times as many took a third longer.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [N, K] in blocks along K."""
+
+    checkpoint: Checkpoint
+    origin: Origin
+    dtype: ir.DataType
+    """Of the scales, and of what the graph computes."""
+    name: str
+    packing: Packing
+    layout: Layout = InRows()
+    rounded: Rounded | None = field(default=None, compare=False)
+    """Where what a calibration has found is taken from, by the time that it is written."""
+    parameters: tuple[str, ...] = field(default=(), compare=False)
+    """Names in the model."""
+
+    @classmethod
+    def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None, rounded: Rounded | None = None) -> Packed:
+        """The weight [N, K] that `plain` is, quantised."""
+        own = plain.checkpoint, plain.origin, plain.dtype, plain.name
+        return cls(*own, packing, layout or InRows(), rounded, plain.parameters)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that are read."""
+        return frozenset(info.name for info in self.origin.tensors())
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.origin.shape[0]
+
+    @property
+    def width(self) -> int:
+        """K."""
+        return self.origin.shape[1]
+
+    @property
+    def elements(self) -> int:
+        """Numbers of the model that it holds, without what fills up the last block of a row."""
+        return self.rows * self.width
+
+    @property
+    def blocks_per_row(self) -> int:
+        """Blocks of a row; the last one may be filled up with zeros."""
+        return -(-self.width // self.packing.block_size)
+
+    @property
+    def key(self) -> Hashable:
+        """Where the values come from, and what they become."""
+        return self.origin, int(self.dtype), self.packing, self.layout
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Integers, scales, and zero points where there are any, as the layout has them."""
+        return self.layout.parts(self)
+
+    def permuted(self, order: tuple[int, ...]) -> Packed | None:
+        """None but for the order that it has: blocks lie along the last axis."""
+        return self if order == (0, 1) else None
+
+    def interleaved(self, axis: int) -> None:
+        """None: it is asked for before weights are quantised."""
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> None:
+        """None: passes that change numbers run before weights are packed."""
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> None:
+        """None: passes that join weights run before they are packed."""
+
+    @property
+    def rounded_by(self) -> str:
+        """What chooses its integers: the quantiser of its packing, or where that takes a text and no calibration has
+        reached the weight, the one that takes none.
+        """
+        name = self.packing.quantiser
+        if name == as_stored.QUANTISER or (self.rounded is not None and self.rounded.has(self.origin, *self._form)):
+            return name
+        return without_text(name)
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts as the layout writes them.
+
+        Raises CheckpointError when a weight is NaN or infinite, or a scale does not fit the type of the graph.
+        """
+        return self.layout.pieces(self)
+
+    def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
+        """The number of the first row and some rows from there on, all rows in order."""
+        if self.packing.quantiser == as_stored.QUANTISER:
+            yield from as_stored.rows(self.checkpoint, self.origin, self.packing)
+            return
+        if self.rounded is not None and self.rounded.has(self.origin, *self._form):
+            yield from self.rounded.rows(self.origin, *self._form)
+            return
+        with OpenFiles(self.checkpoint.folder) as files, workers() as (_, pool):
+            for region in blocks(self.origin.shape, SLICE_BYTES // 4):
+                rows = self.origin.read(region, files).to(torch.float32)
+                if not torch.isfinite(rows).all():
+                    which = broken(self.origin, self.name, files)
+                    raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is broken")
+                step = max(1, WORKING_ELEMENTS // self.width)
+                starts = range(0, len(rows), step)
+                found = pool.map(self.quantised, (rows[start : start + step] for start in starts))
+                for start, quantised in zip(starts, found, strict=True):
+                    yield region[0][0] + start, quantised
+
+    @property
+    def _form(self) -> tuple[Grid, int]:
+        return self.packing.grid, self.packing.block_size
+
+    def quantised(self, rows: torch.Tensor) -> Quantised:
+        """Rows [R, K] in blocks, without a text; zeros fill up the last block."""
+        size, count = self.packing.block_size, self.blocks_per_row
+        if rows.shape[1] < count * size:
+            rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
+        return quantiser(self.packing.quantiser).quantise(rows.reshape(-1, count, size), self.packing.grid)
+
+    def fitting(self, scales: torch.Tensor) -> torch.Tensor:
+        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
+        cast = scales.to(to_torch(of_ir(self.dtype)))
+        if not torch.isfinite(cast).all():
+            raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
+        if self.packing.quantiser == as_stored.QUANTISER and not torch.equal(cast.float(), scales.float()):
+            raise CheckpointError(
+                f"tensor {self.name}: its stored scales are not exactly {of_ir(self.dtype)}; export with "
+                "`activations=fp32`"
+            )
+        return cast
+
+
+@contextmanager
+def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
+    """Threads that quantise some rows each, and how many: as many as torch would use for one operation.
+
+    Its own threads would have to meet after every operation on a few rows, and on a busy machine wait for each other
+    longer than they compute.
+    """
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            yield count, pool
+    finally:
+        torch.set_num_threads(count)
+
+
+def in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
+    """All rows rounded, a part of them in each thread."""
+    with workers() as (count, pool):
+        found = list(pool.map(rows, weights.chunk(count)))
+    return Quantised(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def restored(found: Quantised) -> torch.Tensor:
+    """What integers stand for, float32 [R, M * B]."""
+    return ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)

@@ -1,0 +1,355 @@
+"""Put packed weights into a graph whose passes are done.
+
+    x ─ MatMul(W [K, N]) ─ y
+    x ─ Gemm(W [N, K], transB=1, c) ─ y
+    ids ─ Gather(E [V, H]) ─ e
+    x, scores ─ MoE(up [E, F, H], down [E, H, I]) ─ y
+
+become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays
+them out in the same way. A stack of experts that a MatMul or Gemm reads as one matrix is a weight like others. Routers
+stay as they are: they are small, and rounding them sends tokens to other experts. So do weights that no such node
+reads; what stays is counted, and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
+
+import onnx_ir as ir
+
+from partita.errors import UsageError
+from partita.export.graph.node_names import MODULE
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.rewriting import drop_unused_initializers, replace
+from partita.export.quantise.forms import Place, Weight
+from partita.export.quantise.keep import Keep, paths
+from partita.export.quantise.plan import Plan
+from partita.export.quantise.write import experts
+from partita.export.quantise.write.as_stored import Taken, is_stored
+from partita.export.quantise.write.layouts import Layout
+from partita.export.quantise.write.packed import Packed, Packing
+from partita.export.quantise.write.products import routes, views_around, weight_of_product
+from partita.export.quantise.write.taking import reordered, taken_by_experts, taken_by_look_up, taken_by_product
+from partita.export.weights.narrow_weights import Narrowed
+from partita.export.weights.origins import Reordered
+from partita.export.weights.sources import Plain, initializers, stored
+
+VERSION = 1
+"""Of the operator sets besides ONNX's that operators on packed weights are in."""
+SMALL_ELEMENTS = 1 << 12
+"""Weights with fewer numbers are not worth a mention when they stay as they are."""
+AFTER_HEAD = 10
+"""Nodes that a head's product and the logits may be apart."""
+AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Clip", "Identity", "Transpose"})
+"""Operators that may stand between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A packed weight in the graphs."""
+
+    packed: Packed
+    modules: tuple[str, ...]
+    """Of the nodes that read it."""
+    values: tuple[ir.Value, ...]
+    """Integers, scales and zero points."""
+    of_experts: bool = False
+    """An operator on experts reads it, together with another stack, which has the same packing."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done to the weights of all graphs of a package."""
+
+    placed: dict[object, Placed] = field(default_factory=dict)
+    """By the key of the weight."""
+    asked_to_stay: dict[str, int] = field(default_factory=dict)
+    """Weights of modules that were to keep their type, and how many numbers they have."""
+    stayed: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
+    """The same of others, by what reads them and their type."""
+    otherwise: dict[str, int] = field(default_factory=dict)
+    """Embeddings that other bits were said of than the form looks up, and how many those are."""
+    narrowed: dict[object, Narrowed] = field(default_factory=dict)
+    """Weights that are rounded to 16 bits and kept in them, by the key of the weight."""
+    modules: set[str] = field(default_factory=set)
+    """Modules of all weights that could be packed, whatever became of them."""
+    gathered: frozenset[str] = frozenset()
+    """Checkpoint tensors that stay because a graph picks matrices from them."""
+
+
+def quantise(
+    model: ir.Model,
+    context: PassContext,
+    plan: Plan,
+    outcome: Outcome,
+    movable: Callable[[Plain], bool],
+    *,
+    rest: Plan | None = None,
+) -> dict[str, int]:
+    """Pack what `plan` says of `model`, in place; returns how many nodes were replaced, by the name of the pass.
+
+    `rest`: another plan has its turn afterwards, and only those products are packed that it would pack as well and
+    that are not the head; the others are left to it.
+
+    `movable`: whether the original model can be given the same rounded weight, without which there is nothing to check
+    the graph against. Raises PassError.
+    """
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        count = _Rewriter(model.graph, context, plan, outcome, movable, rest).run()
+        for domain in plan.form.domains if count else ():
+            model.opset_imports.setdefault(domain, VERSION)
+        return count
+
+    return run_passes(model, (Pass("packed_weights", run),), context)
+
+
+def check_blocks(plan: Plan, outcome: Outcome) -> None:
+    """Raise UsageError when neither the block size that was asked for nor a smaller one divides a row of any weight."""
+    size = plan.block_size
+    packed = [each.packed for each in outcome.placed.values()]
+    if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
+        shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
+        raise UsageError(
+            f"`block_size={size}` divides nothing, and no smaller one that {plan.form.summary} takes does: "
+            f"the weights have rows of {shown}; leave it out"
+        )
+
+
+def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
+    """What was said of modules none of which has a weight that could be packed: it made no difference."""
+    narrowed = {module for each in outcome.narrowed.values() for module in each.modules}
+    return [each for each in keep if not any(each.fits(module) for module in outcome.modules | narrowed)]
+
+
+@dataclass(slots=True)
+class _Rewriter:
+    """One graph on the way."""
+
+    graph: ir.Graph
+    context: PassContext
+    plan: Plan
+    outcome: Outcome
+    movable: Callable[[Plain], bool]
+    rest: Plan | None = None
+    """The plan that has its turn afterwards."""
+    values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
+    """Of the weights that this graph has already."""
+    shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
+    """What products of this graph share."""
+
+    def run(self) -> int:
+        """Replace every node that reads a weight to be packed; returns how many."""
+        tokens = self.context.input(self.graph, "tokens")
+        heads: dict[str, Packing] = {}
+        count = 0
+        for node in list(self.graph):
+            with over(node):
+                count += self._experts(node)
+                plain = weight_of_product(node)
+                if plain is not None and not routes(node) and not self._is_left(node, plain):
+                    found = self._packing(node, plain)
+                    if found is not None:
+                        heads[_tensor(plain)] = found.packing
+                        layout = self.plan.form.product.layout
+                        self._product(node, self._packed(plain, found, layout))
+                        count += 1
+        for node in list(self.graph) if self.rest is None else ():
+            with over(node):
+                count += self._looked_up(node, tokens, heads)
+        self._settle_values()
+        drop_unused_initializers(self.graph)
+        if self.rest is None:
+            self._note_others()
+        return count
+
+    def _is_left(self, node: ir.Node, plain: Plain) -> bool:
+        """Whether a product is left to the plan that comes afterwards, where one does."""
+        if self.rest is None:
+            return False
+        packing = self.rest.packing(modules_of(node, plain), plain.origin.shape[1])
+        return packing is None or self._gives_logits(node)
+
+    def _gives_logits(self, node: ir.Node) -> bool:
+        """Whether a product is the head: of a prompt it multiplies the last token alone, and an embedding may be its
+        weight as well.
+        """
+        logits = {port.name for port in self.context.outputs if port.role == "logits"}
+        near = [node]
+        for _ in range(AFTER_HEAD):
+            values = [value for each in near for value in each.outputs]
+            if any(value.name in logits for value in values):
+                return True
+            near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
+        return False
+
+    def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Taken | None:
+        """How the weight of `node` is packed; None where it stays. Raises UnsupportedModelError, UsageError."""
+        if not self._may_be_packed(plain):
+            return None
+        where = modules_of(node, plain)
+        self.outcome.modules.update(where)
+        if self.plan.asked_to_stay(where):
+            self.outcome.asked_to_stay[plain.name] = plain.elements
+        elif self._is_taken(where, plain):
+            taken = taken_by_look_up if embedding else taken_by_product
+            return taken(self.plan, where, plain)
+        packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
+        said = self.plan.bits_said(where)
+        if packing is not None and said not in (None, packing.grid.bits):
+            self.outcome.otherwise[plain.name] = packing.grid.bits
+        return None if packing is None else Taken(packing, (plain.origin,))
+
+    def _is_taken(self, where: Sequence[str], *weights: Plain) -> bool:
+        """Whether the integers of some weights are to be taken as they are stored."""
+        if self.plan.stored is None or self.plan.asked_to_stay(where):
+            return False
+        return any(is_stored(plain.origin) for plain in weights)
+
+    def _packed(self, plain: Plain, taken: Taken, layout: Layout, place: int = 0) -> Packed:
+        """The weight, packed so."""
+        return Packed.of(replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded)
+
+    def _may_be_packed(self, plain: Plain) -> bool:
+        """Whether there will be something to check it against, and it is stored once."""
+        return not plain.tensors & self.outcome.gathered and self.movable(plain)
+
+    def _experts(self, node: ir.Node) -> bool:
+        """Put the operator of the form on packed experts in the place of MoE; False where that cannot be."""
+        found, form = experts.stacks(node), self.plan.form.experts
+        if found is None or form is None or not all(map(self._may_be_packed, found)):
+            return False
+        where = modules_of(node, found[0])
+        self.outcome.modules.update(where)
+        if self.plan.asked_to_stay(where):
+            self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
+        if self._is_taken(where, *found):
+            taken = taken_by_experts(self.plan, where, found)
+        else:
+            packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
+            taken = None if packing is None else Taken(packing, tuple(plain.origin for plain in found))
+        if taken is None:
+            return False
+        up, down = (
+            self._weight(self._packed(plain, taken, form.layout, place), node, of_experts=True)
+            for place, plain in enumerate(found)
+        )
+        self._replace(node, form.write(self._place(node), experts.call_of(node, up, down)))
+        return True
+
+    def _product(self, node: ir.Node, packed: Packed) -> None:
+        """Put the product of the form in the place of a MatMul or Gemm."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        views = views_around(node)
+        hidden = node.inputs[0] if views is None else views[0].inputs[0]
+        assert hidden is not None
+        place = self._place(node)
+        if isinstance(packed.origin, Reordered):
+            hidden = reordered(place, hidden, packed.origin.order)
+        made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
+        if views is None:
+            self._replace(node, made)
+        else:
+            self._replace(views[1], made, dead=(node, views[0]))
+
+    def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
+        """Put the look-up of the form in the place of the Gather of an embedding; False where it is not one."""
+        form = self.plan.form
+        if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
+            return False
+        weight = stored(node.inputs[0])
+        if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
+            return False
+        found = self._packing(node, weight.source, embedding=True)
+        ties = form.look_up.layout == form.product.layout and not _is_kept(self.plan, node)
+        if found is not None and ties:
+            # tied: the bytes of the head
+            found = replace_fields(found, packing=heads.get(_tensor(weight.source), found.packing))
+        if found is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % found.packing.block_size:
+            return False
+        packed = self._packed(weight.source, found, form.look_up.layout)
+        assert tokens is not None
+        self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
+        return True
+
+    def _place(self, node: ir.Node) -> Place:
+        """Where what replaces `node` is written."""
+        return Place(self.graph, node, self.plan.kernels, self.shared)
+
+    def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
+        """Let `value` be read in place of what `node` gives, and remove what `dead` gave for it alone."""
+        new = value.producer()
+        assert new is not None
+        replace(self.graph, node, new, dead)
+
+    def _weight(self, packed: Packed, node: ir.Node, *, of_experts: bool = False) -> Weight:
+        """A weight as nodes read it."""
+        return Weight(self._parts(packed, node, of_experts), packed.rows, packed.width, packed.packing)
+
+    def _parts(self, packed: Packed, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
+        """The initializers of a weight, made once for a graph."""
+        key, module = packed.key, node.metadata_props.get(MODULE, "")
+        if key not in self.values:
+            name = f"{packed.name}.{packed.packing.name}"
+            if name in self.graph.initializers:  # a tied embedding, laid out otherwise than the head
+                name = f"{name}.rows"
+            self.values[key] = initializers(packed, name)
+            for value in self.values[key]:
+                assert value.name is not None
+                self.graph.initializers[value.name] = value
+        known = self.outcome.placed.get(key)
+        modules = () if known is None else known.modules
+        values = self.values[key] if known is None else known.values
+        self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values, of_experts)
+        return self.values[key]
+
+    def _settle_values(self) -> None:
+        """Let what was placed name the initializers that are read: a form may have given the same bytes another shape.
+
+        Only those are written, and read back for the reference.
+        """
+        read = {
+            part.key: value for value in self.graph.initializers.values() if value.uses() and (part := stored(value))
+        }
+        for key in self.values:
+            placed = self.outcome.placed[key]
+            values = tuple(
+                value if value.uses() or (part := stored(value)) is None else read.get(part.key, value)
+                for value in placed.values
+            )
+            self.outcome.placed[key] = replace_fields(placed, values=values)
+
+    def _note_others(self) -> None:
+        """Count the weights that stay as they are, by what reads them."""
+        for value in self.graph.initializers.values():
+            weight = stored(value)
+            if weight is None or not isinstance(weight.source, Plain) or weight.shape.rank() < 2:
+                continue
+            name = weight.source.name
+            if self.plan.stored is not None and not is_stored(weight.source.origin):
+                continue  # floats of a checkpoint whose integers are taken: they are what they were
+            if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
+                continue
+            operator = next((use.node.op_type for use in value.uses()), "nothing")
+            self.outcome.stayed.setdefault((operator, weight.source.dtype), {})[name] = weight.source.elements
+
+
+def modules_of(node: ir.Node, plain: Plain) -> list[str]:
+    """The modules that a node and the weight that it reads are of, as `--keep` names them. What is said of one of the
+    stacks that an operator on experts reads is said of both.
+    """
+    beside = experts.stacks(node) or (plain,)
+    return [node.metadata_props.get(MODULE, ""), *(path for each in beside for path in paths(each.parameters))]
+
+
+def _is_kept(plan: Plan, node: ir.Node) -> bool:
+    """Whether something was said of the module of `node`."""
+    return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
+
+
+def _tensor(plain: Plain) -> str:
+    """The checkpoint tensors of a weight, as one name."""
+    return " ".join(sorted(plain.tensors))

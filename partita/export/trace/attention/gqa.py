@@ -1,0 +1,84 @@
+"""Attention and cache as one `com.microsoft::GroupQueryAttention` node.
+
+    query, key, value [B, S, H*D] ──┐
+    past key, past value ───────────┤  GroupQueryAttention ── output [B, S, H*D]
+    seqlens_k, total_sequence_length┘                      └─ present key, present value (same buffer as past)
+
+Keys and values of different widths are padded to the wider; a sink goes in as the head sink. A mask that the model
+computed with (a position bias, a chunked mask) would have to be as long as `total_sequence_length`, a size that no
+fixed shape has: such attention is written in primitives. `seqlens_k` is, per row, the index of the last
+cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input. A cache
+of a window alone is the operator's `sliding_window_cache`: both are counted over all tokens even so, and the buffer has
+exactly `local_window_size` rows, which is all that the CUDA provider allows.
+Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from partita.export.trace.attention import primitives
+from partita.export.trace.attention.base import AttentionCall, Cursor, Lowering
+from partita.export.trace.operators import padded
+
+if TYPE_CHECKING:
+    import torch
+
+
+def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the node. Returns output [B, S, H, Dv], present key and value [B, Hkv, N, D]."""
+    import torch.onnx.ops as onnx_ops
+
+    batch, heads, length, _ = call.query.shape
+    key_width, value_width = call.past_key.shape[-1], call.past_value.shape[-1]
+    flat = [
+        padded(tensor, width).transpose(1, 2).reshape(batch, length, -1)
+        for tensor, width in ((call.query, key_width), (call.key, key_width), (call.value, value_width))
+    ]
+    attributes: dict[str, Any] = {
+        "num_heads": heads,
+        "kv_num_heads": call.key.shape[1],
+        "scale": call.scale,
+    }
+    if call.softcap:
+        attributes["softcap"] = call.softcap
+    if call.window is not None:
+        attributes["local_window_size"] = call.window
+    if call.rolls:
+        attributes["sliding_window_cache"] = 1
+    inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *call.cursors]
+    if call.sink is not None:
+        inputs += [None, None, None, None, call.sink]  # no cosines, sines, positions and bias
+    output, present_key, present_value = onnx_ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        inputs,
+        attributes,
+        dtypes=(call.query.dtype,) * 3,
+        shapes=((batch, length, heads * value_width), call.past_key.shape, call.past_value.shape),
+        version=1,
+    )
+    output = output.reshape(batch, length, heads, value_width)
+    return output[..., : call.value.shape[-1]], present_key, present_value
+
+
+LOWERING = Lowering(
+    name="gqa",
+    rank=0,
+    merit="one fused node per layer, in place",
+    opset=21,
+    min_opset=18,
+    domains=(("com.microsoft", 1),),
+    cursors=(
+        Cursor("seqlens_k", "last_index", "int32", per_row=True),
+        Cursor("total_sequence_length", "total_length", "int32", per_row=False),
+    ),
+    emit=emit,
+    write=primitives.write,
+    attend=primitives.attend,
+    takes_mask=False,
+    same_kv_width=True,
+    fused="contrib",
+    # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
+    appends_in_batches=False,
+    rolls=True,
+)

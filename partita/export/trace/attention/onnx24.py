@@ -1,0 +1,99 @@
+"""Attention and cache in standard ONNX: `TensorScatter` writes the cache, `Attention` (opset 24) reads it.
+
+    key ── TensorScatter(past key, write_indices) ── present key ──┐
+    value ─ TensorScatter(past value, write_indices) ─ present value┤ Attention(is_causal, nonpad_kv_seqlen) ── output
+    query ──────────────────────────────────────────────────────────┘
+
+A sliding window becomes a boolean mask of allowed keys on top of the causal rule; a mask that the model computed with
+takes the place of both. Source: ONNX operator documentation,
+TensorScatter-24 and Attention-24.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from partita.export.trace.attention import primitives
+from partita.export.trace.attention.base import AttentionCall, Cursor, Lowering, Reading
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.Tensor:
+    """True where a key is inside the window of a query: positions [B, S] -> [B, 1, S, N]."""
+    import torch
+
+    keys = torch.arange(max_length, dtype=positions.dtype)
+    return (keys[None, None, :] > positions[:, :, None] - window)[:, None]
+
+
+def write(
+    past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] behind what each row holds."""
+    import torch.onnx.ops as onnx_ops
+
+    return onnx_ops.symbolic(
+        "onnx::TensorScatter",
+        (past, new, cursors[0]),
+        {"axis": 2, "mode": "linear"},
+        dtype=past.dtype,
+        shape=past.shape,
+        version=24,
+    )
+
+
+def _attend(reading: Reading) -> torch.Tensor:
+    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv].
+
+    The operator has no sink: a layer that has one is written in primitives.
+    """
+    import torch.onnx.ops as onnx_ops
+
+    if reading.sink is not None:
+        return primitives.attend(reading)
+    batch, heads, length, _ = reading.query.shape
+    attributes: dict[str, Any] = {"scale": reading.scale, "is_causal": int(reading.mask is None)}
+    if reading.softcap:
+        attributes["softcap"] = reading.softcap
+    mask, valid = reading.mask, None if reading.mask is not None else reading.cursors[1]
+    if mask is None and reading.window is not None:
+        mask = _window_mask(reading.positions, reading.window, reading.keys.shape[2])
+    output = onnx_ops.symbolic(
+        "onnx::Attention",
+        (reading.query, reading.keys, reading.values, mask, None, None, valid),
+        attributes,
+        dtype=reading.query.dtype,
+        shape=(batch, heads, length, reading.values.shape[-1]),
+        version=24,
+    )
+    return output.transpose(1, 2)
+
+
+def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+    present_key = write(call.past_key, call.key, call.positions, call.cursors)
+    present_value = write(call.past_value, call.value, call.positions, call.cursors)
+    return _attend(call.reading(present_key, present_value)), present_key, present_value
+
+
+LOWERING = Lowering(
+    name="onnx24",
+    rank=1,
+    merit="standard operators, two writes and one attention per layer",
+    opset=24,
+    min_opset=24,
+    domains=(),
+    cursors=(
+        Cursor("write_indices", "write_start", "int64", per_row=True),
+        Cursor("nonpad_kv_seqlen", "valid_length", "int64", per_row=True),
+    ),
+    emit=_emit,
+    write=write,
+    attend=_attend,
+    takes_mask=True,
+    same_kv_width=False,
+    fused="standard",
+    appends_in_batches=True,
+)

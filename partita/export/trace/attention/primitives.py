@@ -1,0 +1,111 @@
+"""Attention and cache in operators that every compiler knows: MatMul, Softmax, Where, and a write by position.
+
+    key ── write at positions (past key) ── present key ────────────────┐
+    value ─ write at positions (past value) ─ present value ────┐       │
+    query · scale ── MatMul(present key transposed) ── Where(allowed, ·, lowest) ── Softmax ── MatMul ── output
+
+The write is a ScatterElements, which providers do in place when past and present are one buffer; a Where over the whole
+cache is not legal in place on WebGPU. There is no cursor besides the positions: a key is allowed when it is not after
+its query, so what lies beyond is never seen. Tensors have at most four dimensions, nothing is newer than opset 17.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partita.export.trace.attention.base import AttentionCall, Lowering, Reading
+from partita.export.trace.operators import product, reshaped
+
+if TYPE_CHECKING:
+    import torch
+
+LOWEST = -60000.0
+"""Score of a key that is not allowed: float16 can hold it, and no softmax is left with anything of it."""
+
+
+def write(
+    past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...] = ()
+) -> torch.Tensor:
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] at positions [B, S] of the third axis."""
+    import torch
+    import torch.onnx.ops as onnx_ops
+
+    # A product with ones, because Expand would need the shape of a symbolic size.
+    index = positions[:, None, :, None] * torch.ones(1, new.shape[1], 1, new.shape[3], dtype=positions.dtype)
+    return onnx_ops.symbolic(
+        "onnx::ScatterElements", (past, index, new), {"axis": 2}, dtype=past.dtype, shape=past.shape, version=16
+    )
+
+
+def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Reshape to four sizes, of which the third may be symbolic."""
+    return reshaped(tensor, (*shape[:2], -1, shape[3]), shape)
+
+
+def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
+    """True where a query may see a key: positions [B, S] -> [B, 1, S, N]."""
+    import torch
+
+    keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
+    queries = positions[:, None, :, None]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def attend(reading: Reading) -> torch.Tensor:
+    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv]."""
+    import torch
+
+    batch, heads, length, width = reading.query.shape
+    kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
+    # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
+    rows = heads // kv_heads * length
+    query = _split(reading.query * reading.scale, (batch, kv_heads, rows, width))
+    scores = product(query, reading.keys.transpose(2, 3))
+    scores = _split(scores, (batch, heads, length, max_length))
+    if reading.softcap:
+        scores = torch.tanh(scores / reading.softcap) * reading.softcap
+    if reading.mask is not None:
+        scores = scores + reading.mask
+    else:
+        seen = allowed(reading.positions, reading.window, max_length)
+        scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
+    weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
+    weights = _split(weights, (batch, kv_heads, rows, max_length))
+    output = _split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
+    return output.transpose(1, 2)
+
+
+def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Softmax of [B, H, S, N] in which one more key of score `sink` [H] takes its share."""
+    import torch
+
+    column = sink.to(scores.dtype).reshape(1, -1, 1, 1)
+    highest = torch.maximum(scores.amax(dim=-1, keepdim=True), column)
+    weights = torch.exp(scores - highest)
+    return weights / (weights.sum(dim=-1, keepdim=True) + torch.exp(column - highest))
+
+
+def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+    present_key = write(call.past_key, call.key, call.positions)
+    present_value = write(call.past_value, call.value, call.positions)
+    return attend(call.reading(present_key, present_value)), present_key, present_value
+
+
+LOWERING = Lowering(
+    name="primitives",
+    rank=2,
+    merit="operators that every compiler knows",
+    opset=17,
+    min_opset=17,
+    domains=(),
+    cursors=(),
+    emit=_emit,
+    write=write,
+    attend=attend,
+    takes_mask=True,
+    same_kv_width=False,
+    fused="none",
+    appends_in_batches=True,
+)

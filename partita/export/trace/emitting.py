@@ -1,0 +1,207 @@
+"""The plug that writes ONNX: what the model does with its cache, in the operators of a lowering.
+
+Keys and values come back to the model over all rows of the cache. Where the model's attention call then reads exactly
+these, write and attention become what the lowering makes of both, and the separate write is left unread and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from partita.errors import UnsupportedModelError
+from partita.export.trace.attention import Lowering
+from partita.export.trace.attention.base import AttentionCall, Reading
+from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask
+from partita.export.trace.operators import padded
+from partita.export.trace.state import Probed
+
+CACHE_LENGTH = "CacheLength"
+"""Operator that stands for the number of cached tokens until the graph is settled (`tracing.settle_length`)."""
+ROLLED = "RolledCache"
+"""Operator that stands for what a layer gets back whose cache has its window alone: nothing may read it but the layer's
+own attention (`tracing._check_rolled`)."""
+DOMAIN = "partita"
+
+Key = tuple[str, int, int]
+"""Kind of a state, layer, index."""
+
+
+@dataclass(slots=True)
+class Written:
+    """Keys and values of one layer in one step."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+    keys: torch.Tensor
+    """What the model got back."""
+    values: torch.Tensor
+    present: tuple[torch.Tensor, torch.Tensor]
+    fused: bool = False
+    rolls: bool = False
+
+
+@dataclass(slots=True)
+class Emitter:
+    """One trace of a model."""
+
+    probed: Probed
+    lowering: Lowering
+    max_length: int
+    """Rows of the cache; a symbolic size where it grows."""
+    count: int
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    past: Mapping[Key, torch.Tensor]
+    rolling: frozenset[int] = frozenset()
+    """Layers whose cache holds their window alone."""
+    written: dict[int, Written] = field(default_factory=dict)
+    states: dict[Key, torch.Tensor] = field(default_factory=dict)
+    last_state: torch.Tensor | None = None
+    _masks: dict[int, tuple[torch.Tensor, int, MaskRule | None]] = field(default_factory=dict)
+    """By identity, with the tensor's version: an identity is only good while its object lives and nobody writes to it.
+    """
+
+    def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
+        """The mask as a tensor; the probe has found out what it says."""
+        index = len(self._masks)
+        rule = self.probed.masks[index] if index < len(self.probed.masks) else None
+        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        if self.lowering.grows:  # for models that attend in code of their own: nobody else hides padding there
+            padding = (self.cursors[0] == 0)[:, None, None, :]
+            mask = mask.masked_fill(padding, torch.finfo(dtype).min)
+        self._masks[id(mask)] = mask, mask._version, rule
+        return mask
+
+    def check(self) -> None:
+        """Raise UnsupportedModelError when the model built another number of masks than when it was probed.
+
+        Rules go by their order.
+        """
+        if len(self._masks) != len(self.probed.masks):
+            raise UnsupportedModelError(
+                f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} while "
+                "being traced, so they cannot be matched"
+            )
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values into the cache, and give back all of it."""
+        past = self.past["key", layer, 0], self.past["value", layer, 0]
+        if layer in self.rolling:
+            keys, values = (self._rolled(new) for new in (key, value))
+            self.written[layer] = Written(key, value, keys, values, (keys, values), rolls=True)
+            return keys, values
+        present_key, present_value = (
+            self.lowering.write(old, padded(new, old.shape[-1]), self.positions, self.cursors)
+            for old, new in zip(past, (key, value), strict=True)
+        )
+        keys, values = _narrowed(present_key, key.shape[-1]), _narrowed(present_value, value.shape[-1])
+        self.written[layer] = Written(key, value, keys, values, (present_key, present_value))
+        return keys, values
+
+    def _rolled(self, new: torch.Tensor) -> torch.Tensor:
+        """What stands for all rows of a cache that holds fewer."""
+        shape = (*new.shape[:2], self.max_length, new.shape[3])
+        operator = f"{DOMAIN}::{ROLLED}"
+        return torch.onnx.ops.symbolic(operator, (new,), {}, dtype=new.dtype, shape=shape, version=1)
+
+    def attend(self, request: AttentionRequest) -> torch.Tensor:
+        """The attention output."""
+        _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
+        if version != request.mask._version:
+            rule = None
+        if self.lowering.grows and rule is not None and not rule.everywhere:
+            rule = None  # the mask itself tells of a window that is longer than N
+        whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
+        mask = request.mask if rule is None or not whole else None
+        window = rule.window if rule is not None else None
+        layer = next((n for n, w in self.written.items() if w.keys is request.key and w.values is request.value), None)
+        if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
+            keys, values = request.key, request.value
+            if layer is not None:
+                # Where another layer's attention has written them, what it wrote is read.
+                present = self.written[layer].present
+                keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
+            if keys.shape[2] != self.max_length:
+                raise UnsupportedModelError(
+                    f"{request.module} attends to keys that it has not cached; such attention cannot be exported yet"
+                )
+            reading = Reading(
+                request.query,
+                keys,
+                values,
+                self.positions,
+                self.cursors,
+                request.scale,
+                request.softcap,
+                window,
+                mask,
+                request.sink,
+            )
+            return self.lowering.attend(reading)
+        written = self.written[layer]
+        call = AttentionCall(
+            request.query,
+            written.key,
+            written.value,
+            self.past["key", layer, 0],
+            self.past["value", layer, 0],
+            self.positions,
+            self.cursors,
+            request.scale,
+            request.softcap,
+            window,
+            mask,
+            request.sink,
+            written.rolls,
+        )
+        output, *present_pair = self.lowering.emit(call)
+        written.present, written.fused = (present_pair[0], present_pair[1]), True
+        return output
+
+    def length(self) -> Any:
+        """Tokens cached before, as a scalar tensor; the graph is settled later."""
+        if self.lowering.grows:  # the same in all rows: padding has its places, too
+            before = self.max_length - self.positions.shape[1]
+            return self.positions[0, 0].to(torch.int64) if self.probed.length_as_tensor else before
+        if not self.probed.length_as_tensor:
+            return 0
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{CACHE_LENGTH}", (self.positions,), {}, dtype=torch.int64, shape=(), version=1
+        )
+
+    def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
+        """A copy that the model may write into; the last content is the present state."""
+        key = kind, layer, index
+        if key not in self.states and key in self.past:
+            self.states[key] = self.past[key].clone()
+        state = self.states.get(key)
+        if kind == "recurrent":
+            self.last_state = state
+        return state
+
+    def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
+        """Write the new value of a state in place of its old one."""
+        self.states[kind, layer, index] = state
+        if kind == "recurrent":
+            self.last_state = None
+
+    def present(self, key: Key) -> torch.Tensor:
+        """What a state is after the step. Raises UnsupportedModelError when the model left it alone."""
+        kind, layer, _ = key
+        if kind in ("key", "value"):
+            if layer not in self.written:
+                raise UnsupportedModelError(f"layer {layer} cached keys when probed, but not while being traced")
+            return self.written[layer].present[kind == "value"]
+        if key not in self.states:
+            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed, but not while being traced")
+        return self.states[key].to(self.past[key].dtype)
+
+
+def _narrowed(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The first `width` of the last axis."""
+    return tensor if tensor.shape[-1] == width else tensor[..., :width]

@@ -1,0 +1,100 @@
+"""Experts in operators that every compiler knows (opset 17, at most three dimensions): all experts, or gathered ones.
+
+All experts at once, for prompts. The sum over experts is inside the second product, so there is no output per expert:
+
+    x [T, H] ─ Gemm(up [E*F, H]) ─ [T, E, F] ─ activation ─ [T, E, I] ─ Mul(routing [T, E, 1]) ─┐
+    y [T, H] ──────────────────────────────────────── MatMul(down [E*I, H]) ─ Reshape [T, E*I] ─┘
+
+Only the chosen experts, when the number of tokens is fixed and small (the decode graph of a pair):
+
+    up [E, F, H] ─ Gather(index [T*K]) ─ MatMul(x) ─ activation ─ MatMul(Gather(down [E, I, H])) ─ Mul ─ ReduceSum ─ y
+
+Both read the same bytes of both weights, so the graphs of a pair share them. Measured on two cores of a Xeon with 64
+experts of 512 x 256, 8 chosen: one token takes 0.9 ms gathered and 5.3 ms over all; 512 tokens take 650 ms and 10.9 GB
+gathered and 105 ms and 0.27 GB over all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partita.export.trace.experts.base import Call, existing, routing
+from partita.export.trace.operators import looked_up, product, reshaped
+
+if TYPE_CHECKING:
+    import torch
+
+GATHER_SHARE = 2
+"""Experts are gathered when at most one of so many of their weights is read: the gathered ones are copied first."""
+
+
+def emit(call: Call) -> tuple[str, torch.Tensor]:
+    """Emit the nodes. Returns what it is and the output [T, H]."""
+    chosen = call.index.shape[1]
+    if call.tokens is not None and GATHER_SHARE * call.tokens * chosen <= call.experts.count:
+        return "standard operators over the selected experts", _gathered(call, call.tokens)
+    if call.experts.after is not None:
+        return "standard operators over all experts, one output each", _separate(call)
+    return "standard operators over all experts", _together(call)
+
+
+def _together(call: Call) -> torch.Tensor:
+    """All experts, summed up by the second product."""
+    experts = call.experts
+    count, inner, hidden = experts.down.shape
+    rows = call.hidden.shape[0]
+    weights = routing(call).to(call.hidden.dtype)
+    active = _activated(call) * weights[:, :, None]
+    flat = reshaped(active, (-1, count * inner), (rows, count * inner))
+    output = product(flat, experts.down.reshape(count * inner, hidden))
+    return output if experts.down_bias is None else output + product(weights, experts.down_bias)
+
+
+def _separate(call: Call) -> torch.Tensor:
+    """All experts with an output [E, T, H] each, for a model that does something with it before it is weighted."""
+    experts = call.experts
+    assert experts.after is not None
+    weights = routing(call).to(call.hidden.dtype)
+    output = product(_activated(call).transpose(0, 1), experts.down)
+    if experts.down_bias is not None:
+        output = output + experts.down_bias[:, None, :]
+    return (experts.after(output) * weights.transpose(0, 1)[:, :, None]).sum(dim=0).to(call.hidden.dtype)
+
+
+def _activated(call: Call) -> torch.Tensor:
+    """The inner activations of all experts, [T, E, I]."""
+    import torch.onnx.ops as onnx_ops
+
+    experts, rows = call.experts, call.hidden.shape[0]
+    count, width, hidden = experts.up.shape
+    stacked = experts.up.reshape(count * width, hidden)
+    flat = onnx_ops.symbolic(
+        "onnx::Gemm",
+        (call.hidden, stacked),
+        {"transB": 1},
+        dtype=call.hidden.dtype,
+        shape=(rows, count * width),
+        version=13,
+    )
+    inner = reshaped(flat, (-1, count, width), (rows, count, width))
+    return experts.activate(inner if experts.up_bias is None else inner + experts.up_bias)
+
+
+def _gathered(call: Call, tokens: int) -> torch.Tensor:
+    """The chosen experts of a fixed number of tokens."""
+    experts, chosen = call.experts, call.index.shape[1]
+    hidden, pairs = call.hidden.shape[1], tokens * call.index.shape[1]
+    index, weights = existing(call)
+    index = index.reshape(pairs)
+    rows = call.hidden[:, None, :].expand(tokens, chosen, hidden).reshape(pairs, hidden, 1)
+    inner = product(looked_up(experts.up, index), rows).reshape(pairs, experts.up.shape[1])
+    if experts.up_bias is not None:
+        inner = inner + looked_up(experts.up_bias, index)
+    active = experts.activate(inner).reshape(pairs, 1, experts.down.shape[1])
+    output = product(active, looked_up(experts.down, index)).reshape(pairs, hidden)
+    if experts.down_bias is not None:
+        output = output + looked_up(experts.down_bias, index)
+    if experts.after is not None:
+        output = experts.after(output)
+    weighted = output.reshape(tokens, chosen, hidden) * weights[:, :, None]
+    return weighted.sum(dim=1).to(call.hidden.dtype)

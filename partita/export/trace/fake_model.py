@@ -1,0 +1,248 @@
+"""A model of transformers without weights: its parameters are tensors that have a shape and no data.
+
+Knows how it is built from a config, and what is refused before anything is traced.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers.utils.logging
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from partita.errors import PartitaError, ResourceError, UnsupportedModelError
+from partita.export.checkpoint.original import auto_class
+from partita.export.graph.element_types import to_torch
+from partita.export.trace import experts
+from partita.export.trace.hooks import IMPLEMENTATION, register
+from partita.export.trace.rope import rereads_at, rope_by_length, static_up_to
+from partita.export.trace.state import Probed, probe, text_config
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """A model without weights: parameters are fake tensors, buffers are real."""
+
+    module: torch.nn.Module
+    mode: FakeTensorMode
+    dtype: str
+    probed: Probed
+    vocab_size: int
+    rope_by_length: bool
+    """Rotary frequencies depend on how long the text is, for the lengths that the cache holds."""
+    rereads_at: int | None
+    """As in `package.Graph`."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, those of towers that text does not pass through among them."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of what goes from layer to layer; 0 where the config does not say."""
+        return int(getattr(text_config(self.module), "hidden_size", 0) or 0)
+
+    @property
+    def heads(self) -> int:
+        """Of attention; 0 where the config does not say."""
+        return int(getattr(text_config(self.module), "num_attention_heads", 0) or 0)
+
+    def stored_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        return {name: value for name, value in self.module.state_dict().items() if name not in parameters}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings of torch, onnxscript and transformers that a user can do nothing about off the terminal."""
+    loggers = [
+        logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
+    ]
+    levels = [logger.level for logger in loggers]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
+    """Build the model of `config` without weights and probe what its layers cache.
+
+    Raises UnsupportedModelError with the reason when the model cannot be built or probed.
+    """
+    register()
+    experts.register()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> Any:
+        if parameter is None or isinstance(parameter, FakeTensor):
+            return parameter  # a tied parameter is registered twice and must stay one object
+        with mode:
+            data = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return torch.nn.Parameter(data, requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(fake_parameter)
+    try:
+        with quiet(), translated("building the model from config.json"), _constructors_may_convert():
+            module = _build(config, dtype).eval()
+            _refuse_by_modules(module)
+            limit = static_up_to(module)
+            by_length = limit is not None and limit < max_length
+            rereads = rereads_at(module) if by_length else None
+        with (
+            quiet(),
+            translated("running the model once on fake tensors"),
+            rope_by_length(module, None),
+            experts.experts_form("standard", None),
+        ):
+            real = _real_tensors(module)
+            probed = probe(module, mode, batch, max_length)
+            _put_back(real)
+    finally:
+        handle.remove()
+    vocabulary = int(text_config(module).vocab_size)
+    return FakeModel(module, mode, dtype, probed, vocabulary, by_length, rereads)
+
+
+RealTensor = tuple[dict[str, Any], str, torch.Tensor]
+"""Where a tensor with values stands, its name there, and the tensor."""
+
+
+@contextmanager
+def _constructors_may_convert() -> Iterator[None]:
+    """Let a constructor call `module.to(dtype)`: torch would swap the converted tensor in, which fails on fake ones."""
+    swapping = torch.nn.Module._apply
+
+    def convert(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        for each in self.modules() if recurse else (self,):
+            for name, value in each._parameters.items():
+                if value is not None:
+                    each._parameters[name] = torch.nn.Parameter(fn(value), requires_grad=False)
+            for name, buffer in each._buffers.items():
+                each._buffers[name] = None if buffer is None else fn(buffer)
+        return self
+
+    torch.nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = swapping  # type: ignore[method-assign]
+
+
+def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
+    """The buffers, and the attributes that are tensors, which have values."""
+    return [
+        (place, name, value)
+        for each in module.modules()
+        for place in (vars(each), each._buffers)
+        for name, value in place.items()
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+    ]
+
+
+def _put_back(real: list[RealTensor]) -> None:
+    """Give tensors their values again that the model replaced by others as it ran.
+
+    ctrl does, to have its table in the type of the hidden states. As it left them is how every later step finds them,
+    so the type is kept.
+    """
+    for place, name, value in real:
+        now = place.get(name)
+        if isinstance(now, FakeTensor):
+            place[name] = value.to(now.dtype) if now.shape == value.shape else value
+
+
+def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
+    """The model with our attention; with transformers' default one where it picks its attention by class."""
+    experts_implementation(config, experts.IMPLEMENTATION)
+    try:
+        return _from_config(config, dtype, IMPLEMENTATION)
+    except (KeyError, ValueError) as error:
+        if error.args != (IMPLEMENTATION,) and "attn_implementation" not in str(error):
+            raise
+        return _from_config(config, dtype, None)
+
+
+def _from_config(config: PreTrainedConfig, dtype: str, attention: str | None) -> torch.nn.Module:
+    arguments: dict[str, Any] = {
+        "attn_implementation": attention,
+        "dtype": to_torch(dtype),
+        "trust_remote_code": False,
+    }
+    try:
+        return auto_class(config).from_config(config, **arguments)  # type: ignore[no-any-return]
+    except DataDependentOutputException:
+        # Some ways to draw weights at random look at what they have drawn. These weights are replaced anyway.
+        with no_init_weights():
+            model: Any = auto_class(config).from_config(config, **arguments)
+        model.tie_weights()
+        return model  # type: ignore[no-any-return]
+
+
+def experts_implementation(config: PreTrainedConfig, name: str) -> None:
+    """Ask for an implementation of mixture-of-experts layers, in every config that a model is made of."""
+    for part in (config, *(getattr(config, key) for key in config.sub_configs if getattr(config, key, None))):
+        part._experts_implementation = name
+
+
+def _refuse_by_modules(model: torch.nn.Module) -> None:
+    """Refuse by name what would fail later for reasons a user cannot read."""
+    experts.refuse_loops(model)
+    if getattr(text_config(model), "num_hidden_layers", 1) == 0:
+        raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
+
+
+LACKING = {
+    "DefaultCPUAllocator": "out of memory; free some, or use a smaller model",
+    "can't start new thread": "no thread can be started; raise the limit of memory (ulimit -v) or processes (-u)",
+}
+"""What torch's allocator and Python say in a RuntimeError when the system gives no more: part of it, and our words."""
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through.
+
+    What a lack of memory or threads caused is a ResourceError.
+    """
+    try:
+        yield
+    except PartitaError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of libraries in Rust
+            raise
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, PartitaError):
+                raise cause from error
+            cause = cause.__cause__ or cause.__context__
+        root = error
+        while type(root).__module__.startswith("torch.onnx") and isinstance(root.__cause__, Exception):
+            root = root.__cause__  # torch's exporter says at the top only that it failed
+        first = next((line for line in str(root).splitlines() if line.strip()), "no message")
+        first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # says nothing, and is another one every time
+        if lack := next((words for said, words in LACKING.items() if said in str(root)), None):
+            raise ResourceError(f"{what} failed: {lack} ({first.strip()[:300]})") from error
+        raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

@@ -1,0 +1,145 @@
+"""Inputs, outputs and states of a graph that is traced: their names, sizes, types and what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from partita.errors import UnsupportedModelError, UsageError
+from partita.export.graph.element_types import of_ir, of_torch
+from partita.export.trace.attention import Lowering
+from partita.export.trace.attention.base import Cursor
+from partita.export.trace.emitting import Key
+from partita.export.trace.fake_model import FakeModel
+from partita.export.trace.rope import static_up_to
+from partita.export.trace.spec import TraceSpec
+from partita.export.trace.state import LayerState
+from partita.observations.text_format import listing
+from partita.package.contract import Port, State
+
+POSITIONS, TORCH_POSITIONS = "int32", torch.int32
+"""GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
+fits."""
+TOTAL = "total_sequence_length"
+"""T, the rows of a cache that grows after a step, where a port has it as a size."""
+
+
+def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
+    """Every state of the model in the order of the graph's inputs."""
+    table: dict[Key, State] = {}
+    for layer in fake.probed.layers:
+        key_width, value_width = _widths(layer, lowering)
+        window = layer.window if spec.rolls and lowering.rolls and layer.rolls else None
+        for kind, width in (("key", key_width), ("value", value_width)):
+            table[kind, layer.layer, 0] = State(
+                past=f"past_key_values.{layer.layer}.{kind}",
+                present=f"present.{layer.layer}.{kind}",
+                layer=layer.layer,
+                kind=kind,  # type: ignore[arg-type]
+                shape=(spec.batch, layer.kv_heads, window or spec.max_length, width),
+                dtype=fake.dtype,
+                window=layer.window,
+                rolls=window is not None,
+                grows=2 if lowering.grows else None,
+                in_place=not lowering.grows,
+            )
+    for extra in fake.probed.extras:
+        name = f"{extra.layer}.{extra.kind}" + (f".{extra.index}" if extra.index else "")
+        table[extra.kind, extra.layer, extra.index] = State(
+            past=f"past_key_values.{name}",
+            present=f"present.{name}",
+            layer=extra.layer,
+            kind=extra.kind,
+            shape=extra.shape,
+            dtype=of_torch(extra.dtype),
+        )
+    return table
+
+
+def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
+    """Head size of keys and values in the cache."""
+    if lowering.same_kv_width and layer.fused:
+        widest = max(layer.key_width, layer.value_width)
+        return widest, widest
+    return layer.key_width, layer.value_width
+
+
+def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
+    """Raise UnsupportedModelError for a model whose states or inputs have no place in the layout that grows."""
+    said = "`cache=growing`"
+    if fake.probed.extras:
+        kind = fake.probed.extras[0].kind
+        raise UnsupportedModelError(
+            f"{said}: the model keeps {kind} states, which do not grow; leave it out", option="cache"
+        )
+    if static_up_to(fake.module) is not None:  # whatever N is: texts in this layout may be longer
+        raise UnsupportedModelError(
+            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
+            "it out",
+            option="cache",
+        )
+    if spec.sequence_length is not None:
+        raise UnsupportedModelError(
+            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out",
+            option="cache",
+        )
+
+
+def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
+    """Raise UsageError for a model with no layer whose cache could roll, and for a fixed number of tokens:
+    what fills them up would push out what the window holds.
+    """
+    said = "`cache=window`"
+    layers = fake.probed.layers
+    windows = sorted({layer.window for layer in layers if layer.window is not None})
+    if not any(layer.rolls for layer in layers):
+        why = (
+            f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
+            "way that no operator has"
+            if windows
+            else f"it has no layer with a window of less than `max_length={spec.max_length}`"
+        )
+        raise UsageError(f"{said}: {why}; leave it out")
+    if spec.sequence_length is not None:
+        raise UsageError(
+            f"{said}: the model can only be traced for a fixed number of tokens, and what fills them up would push out "
+            "what the window holds; leave it out"
+        )
+
+
+def cursor_shape(cursor: Cursor, spec: TraceSpec, total: Any) -> tuple[Any, ...]:
+    """The shape of a cursor; `total`: T, the rows of a cache that grows."""
+    if cursor.per_key:
+        return spec.batch, total
+    return (spec.batch,) if cursor.per_row else ()
+
+
+def past_shape(state: State, past: int) -> tuple[int, ...]:
+    """The shape of a state before a step; `past`: P, the rows that a state that grows has then."""
+    return tuple(past if axis == state.grows else size for axis, size in enumerate(state.shape))
+
+
+def ports_of(
+    model: ir.Model, lowering: Lowering, spec: TraceSpec, fake: FakeModel
+) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """Ports of the graph that are not states, by role."""
+    tokens: tuple[int | str, ...] = (spec.batch, spec.sequence_length or "sequence_length")
+    rows: int | str = 1 if spec.sequence_length else "sequence_length" if lowering.grows else "logits_rows"
+    positions = "int64" if lowering.grows else POSITIONS
+    known = {
+        "input_ids": Port(name="input_ids", role="tokens", shape=tokens, dtype="int64"),
+        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=positions),
+        "logits_indices": Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
+        "rope_length": Port(name="rope_length", role="rope_length", shape=(), dtype=POSITIONS),
+    }
+    for cursor in lowering.cursors:
+        shape: tuple[int | str, ...] = cursor_shape(cursor, spec, TOTAL)
+        known[cursor.name] = Port(name=cursor.name, role=cursor.role, shape=shape, dtype=cursor.dtype)
+    inputs = tuple(known[v.name] for v in model.graph.inputs if v.name in known)
+    logits = model.graph.outputs[0]
+    assert logits.dtype is not None
+    shape = (spec.batch, rows, fake.vocab_size)
+    output = Port(name="logits", role="logits", shape=shape, dtype=of_ir(logits.dtype))
+    return inputs, (output,)

@@ -1,0 +1,116 @@
+"""The selective scan of Mamba: every channel has a state of its own, and every number in it a decay of its own.
+
+    S = exp(dt A) S + dt B x;   output = C' S + D x
+
+transformers starts it from zeros in every step of several tokens, so a prompt read in parts would forget the first;
+here it goes on from the state that the layer has read from its cache just before. Source: Gu and Dao, "Mamba",
+arXiv 2312.00752.
+"""
+
+# ruff: noqa: N803 - the arguments have the names that transformers calls them by
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partita.errors import UnsupportedModelError
+from partita.export.graph.linear_attention import linear_attention
+from partita.export.trace.hooks import last_state
+from partita.export.trace.recurrence.base import Recurrence
+
+
+def _contrib(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
+    """As one node, in which a channel is a head. hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D,
+    delta_bias [H]; gives [B, H, S], and the state [B, H, N] if asked for.
+    """
+    step = _time_step(dt, delta_bias, softplus=delta_softplus).transpose(1, 2)
+    tokens = hidden_states.to(torch.float32).transpose(1, 2)
+    decay = A.to(torch.float32) * step[..., None]
+    ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
+    # Keys and queries are the same for every channel.
+    key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
+    state = _initial(hidden_states, A)[..., None]
+    output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
+    output = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype)
+    return _finished(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
+
+
+def standard(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
+    """Token by token, for a fixed number of tokens; as `_contrib` otherwise."""
+    step = _time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
+    decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
+    new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
+    state, outputs = _initial(hidden_states, A), []
+    for index in range(hidden_states.shape[2]):
+        state = decay[:, :, index] * state + new[:, :, index]
+        outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
+    output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
+    return _finished(output, state, hidden_states, D, z, with_state=return_last_state)
+
+
+def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
+    """How long each step is, [B, H, S] in float32."""
+    step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)[..., None]
+    return torch.nn.functional.softplus(step) if softplus else step
+
+
+def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+    """The state to go on from [B, H, N] in float32; zeros when there is none."""
+    state = last_state()
+    if state is None:
+        return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
+    if state.ndim != A.ndim + 1:
+        raise UnsupportedModelError(
+            "the model scans the heads of a selective state space separately (several scans share one state); that "
+            "cannot be exported yet"
+        )
+    return state.to(torch.float32)
+
+
+def _finished(
+    output: torch.Tensor,
+    state: torch.Tensor,
+    hidden_states: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    *,
+    with_state: bool,
+) -> Any:
+    """What bypasses the state, and the gate."""
+    if D is not None:
+        output = output + hidden_states * D[None, :, None]
+    if z is not None:
+        output = output * torch.nn.functional.silu(z)
+    return (output, state.to(hidden_states.dtype)) if with_state else output
+
+
+RECURRENCE = Recurrence(
+    functions=("mamba_selective_scan",),
+    contrib=_contrib,
+    standard=standard,
+)

@@ -1,0 +1,140 @@
+"""The scan of Mamba-2: a head's state has one decay for all of its numbers, which makes it linear attention.
+
+    S = exp(dt A) S + dt x B';   output = S C + D x
+
+Every step is the scan's, steps of one token too: in those, transformers would leave out the limit that it puts on dt
+(`dt_limit`, which nemotron_h and zamba2 set), so that its answer depends on how a prompt is cut. In standard operators
+the tokens of a chunk are one product of matrices under a mask of decays. Source: Dao and Gu, "Transformers are SSMs",
+arXiv 2405.21060, section 6.
+"""
+
+# ruff: noqa: N803 - the arguments have the names that transformers calls them by
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from partita.export.graph.linear_attention import linear_attention
+from partita.export.trace.hooks import last_state
+from partita.export.trace.recurrence.base import Recurrence
+
+CHUNK = 64
+
+
+def _contrib(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **keywords: Any,
+) -> Any:
+    """As one node. hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads for
+    each of them; gives [B, S, H, P], and the state [B, H, P, N] if asked for, in float32.
+    """
+    tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
+    state = _initial(initial_states, tokens, key).transpose(2, 3)
+    output, final = linear_attention(query, key, tokens * step[..., None], state, A.to(torch.float32) * step, None, 1.0)
+    return _finished(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
+
+
+def standard(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **keywords: Any,
+) -> Any:
+    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `_contrib` otherwise."""
+    tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
+    state, outputs = _initial(initial_states, tokens, key), []
+    by_head = [tensor.transpose(1, 2) for tensor in (tokens * step[..., None], key, query)]
+    decay = (A.to(torch.float32) * step).transpose(1, 2)
+    for begin in range(0, hidden_states.shape[1], CHUNK):
+        parts = [tensor[:, :, begin : begin + CHUNK] for tensor in by_head]
+        output, state = chunk(parts[0], parts[1], parts[2], decay[:, :, begin : begin + CHUNK], state)
+        outputs.append(output)
+    output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+    return _finished(output.transpose(1, 2), state, tokens, D, with_state=return_final_states)
+
+
+def _prepared(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    bias: torch.Tensor | None,
+    limit: tuple[float, float],
+    *,
+    softplus: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, how long each step is [B, S, H], B and C repeated for each head that shares them; all in float32."""
+    step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)
+    if softplus:
+        step = torch.nn.functional.softplus(step)
+    if limit != (0.0, float("inf")) or not softplus:
+        step = torch.clamp(step, min=limit[0], max=limit[1])
+    repeats = hidden_states.shape[2] // B.shape[2]
+    key, query = (tensor.to(torch.float32).repeat_interleave(repeats, dim=2) for tensor in (B, C))
+    return hidden_states.to(torch.float32), step, key, query
+
+
+def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The state to go on from [B, H, P, N] in float32; zeros when there is none."""
+    if state is None:
+        state = last_state()
+    if state is None:
+        return tokens.new_zeros(tokens.shape[0], *tokens.shape[2:], key.shape[-1])
+    return state.to(torch.float32)
+
+
+def chunk(
+    new: torch.Tensor, key: torch.Tensor, query: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, H, C, P] and state [B, H, P, N] after C tokens; new [B, H, C, P], key, query [B, H, C, N], decay
+    [B, H, C].
+    """
+    length = new.shape[2]
+    if length == 1:
+        state = decay.exp()[..., None] * state + new.transpose(2, 3) * key
+        return query @ state.transpose(2, 3), state
+    total = decay.cumsum(dim=2)[..., None]
+    lower = torch.ones(length, length, dtype=torch.bool).tril()
+    pairs = (total - total.transpose(2, 3)).masked_fill(~lower, float("-inf")).exp()
+    output = (query * total.exp()) @ state.transpose(2, 3) + (query @ key.transpose(2, 3) * pairs) @ new
+    left = (total[:, :, -1:] - total).exp()
+    return output, state * total[:, :, -1:].exp() + new.transpose(2, 3) @ (key * left)
+
+
+def _finished(
+    output: torch.Tensor, state: torch.Tensor, tokens: torch.Tensor, D: torch.Tensor | None, *, with_state: bool
+) -> Any:
+    """What bypasses the state; contiguous, as models take views of it."""
+    if D is not None:
+        output = output + tokens * D.to(torch.float32)[..., None]
+    output = output.contiguous()
+    return (output, state) if with_state else output
+
+
+RECURRENCE = Recurrence(
+    functions=("mamba2_chunk_scan",),
+    contrib=_contrib,
+    standard=standard,
+    reads_state=True,
+)

@@ -1,0 +1,263 @@
+"""What each layer of a model caches: found by running the model on fake tensors, never read from a config.
+
+Fake tensors have shapes and no data, so the probe costs no memory and works for a model of any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from partita.errors import UnsupportedModelError
+from partita.export.trace.calling import call
+from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask, classify_mask, plugged
+from partita.export.trace.plug_cache import PlugCache
+
+PROBE_TOKENS = 4
+
+Kind = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Keys and values of one layer."""
+
+    layer: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    window: int | None = None
+    """Sliding window in tokens; None when every earlier key is seen, when the cache is not longer than the window, or
+    when only the mask itself says what is seen.
+    """
+    fused: bool = False
+    """The layer's own attention call reads what the layer has just cached: one operator can write and attend."""
+    shared: bool = False
+    """Another attention call reads it, too."""
+
+    @property
+    def rolls(self) -> bool:
+        """Whether it could cache its window alone: it has one, and nothing but its own attention reads it."""
+        return self.window is not None and self.fused and not self.shared
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraState:
+    """A convolution or recurrent state of one layer."""
+
+    layer: int
+    kind: Kind
+    index: int
+    """0, but for layers with several states of a kind."""
+    shape: tuple[int, ...]
+    """The first size is the batch."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a model caches, and the masks it asks for in the order in which it does."""
+
+    layers: tuple[LayerState, ...]
+    extras: tuple[ExtraState, ...]
+    masks: tuple[MaskRule | None, ...]
+    length_as_tensor: bool
+    """The model takes the number of cached tokens as a tensor; it needs a plain number otherwise, and gets 0."""
+    kept_outside: tuple[str, ...] = ()
+    """Tensors that modules of the model keep from one step to the next, outside of transformers' cache."""
+    takes_ones: bool = False
+    """The model counts keys by its padding mask (ALiBi of falcon): it gets one of ones over all N."""
+
+    @property
+    def recurs(self) -> bool:
+        """True when a state depends on every token fed, so that padding would spoil it."""
+        return bool(self.extras)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A plug that takes notes."""
+
+    batch: int
+    positions: torch.Tensor
+    max_length: int
+    count: int
+    length_as_tensor: bool
+    extras: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
+    """Known from an earlier run: the model finds states of zeros."""
+    found: dict[int, LayerState] = field(default_factory=dict)
+    rules: list[MaskRule | None] = field(default_factory=list)
+    written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
+    last_state: torch.Tensor | None = None
+    _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
+    _refused: dict[int, UnsupportedModelError] = field(default_factory=dict)
+    _caches: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _states: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
+    """Tensors by identity are kept alive: an identity is only good while its object lives."""
+
+    def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
+        """Take note of the rule; gives a mask of the right shape."""
+        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        rule = None
+        try:
+            rule = classify_mask(mask_function, self.max_length)
+        except UnsupportedModelError as error:
+            # The decoder of an encoder-decoder makes such a mask for an encoder that is not there.
+            self._refused[id(mask)] = error
+        self.rules.append(rule)
+        self._masks[id(mask)] = mask, rule
+        return mask
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take note of heads and widths."""
+        if layer in self.found:
+            raise UnsupportedModelError(f"layer {layer} caches keys twice in one step; that cannot be exported yet")
+        self.found[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
+        keys = key.new_zeros(key.shape[0], key.shape[1], self.max_length, key.shape[3])
+        values = value.new_zeros(value.shape[0], value.shape[1], self.max_length, value.shape[3])
+        self._caches[id(keys)] = keys, layer
+        return keys, values
+
+    def attend(self, request: AttentionRequest) -> torch.Tensor:
+        """Take note of the window; gives an output of the right shape."""
+        _, layer = self._caches.get(id(request.key), (None, None))
+        _, rule = self._masks.get(id(request.mask), (None, None))
+        if id(request.mask) in self._refused:
+            raise self._refused[id(request.mask)]
+        if layer is not None and not self.found[layer].fused:
+            window = rule.window if rule is not None else None
+            self.found[layer] = replace(self.found[layer], window=window, fused=True)
+        elif layer is not None:
+            self.found[layer] = replace(self.found[layer], shared=True)
+        batch, heads, length, _ = request.query.shape
+        return request.query.new_zeros(batch, length, heads, request.value.shape[-1])
+
+    def length(self) -> Any:
+        """Tokens cached before."""
+        return self.positions[0, 0].to(torch.int64) if self.length_as_tensor else 0
+
+    def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
+        """A state of zeros, once its shape is known."""
+        key = kind, layer, index
+        if key not in self._states and (known := self.extras.get(key)) is not None:
+            self._states[key] = torch.zeros(known.shape, dtype=known.dtype)
+        state = self._states.get(key)
+        if kind == "recurrent":
+            self.last_state = state
+        return state
+
+    def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
+        """Take note of shape and dtype."""
+        assert kind in ("conv", "recurrent")
+        shape = tuple(int(size) for size in state.shape)
+        if kind == "recurrent":
+            self.last_state = None
+        if state.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModelError(f"layer {layer} keeps a {kind} state of {state.dtype}; that cannot be exported")
+        self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]
+
+
+def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> Probed:
+    """Run `model` under `fake` and return what it caches.
+
+    Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
+    """
+    before = set(_own_tensors(model))
+    first, ones = _first_run(model, fake, batch, max_length)
+    if first.written:
+        # Once more, with states to go on from: that is how every later step finds them.
+        later = _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor, ones=ones)
+        changed = [key for key in first.written | later.written if first.written.get(key) != later.written.get(key)]
+        if changed:
+            kind, layer, _ = changed[0]
+            raise UnsupportedModelError(
+                f"layer {layer} keeps a different {kind} state in later steps than in the first; that cannot be "
+                "exported"
+            )
+    if not first.found and not first.written:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps nothing in transformers' cache; it cannot be traced with a static cache"
+        )
+    odd = [state for state in first.written.values() if not state.shape or state.shape[0] != batch]
+    if odd:
+        raise UnsupportedModelError(
+            f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first size is not "
+            f"the batch ({batch}); that cannot be exported yet"
+        )
+    layers = tuple(first.found[layer] for layer in sorted(first.found))
+    extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
+    outside = tuple(name for name in _own_tensors(model) if name not in before)
+    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)
+
+
+def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[Recorder, bool]:
+    """The first way of calling the model that works, and whether it takes a padding mask of ones.
+
+    Raises what the first way raised when none does.
+    """
+    failed: Exception | None = None
+    for ones in (False, True):
+        try:
+            try:
+                return _run(model, fake, batch, max_length, {}, length_as_tensor=True, ones=ones), ones
+            except DataDependentOutputException:
+                return _run(model, fake, batch, max_length, {}, length_as_tensor=False, ones=ones), ones
+        except UnsupportedModelError:
+            if failed is not None:
+                break
+            raise
+        except Exception as error:  # noqa: BLE001 - the model's own code, which may fail in any way
+            failed = failed or error
+    assert failed is not None
+    raise failed
+
+
+def _own_tensors(model: torch.nn.Module) -> list[str]:
+    """Attributes of the modules that are tensors, and neither parameters nor buffers."""
+    return [
+        f"{name}.{attribute}"
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _run(
+    model: torch.nn.Module,
+    fake: FakeTensorMode,
+    batch: int,
+    max_length: int,
+    extras: dict[tuple[str, int, int], ExtraState],
+    *,
+    length_as_tensor: bool,
+    ones: bool,
+) -> Recorder:
+    """One run over a few tokens; what was noted."""
+    with fake, torch.no_grad():
+        ids = torch.zeros(batch, min(PROBE_TOKENS, max_length), dtype=torch.long)
+        positions = torch.zeros(ids.shape, dtype=torch.int32)
+        recorder = Recorder(batch, positions, max_length, layer_count(model), length_as_tensor, extras)
+        with plugged(recorder):
+            call(
+                model,
+                ids,
+                positions,
+                PlugCache(recorder),
+                torch.zeros(1, dtype=torch.long),
+                max_length if ones else None,
+            )
+    return recorder
+
+
+def text_config(model: torch.nn.Module) -> Any:
+    """The config of the decoder, which in a multimodal model is one of several."""
+    config: Any = model.config
+    return config.get_text_config(decoder=True)
+
+
+def layer_count(model: torch.nn.Module) -> int:
+    """Layers that a cache for `model` is made with."""
+    return int(text_config(model).num_hidden_layers)

@@ -1,0 +1,380 @@
+"""A Hugging Face decoder on fake tensors -> an ONNX graph with a static cache, its nodes named by module path.
+
+transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`,
+`emitting.py`); no weight is read. Parameters come out as initializers without data, named as in the model; buffers
+(rotary frequencies, scales) are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch._dynamo.exc import UserError, UserErrorType
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from partita.errors import UnsupportedModelError
+from partita.export.graph.axis_names import name_axes
+from partita.export.graph.cleaning import clean
+from partita.export.graph.element_types import to_torch
+from partita.export.graph.node_names import ROOT, name_nodes
+from partita.export.graph.opset17 import WRITTEN, to_opset17
+from partita.export.trace.attention import Lowering
+from partita.export.trace.calling import call
+from partita.export.trace.causal_buffers import rows_by_position
+from partita.export.trace.complex_numbers import complex_as_pairs
+from partita.export.trace.decompositions import skip_decompositions
+from partita.export.trace.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
+from partita.export.trace.experts import experts_form, has_stacked
+from partita.export.trace.fake_model import FakeModel, quiet, translated
+from partita.export.trace.hooks import plugged
+from partita.export.trace.operators import DOMAINS
+from partita.export.trace.plug_cache import PlugCache
+from partita.export.trace.ports import (
+    TORCH_POSITIONS,
+    check_grows,
+    check_rolls,
+    cursor_shape,
+    past_shape,
+    ports_of,
+    state_table,
+)
+from partita.export.trace.recurrence import read_states, replaced
+from partita.export.trace.rope import rope_by_length
+from partita.export.trace.spec import TraceSpec
+from partita.export.trace.state import layer_count
+from partita.export.trace.translations import TABLE
+from partita.package.contract import Port, State
+
+EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
+SMALL_SIZES = 130
+"""Sizes below are all tried on what a trace takes for granted: more than any usual chunk."""
+TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
+"""Nodes of the last trace that torch 2.13 keeps in a module of its own, and through them the whole graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A graph and the contract of its inputs and outputs."""
+
+    model: ir.Model
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    states: tuple[State, ...]
+    spec: TraceSpec
+    routed: bool
+    """It has experts, and a router that chooses among them."""
+    notes: tuple[str, ...]
+    """What a user may want to know of how it was written."""
+
+
+class FixedLengthError(UnsupportedModelError):
+    """A model whose code cannot be traced for any number of tokens, but for a fixed one."""
+
+
+class Granted:
+    """What a trace of symbolic sizes takes for granted of them.
+
+    A class of its own: torch undoes what a trace does to attributes of a module, lists included.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[ShapeEnv] = []
+
+
+class _Wrapper(torch.nn.Module):
+    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
+    states. Without rows there are logits of all tokens.
+    """
+
+    def __init__(self, fake: FakeModel, lowering: Lowering, table: Mapping[Key, State], spec: TraceSpec) -> None:
+        super().__init__()
+        setattr(self, ROOT, fake.module)
+        self.fake, self.lowering, self.keys, self.spec = fake, lowering, tuple(table), spec
+        self.rolling = frozenset(state.layer for state in table.values() if state.rolls)
+        self.granted = Granted()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        rows: tuple[torch.Tensor, ...],
+        cursors: tuple[torch.Tensor, ...],
+        past: tuple[torch.Tensor, ...],
+        lengths: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        model = getattr(self, ROOT)
+        size: Any = input_ids.shape[1]
+        if isinstance(size, torch.SymInt):
+            self.granted.shapes.append(size.node.shape_env)
+        keys: Any = self.spec.max_length
+        places = position_ids
+        if self.lowering.grows:
+            keys = cursors[0].shape[1]
+            places = _last_of(keys, size, self.spec.batch)
+        plug = Emitter(
+            self.fake.probed,
+            self.lowering,
+            keys,
+            layer_count(model),
+            places,
+            cursors,
+            dict(zip(self.keys, past, strict=True)),
+            self.rolling,
+        )
+        length = lengths[0] if lengths else None
+        with (
+            plugged(plug),
+            complex_as_pairs(),
+            rope_by_length(model, length),
+            replaced(model, self.spec.form),
+            rows_by_position(model, places, keys),
+        ):
+            cache = PlugCache(plug, hides_recurrent=read_states(model))
+            wanted = rows[0] if rows else None
+            logits = call(model, input_ids, position_ids, cache, wanted, keys if self.fake.probed.takes_ones else None)
+        plug.check()
+        return (logits, *(plug.present(key) for key in self.keys))
+
+
+def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
+    """Places [B, S] of the tokens of a step in a cache that has `keys` rows with them: the last ones."""
+    places = torch.arange(keys - tokens, keys, dtype=TORCH_POSITIONS)[None]
+    return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
+
+
+def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
+    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`.
+
+    Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
+    """
+    if lowering.grows:
+        check_grows(fake, spec)
+    if spec.rolls:
+        check_rolls(fake, spec)
+    table = state_table(fake, lowering, spec)
+    states = tuple(table.values())
+    arguments = _examples(fake, lowering, spec, states)
+    with (
+        quiet(),
+        torch.no_grad(),
+        translated("tracing the model"),
+        experts_form(spec.form, spec.tokens, stacked=has_stacked(fake.module)) as forms,
+    ):
+        wrapper = _Wrapper(fake, lowering, table, spec)
+        onnx_program = torch.onnx.export(
+            _exported(wrapper, arguments, spec),
+            tuple(arguments.values()),
+            dynamo=True,
+            opset_version=max(spec.opset, WRITTEN),
+            input_names=[
+                "input_ids",
+                "position_ids",
+                *("logits_indices" for _ in arguments["rows"]),
+                *(c.name for c in lowering.cursors),
+                *(s.past for s in states),
+                *("rope_length" for _ in arguments["lengths"]),
+            ],
+            output_names=["logits", *(s.present for s in states)],
+            custom_translation_table=dict(TABLE),
+            optimize=False,
+            verbose=False,
+        )
+    assert onnx_program is not None
+    model = _apart(onnx_program.model)
+    del onnx_program
+    with quiet(), translated("cleaning the graph"):
+        _strip_weights(model, fake.module)
+        _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
+        clean(model)
+        _check_rolled(model)
+        _settle_length(model, spec.batch)
+        _drop_unused_inputs(model)
+        name_axes(model)
+        name_nodes(model)
+        if spec.opset < WRITTEN:
+            to_opset17(model)
+    return Traced(model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
+
+
+def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
+    """What the wrapper is traced with, on fake tensors, by the names of its arguments."""
+    length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
+    rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
+    positions = torch.long if lowering.grows else TORCH_POSITIONS
+    with fake.mode:
+        return {
+            "input_ids": torch.zeros(spec.batch, length, dtype=torch.long),
+            "position_ids": torch.zeros(spec.batch, length, dtype=positions),
+            "rows": () if lowering.grows else (torch.zeros(rows, dtype=torch.long),),
+            "cursors": tuple(
+                torch.zeros(cursor_shape(c, spec, EXAMPLE_PAST + length), dtype=getattr(torch, c.dtype))
+                for c in lowering.cursors
+            ),
+            "past": tuple(torch.zeros(past_shape(s, EXAMPLE_PAST), dtype=to_torch(s.dtype)) for s in states),
+            "lengths": (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else (),
+        }
+
+
+def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
+    """The wrapper as torch traces it. Raises FixedLengthError when a symbolic size turns out to be no such thing."""
+    shapes: dict[str, Any] | None = None
+    if spec.sequence_length is None:
+        tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
+        wanted = torch.export.Dim("logits_rows", min=1, max=spec.max_length)
+        shapes = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
+        shapes["rows"] = tuple({0: wanted} for _ in arguments["rows"])
+        shapes |= {name: tuple({} for _ in arguments[name]) for name in ("cursors", "past", "lengths")}
+        if wrapper.lowering.grows:
+            # That T is P + S is not said: torch has no such sizes. Nothing that it sees joins the two.
+            longest = max(spec.max_length, 2 * (EXAMPLE_PAST + EXAMPLE_TOKENS))
+            total = torch.export.Dim("total_sequence_length", min=1, max=longest)
+            past = torch.export.Dim("past_sequence_length", min=1, max=longest)
+            shapes["cursors"] = tuple({1: total} for _ in arguments["cursors"])
+            shapes["past"] = tuple({2: past} for _ in arguments["past"])
+    try:
+        # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
+        program = torch.export.export(
+            wrapper,
+            tuple(arguments.values()),
+            dynamic_shapes=shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    except UserError as error:
+        if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
+            raise
+        raise FixedLengthError("the model's code specialises on one number of tokens") from error
+    if guard := broken_guard(wrapper.granted, spec.max_length):
+        raise FixedLengthError(f"the model's code specialises on one number of tokens ({guard})")
+    skip_decompositions(program)
+    return program
+
+
+def broken_guard(taken: Granted, max_length: int) -> str | None:
+    """What a trace took for granted of its sizes and does not hold for every size; None when all of it holds.
+
+    All small sizes are tried, which finds what depends on a remainder, and those around powers of two, which finds
+    bounds.
+    """
+    sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
+    tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
+    granted = {guard.expr for env in taken.shapes for guard in env.guards}
+    granted |= {late.expr for env in taken.shapes for found in env.deferred_runtime_asserts.values() for late in found}
+    for expression in sorted(granted, key=str):
+        for size in tried:
+            if expression.subs(dict.fromkeys(expression.free_symbols, size)) == False:  # noqa: E712 - sympy's own
+                return f"{expression} does not hold for {size}"
+    return None
+
+
+def _settle_length(model: ir.Model, batch: int) -> None:
+    """Give nodes that ask for the number of cached tokens the first position, which is the same in a batch of one.
+
+    Raises UnsupportedModelError in a larger batch: rows have lengths of their own, and the model takes one for all.
+    """
+    graph = model.graph
+    for node in [n for n in graph if n.domain == DOMAIN and n.op_type == CACHE_LENGTH]:
+        users = node.outputs[0].uses()
+        if users and batch > 1:
+            raise UnsupportedModelError(
+                "the model derives positions from the length of the cache, the same for all rows; export it with "
+                "`batch_size=1`",
+                option="batch_size",
+            )
+        positions = node.inputs[0]
+        assert positions is not None
+        zero = ir.Value(
+            name=f"{node.name}.first",
+            shape=ir.Shape([2]),
+            type=ir.TensorType(ir.DataType.INT64),
+            const_value=ir.tensor([0, 0], dtype=ir.DataType.INT64, name=f"{node.name}.first"),
+        )
+        graph.initializers[zero.name or ""] = zero
+        first = ir.node("GatherND", inputs=[positions, zero])
+        wide = ir.node("Cast", inputs=[first.outputs[0]], attributes={"to": int(ir.DataType.INT64)})
+        for new in (first, wide):
+            new.metadata_props.update(node.metadata_props)
+            new.outputs[0].shape = ir.Shape([])
+        first.outputs[0].dtype, wide.outputs[0].dtype = ir.DataType.INT32, ir.DataType.INT64
+        graph.insert_before(node, [first, wide])
+        for use in users:
+            use.node.replace_input_with(use.idx, wide.outputs[0])
+        graph.remove(node, safe=True)
+
+
+def _check_rolled(model: ir.Model) -> None:
+    """Raise UnsupportedModelError where something reads the whole of a cache that holds a window alone."""
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type == ROLLED:
+            reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
+            raise UnsupportedModelError(
+                f"`cache=window`: {reader} reads all that a layer has cached, and not its attention "
+                "alone; leave it out",
+                option="cache",
+            )
+
+
+def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
+    """Rename initializers to the model's own names, and drop the data of what a checkpoint may hold.
+
+    That is every parameter and every persistent buffer; left in place, the value a buffer has in a fresh model would be
+    folded into the graph.
+    """
+    stored = {f"{ROOT}.{name}" for name in module.state_dict()}
+    stored |= {f"{ROOT}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
+    for name, value in list(model.graph.initializers.items()):
+        if not name.startswith(f"{ROOT}."):
+            continue
+        if name in stored:
+            value.const_value = None
+        value.name = name.removeprefix(f"{ROOT}.")
+
+
+def _apart(made: ir.Model) -> ir.Model:
+    """A copy of the graph that torch made, which holds nothing of the trace: megabytes for each layer, which would stay
+    in memory to the end of the export.
+
+    Nodes and values keep parts of it, also values that are in the graph no more and that it still counts.
+    """
+    model = made.clone()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        node.meta.clear()
+        for value in node.outputs:
+            value.meta.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.meta.clear()
+    getattr(torch.fx.experimental.proxy_tensor, TORCH_KEEPS, {}).clear()
+    return model
+
+
+def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> None:
+    """torch writes the standard domain of a symbolic op as "onnx", where ONNX wants ""."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain == "onnx":
+            node.domain = ""
+    model.opset_imports.clear()
+    model.opset_imports[""] = opset
+    model.opset_imports.update(domains)
+
+
+def without_unread(item: Traced) -> Traced:
+    """The graph without inputs that no node reads any more: positions that went into an operator of their own, say."""
+    states = {state.past for state in item.states}
+    gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}
+    for value in [v for v in item.model.graph.inputs if v.name in gone]:
+        item.model.graph.inputs.remove(value)
+    return replace(item, inputs=tuple(port for port in item.inputs if port.name not in gone))
+
+
+def _drop_unused_inputs(model: ir.Model) -> None:
+    """An input that no node reads (positions of a model without any, say) must not be asked of the user."""
+    graph = model.graph
+    for value in [v for v in graph.inputs if not v.uses()]:
+        if value.name == "input_ids":
+            raise UnsupportedModelError("the traced graph does not read its tokens; this model cannot be exported")
+        graph.inputs.remove(value)

@@ -1,0 +1,170 @@
+"""Whether the original model agrees with itself: asked when an exported graph does not compute what the model computes.
+
+Experiments on the model that transformers loads: are its own logits numbers, do later tokens change those of earlier
+ones, and does its `generate`, with a cache, compute what its `forward` computes without one? Where it does not, no
+graph with a cache can agree with both. One more, for a package that computes in 16 bits: how far is the model itself,
+run in that type, from what it computes in float32? Routers and other choices between two that are nearly alike fall
+otherwise there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from partita.dtypes import Precision
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.graph.element_types import to_torch
+from partita.export.trace.fake_model import quiet
+from partita.export.verify.known_answer import PROMPT_TOKENS, KnownAnswer, last_logits, load
+from partita.process import give_back
+
+HALVES = ("float16", "bfloat16")
+TOLERANCE = 1e-3
+"""Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
+
+
+def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | None = None) -> str | None:
+    """What the model contradicts itself in, as a sentence; None when it does not, or cannot be asked."""
+    try:
+        model = load(checkpoint, scratch)
+        with quiet(), torch.no_grad():
+            prompt = torch.from_numpy(answer.prompt)[None]
+            if not _is_finite(model, prompt[:, :PROMPT_TOKENS]):
+                return (
+                    f"{type(model).__name__} itself computes logits that are not finite: a setting of config.json or a "
+                    "weight of this checkpoint is broken"
+                )
+            return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
+    except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
+        return None
+    finally:
+        give_back()
+
+
+def rounds(computing: Precision) -> bool:
+    """Whether a package is computed in 16 bits, of the weights that the model has, where it is verified."""
+    return computing.dtype in HALVES and computing.twin is None and computing.bits is None
+
+
+def rounding(
+    checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, seen: float, scratch: Path | None = None
+) -> str | None:
+    """What the model itself makes of the 16 bits that a package was computed in, as a sentence.
+
+    None where that is little, or it cannot be asked, as of packed weights, which it has not. Little is less than half
+    of what a package may differ by, and than a third of what this one does (`seen`): a graph rounds in other places
+    than torch does.
+    """
+    if not rounds(computing):
+        return None
+    try:
+        model = load(checkpoint, scratch).to(to_torch(computing.dtype))
+        logits = torch.from_numpy(_logits(model, answer))
+        exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
+        error = _relative(logits, exact)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    finally:
+        give_back()
+    if error <= max(computing.tolerance / 2, seen / 3):
+        return None
+    differs = f"differs from what it computes in float32 by {error:.1e} of the largest logit"
+    return (
+        f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
+        f"{differs if math.isfinite(error) else 'has logits that are not finite'}, "
+        "so that it is the rounding which this checkpoint does not take"
+    )
+
+
+def of_rounded_weights(
+    checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
+) -> KnownAnswer | None:
+    """The known answer of the model with weights rounded to 16 bits, in float32; None where it cannot be asked."""
+    try:
+        model = load(checkpoint, scratch)
+        dtype = to_torch(computing.dtype)
+        for weight in model.state_dict().values():
+            if weight.is_floating_point():
+                weight.copy_(weight.to(dtype))
+        logits = _logits(model, answer)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    finally:
+        give_back()
+    count = len(answer.prefill_logits)
+    reference = f"{answer.reference}, weights rounded to {computing.dtype}"
+    return replace(
+        answer,
+        prefill_logits=np.ascontiguousarray(logits[:count]),
+        decode_logits=np.ascontiguousarray(logits[count:]),
+        reference=reference,
+    )
+
+
+def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
+    """What `model` computes where the known answer has logits: [K + D, vocab]."""
+    sequence, prompt = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None], answer.prefill_logits
+    with quiet(), torch.no_grad():
+        logits = last_logits(model, sequence, len(prompt) + len(answer.tokens))
+        if answer.own_frequencies:
+            logits[: len(prompt)] = last_logits(model, sequence[:, : len(answer.prompt)], len(prompt))
+    return logits.numpy()
+
+
+def _is_finite(model: Any, prompt: torch.Tensor) -> bool:
+    """Whether the logits after `prompt` [1, P] are numbers. Minus infinity is one: some models rule tokens out so."""
+    logits = model(input_ids=prompt, use_cache=False).logits
+    return not bool(torch.isnan(logits).any() or (logits == math.inf).any())
+
+
+def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
+    """Whether the logits of the first half of `prompt` [1, P] depend on the second."""
+    half = prompt.shape[1] // 2
+    if half == 0:
+        return None
+    alone, whole = (model(input_ids=ids, use_cache=False).logits[0, :half] for ids in (prompt[:, :half], prompt))
+    error = _relative(alone, whole)
+    if error <= TOLERANCE:
+        return None
+    return (
+        f"{type(model).__name__} is not causal as this checkpoint configures it: later tokens change the logits of "
+        f"earlier ones (by {error:.1e} of the largest), so it cannot be decoded token by token"
+    )
+
+
+def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
+    """Whether `generate` after `prompt` [1, P] has other logits than `forward` over the text that it generated."""
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=steps,
+        min_new_tokens=steps,
+        do_sample=False,
+        num_beams=1,
+        output_logits=True,
+        return_dict_in_generate=True,
+        use_cache=True,
+    )
+    generated = torch.cat(out.logits)
+    computed = last_logits(model, out.sequences, len(generated) + 1)[:-1]
+    error = _relative(generated, computed)
+    if error <= TOLERANCE:
+        return None
+    return (
+        f"{type(model).__name__} of transformers contradicts itself: generate, with a cache, gives other logits than "
+        f"forward without one (by {error:.1e} of the largest), so a graph with a cache cannot be checked "
+        "against it"
+    )
+
+
+def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference, by the largest value."""
+    scale = float(other.abs().max()) or 1.0
+    return float((one - other).abs().max()) / scale

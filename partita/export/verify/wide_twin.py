@@ -1,0 +1,157 @@
+"""Verify a 16-bit graph by a twin that computes in float32.
+
+The twin is the exported graph with every 16-bit value typed float32 and a Cast behind each weight, over the very weight
+file of the package. It proves the graph and the rounded weights, and is wanted in two places. ONNX Runtime's CPU
+provider has bfloat16 kernels for data movement only: the twin is run in place of the package, and the verification
+says so, because it cannot prove the arithmetic of a bfloat16 kernel; `partita verify --provider` does that on a
+provider that has such kernels. And where rounding alone sends a token to other experts, no tolerance says whether what
+follows is right: the twin does, and then the package itself has to agree wherever its experts are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.errors import ResourceError
+from partita.export.verify import twins
+from partita.export.verify.known_answer import KnownAnswer, save
+from partita.package.folder import KNOWN_ANSWER, Manifest, record_file
+from partita.package.records import Verification
+
+if TYPE_CHECKING:
+    from partita.export.verify.quality import OpenScorer, Scorer
+
+NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
+DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
+PROOF = "float32 arithmetic over the same weights, which chooses the experts of the original"
+Result = TypeVar("Result")
+Replay = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of a folder."""
+Rounded = Callable[[], KnownAnswer | None]
+"""What the model computes in float32 with weights of 16 bits; None where it cannot be asked."""
+
+
+def replay(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded) -> Verification:
+    """Replay the known answer on the twin with `run`; `rounded` as for `settled`."""
+    result = _settled(manifest, lambda its: beside(folder, its, run), lambda: beside(folder, manifest, run, rounded()))
+    return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
+
+
+def settled(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
+    """What `run` finds of a package in 16 bits that may choose among experts.
+
+    Where it differs and its twin does not, positions at which rounding chooses otherwise are left out, while they are
+    the fewer, and the verification says what proved the graph. One that does not choose has none to leave out.
+    The twin is compared with what is `rounded`, or with the package's own known answer.
+    """
+    return _settled(manifest, lambda its: run(folder, its), lambda: beside(folder, manifest, run, rounded()))
+
+
+def _settled(
+    manifest: Manifest, look: Callable[[Manifest], Verification], prove: Callable[[], Verification]
+) -> Verification:
+    """What `look` finds; where it differs and `prove` does not, what it finds with positions left out."""
+    found = look(manifest)
+    if found.status == "verified":
+        return found
+    try:
+        twin = prove()
+    except (ResourceError, MemoryError, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - no twin that can be run, for whatever reason, proves nothing, and `found` stands
+        return found
+    if twin.status != "verified":
+        return found
+    again = look(manifest.model_copy(update={"verification": twin.model_copy(update={"proof": PROOF})}))
+    if again.status != "verified":
+        return found
+    return again.model_copy(update={"detail": f"{again.detail}; proved by {PROOF}", "proof": PROOF})
+
+
+def beside(
+    folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result], answer: KnownAnswer | None = None
+) -> Result:
+    """Build the twin of every graph beside the package, and give it to `run`; with another known answer if given."""
+    with twins.made(folder, manifest, _widen) as (twin, changed):
+        if answer is not None:
+            (twin / KNOWN_ANSWER).unlink()  # a link to the package's
+            save(answer, twin)
+            files = (record_file(twin, KNOWN_ANSWER) if r.name == KNOWN_ANSWER else r for r in changed.files)
+            changed = changed.model_copy(update={"files": tuple(files)})
+        return run(twin, _widen_manifest(changed))
+
+
+def scoring(open_scorer: OpenScorer) -> OpenScorer:
+    """Opens the twin of a package to read windows of tokens, by what opens a package."""
+
+    @contextmanager
+    def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
+        with (
+            twins.made(folder, manifest, _widen) as (twin, changed),
+            open_scorer(twin, _widen_manifest(changed)) as scorer,
+        ):
+            yield scorer
+
+    return opened
+
+
+def _widen(model: ir.Model) -> ir.Model:
+    """Retype every 16-bit float of `model` to float32, in place; weights keep their bytes and get a Cast."""
+    graph = model.graph
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in NARROW:
+            continue
+        if isinstance(tensor, ir.ExternalTensor):
+            _cast_behind(graph, value)
+        else:
+            value.const_value = ir.tensor(tensor.numpy().astype(np.float32), name=value.name)
+            value.dtype = WIDE
+    for node in graph:
+        for output in node.outputs:
+            if output.dtype in NARROW:
+                output.dtype = WIDE
+        _widen_attributes(node)
+    for value in graph.inputs:
+        if value.dtype in NARROW:
+            value.dtype = WIDE
+    return model
+
+
+def _cast_behind(graph: ir.Graph, weight: ir.Value) -> None:
+    uses = weight.uses()  # before the Cast becomes one of them
+    cast = ir.node("Cast", inputs=[weight], attributes={"to": int(WIDE)}, name=f"{weight.name}/Cast")
+    cast.outputs[0].name = f"{weight.name}.float32"
+    cast.outputs[0].dtype, cast.outputs[0].shape = WIDE, weight.shape
+    graph.insert_before(graph[0], cast)
+    for use in uses:
+        use.node.replace_input_with(use.idx, cast.outputs[0])
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Cast targets and constant values; a weight's own Cast already says float32."""
+    for name in ("to", "output_dtype"):
+        target = node.attributes.get(name)
+        if target is not None and target.as_int() in NARROW:
+            node.attributes[name] = ir.AttrInt64(name, int(WIDE))
+    value = node.attributes.get("value")
+    if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype in NARROW:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.as_tensor().numpy().astype(np.float32)))
+
+
+def _widen_manifest(manifest: Manifest) -> Manifest:
+    """The manifest of the twin: states and logits are float32."""
+    states = tuple(_wider(state) for state in manifest.graph.states)
+    files = tuple(f.model_copy(update={"outputs": tuple(map(_wider, f.outputs))}) for f in manifest.graph.files)
+    return manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"states": states, "files": files})})
+
+
+def _wider(value: Any) -> Any:
+    """The record of an input or output of the twin."""
+    return value.model_copy(update={"dtype": "float32"}) if value.dtype in ("bfloat16", "float16") else value

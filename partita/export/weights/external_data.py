@@ -1,0 +1,308 @@
+"""Weights from checkpoint files to one external data file, a slice at a time.
+
+Until it is written, a weight is a source (`weight_sources.py`): which tensors it comes from and what is done to them on
+the way. Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one piece
+of one weight.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from partita.errors import CheckpointError, PartitaError, ResourceError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
+from partita.export.graph.element_types import CHECKPOINT, COMPUTING, to_ir
+from partita.export.progress import Stage
+from partita.export.publish import is_written
+from partita.export.scratch import scratch_in
+from partita.export.weights.origins import Origin, Stored
+from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, stored
+from partita.observations.text_format import human_bytes, plural
+from partita.package.folder import WEIGHTS
+from partita.remedies import what_to_do
+
+COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
+INLINE_BYTES = 1024
+"""Smaller constants stay inside the ONNX file."""
+ALIGNMENT = 4096
+"""Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data
+specification).
+"""
+COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
+"""Ends of the names of what transformers computes itself, and some checkpoints hold all the same."""
+SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """Little-endian bytes of a contiguous tensor, not copied; numpy has no bfloat16, so the bits are taken as they
+    are.
+    """
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Give every initializer that has no data yet its checkpoint tensor.
+
+    `buffers` are the model's own values of stored buffers, for those the checkpoint does not hold. Raises
+    CheckpointError naming what is missing or of another shape or dtype than the config asks for.
+    """
+    missing, wrong = [], []
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            continue
+        origin = sources.of(name)
+        assert value.shape is not None and value.dtype is not None
+        if origin is None and name in buffers:
+            value.const_value = ir.tensor(buffers[name], name=name)
+        elif origin is None and name in sources.failed:
+            wrong.append(f"{name} cannot be assembled ({sources.failed[name]})")
+        elif origin is None:
+            missing.append(name)
+        elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
+            wrong.append(problem)
+        elif value.dtype in COMPUTED_IN:
+            known_as = _name_of(origin, name)
+            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
+        else:
+            with OpenFiles(checkpoint.folder) as files:
+                value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
+    if missing or wrong:
+        told = [
+            f"{what} {few(items, separator)}"
+            for what, items, separator in (
+                ("missing from the weight files:", sorted(missing), ", "),
+                ("not what the model expects:", sorted(wrong), "; "),
+                ("not in the model:", _unknown(sources), ", "),
+            )
+            if items
+        ]
+        raise CheckpointError(
+            f"{checkpoint.where}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
+        )
+
+
+def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
+    """A note on tensors that the index of the checkpoint lists and no shard holds.
+
+    Raises CheckpointError where `model` has one of them, and nothing in the files for it.
+    """
+    if not checkpoint.absent:
+        return []
+    there = match_names(model, checkpoint.tensors)
+    asked = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
+    listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
+    if wanted := [name for name in (*asked.found, *asked.failed) if there.of(name) is None]:
+        raise CheckpointError(
+            f"{checkpoint.where}: {listed}, and the model needs {few(sorted(wanted))}; download the checkpoint again, "
+            "or save it again from where it was made"
+        )
+    return [f"{listed}; the model needs none of them"]
+
+
+def _unknown(sources: Sources) -> list[str]:
+    """Tensors that the model has no place for."""
+    return [name for name in sources.unmatched if not name.endswith(COMPUTED)]
+
+
+def _name_of(origin: Origin, name: str) -> str:
+    """What users know a weight by: the checkpoint's name, or the model's name of what is made of several tensors."""
+    return origin.info.name if isinstance(origin, Stored) else name
+
+
+def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
+    """What is wrong with an origin for a value of `shape` and `dtype`; None when nothing is."""
+    tensors = list(origin.tensors())
+    if origin.shape != shape:
+        name = tensors[0].name if len(tensors) == 1 else f"what {len(tensors)} tensors like {tensors[0].name} make"
+        return f"{name} is {list(origin.shape)}, config.json asks for {list(shape)}"
+    if dtype in COMPUTED_IN:
+        for info in tensors:
+            if info.dtype not in CHECKPOINT:
+                return f"{info.name} is {info.dtype}, not a float type"
+    return None
+
+
+def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
+    """What the checkpoint holds and no graph uses, by the outermost modules that nothing is used of, with counts:
+    `vision_tower (312 tensors, 381 MiB)`. Second names and what transformers computes itself are not told.
+    """
+    used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
+    used |= sources.ignored
+    left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
+    modules = {prefix for name in used for prefix in _modules(name)}
+    groups: dict[str, list[TensorInfo]] = {}
+    for info in left:
+        outermost = next((prefix for prefix in _modules(info.name) if prefix not in modules), info.name)
+        groups.setdefault(outermost, []).append(info)
+    return [_counted(name, infos) for name, infos in sorted(groups.items(), key=lambda g: -len(g[1]))]
+
+
+def _modules(name: str) -> list[str]:
+    """The modules that a tensor is in, by its name, outermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _counted(name: str, infos: list[TensorInfo]) -> str:
+    if [info.name for info in infos] == [name]:
+        return name[:SHOWN_CHARACTERS]
+    size = sum(info.size_bytes for info in infos)
+    return f"{name[:SHOWN_CHARACTERS]} ({plural(len(infos), 'tensor')}, {human_bytes(size)})"
+
+
+def parameter_count(models: Iterable[ir.Model]) -> int:
+    """Elements of all weights, a shared one counted once."""
+    sizes = {w.source.name: w.source.elements for m in models for w in _weights(m)}
+    return sum(sizes.values())
+
+
+def _weights(model: ir.Model) -> Iterator[StoredPart]:
+    """Parts of weights that are still to be written."""
+    return (part for value in model.graph.initializers.values() if (part := stored(value)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """The external data file that was written."""
+
+    size_bytes: int
+    sha256: str
+
+
+def planned_bytes(models: Iterable[ir.Model]) -> int:
+    """Size that the external data file will have, without alignment."""
+    return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
+
+
+def file_bytes(models: Iterable[ir.Model]) -> int:
+    """Size that the external data file will have."""
+    position, placed = 0, set()
+    for value in (value for model in models for value in model.graph.initializers.values()):
+        tensor, part = value.const_value, stored(value)
+        assert tensor is not None, value.name
+        key: object = tensor.tobytes() if part is None and tensor.nbytes >= INLINE_BYTES else None
+        if part is not None:
+            key = part.source.key
+        if key is None or key in placed:
+            continue
+        placed.add(key)
+        for size in [tensor.nbytes] if part is None else [each.size_bytes for each in part.source.parts]:
+            position += _filling(position, size) + size
+    return position
+
+
+def _filling(position: int, size: int) -> int:
+    """Bytes up to where a tensor of `size` bytes may begin."""
+    return -position % (ALIGNMENT if size >= ALIGNMENT else 64)
+
+
+def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
+    """Write every large initializer of `models` to `folder`/model.onnx.data and point the graphs at it.
+
+    Raises ResourceError when the disk is full.
+    """
+    try:
+        with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
+            writer = _Writer(stream, stage)
+            for model in models:
+                for value in model.graph.initializers.values():
+                    writer.place(value, folder)
+            return DataFile(writer.position, writer.digest.hexdigest())
+    except OSError as error:
+        raise translate_space(error, folder) from error
+
+
+def translate_space(error: OSError, folder: Path) -> PartitaError:
+    """An operating system error while the package is made in `folder`, as one line: about where it is written, unless
+    it names a file that is only read.
+    """
+    if remedy := what_to_do(error, "", folder.parent):
+        where = error.filename or tempfile.tempdir or "TMPDIR"
+        return ResourceError(f"{where}: no temporary file can be written ({error.strerror or error}); {remedy}")
+    if error.errno in SPACE_ERRORS:
+        return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
+    if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
+        return unreadable(error, Path(error.filename))
+    return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
+
+
+class _Writer:
+    """Appends tensors to a stream, aligned, each distinct one once."""
+
+    def __init__(self, stream: Any, stage: Stage) -> None:
+        self.stream, self.stage = stream, stage
+        self.position = 0
+        self.digest = hashlib.sha256()
+        self.placed: dict[object, tuple[int, int]] = {}
+
+    def place(self, value: ir.Value, folder: Path) -> None:
+        tensor = value.const_value
+        assert tensor is not None, value.name
+        part = stored(value)
+        if part is not None:
+            if part.key not in self.placed:
+                self._append_weight(part.source)
+            offset, length = self.placed[part.key]
+        elif tensor.nbytes < INLINE_BYTES:
+            if isinstance(tensor, ir.ExternalTensor):  # of another exporter's file, where the graph is not going to be
+                value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+            return
+        else:
+            offset, length = self._append_constant(tensor.tobytes())
+        value.const_value = ir.ExternalTensor(
+            WEIGHTS,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+            base_dir=folder,
+        )
+
+    def _append_weight(self, source: WeightSource) -> None:
+        """Write every part of a weight, one after the other, as the source gives them."""
+        starts, written = [self.position] * len(source.parts), [0] * len(source.parts)
+        current = -1
+        for index, piece in source.pieces():
+            if index < current:
+                raise ValueError(f"{source.name}: part {index} goes on after part {current} has begun")
+            if index != current:
+                self._align(source.parts[index].size_bytes)
+                starts[index], current = self.position, index
+            self._write(_raw(piece))
+            written[index] += piece.nbytes
+            self.stage.advance(piece.nbytes)
+        for index, part in enumerate(source.parts):
+            if written[index] != part.size_bytes:
+                raise ValueError(
+                    f"{source.name}: {written[index]} bytes of part {index} came, and it has {part.size_bytes}"
+                )
+            self.placed[source.key, index] = starts[index], written[index]
+
+    def _append_constant(self, data: bytes) -> tuple[int, int]:
+        key = hashlib.sha256(data).hexdigest()
+        if key not in self.placed:
+            self._align(len(data))
+            self.placed[key] = self.position, len(data)
+            self._write(data)
+        return self.placed[key]
+
+    def _align(self, size: int) -> None:
+        """Bring the position to where a tensor of `size` bytes may begin."""
+        self._write(b"\0" * _filling(self.position, size))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.stream.write(data)
+        self.digest.update(data)
+        self.position += len(data)

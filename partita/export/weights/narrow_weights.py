@@ -1,0 +1,274 @@
+"""Weights in 16 bits that are computed with in float32, where the target has no kernels for their type.
+
+    x ─ MatMul(W float32) ─ y          before
+    W bfloat16 ─ Cast ─┐
+    x ─ MatMul ────────┴ y             after
+    ids ─ Gather(E bfloat16) ─ Cast    where the target looks up rows of that type: only those are cast then
+
+ONNX Runtime casts such a constant once, as it opens the graph. The file has half the size, and a checkpoint whose own
+weights have that type loses nothing. Vectors stay float32: norms and biases are small, and some are computed from what
+the checkpoint has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from partita.dtypes import PRECISIONS, Precision
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.stored_formats.base import StoredFloats
+from partita.export.checkpoint.weight_files import TensorInfo
+from partita.export.graph.element_types import to_ir
+from partita.export.graph.node_names import MODULE
+from partita.export.options import ExportOptions
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.rewriting import drop_unused_initializers, take_names
+from partita.export.target import Question, TakesEach, Target
+from partita.export.weights.origins import Rescaled
+from partita.export.weights.sources import Plain, StoredPart, stored
+from partita.package.records import NarrowWeights
+
+WIDE = "float32"
+OPSET, IR_VERSION = 21, 10
+WIDTH = 64
+SLOWER = 1.15
+"""A small product between Casts takes 1.35 times as long as one in float32, with a kernel of its own no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """How weights are kept in 16 bits behind a Cast."""
+
+    dtype: str
+    gathers: bool
+    """The target looks up rows of that type."""
+    exactly: bool = False
+    """Only what the checkpoint has in that type is kept so, and nothing is rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A weight that is kept in 16 bits and computed with in float32."""
+
+    tensors: frozenset[str]
+    modules: tuple[str, ...]
+    """That it is of, the nodes that read it and those of its parameters."""
+    dtype: str
+
+
+def in_question(options: ExportOptions, target: Target | None) -> bool:
+    """Whether the target has to be asked in what a package in 16 bits is to be computed with."""
+    computing = PRECISIONS[options.named]
+    if options.activations is not None or target is None or computing.dtype == WIDE:
+        return False
+    if computing.twin is not None:
+        return target.takes is not None
+    return target.times is not None and not target.by_default
+
+
+def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
+    """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
+
+    Whether it has a kernel is asked only where the CPU provider could not run the package either (`Precision.twin`).
+    Whether it casts to float32 and back is seen from the time of a product, and matters for a target that somebody
+    named: a package in float16 that was made without one may be for any device.
+    """
+    computing = PRECISIONS[options.named]
+    if target is None or not in_question(options, target):
+        return options
+    if target.takes is not None and computing.twin is not None:
+        if target.takes([_question("MatMul", computing.dtype)])[0]:
+            return options
+        why = f"has no kernel for products in {computing.dtype}"
+    else:
+        assert target.times is not None
+        own, wide = target.times([_question("MatMul", dtype) for dtype in (computing.dtype, WIDE)])
+        if own < SLOWER * wide:
+            return options
+        times = f"{own * 1e6:.1f} us for a small product, {wide * 1e6:.1f} in {WIDE}"
+        why = f"casts what it multiplies in {computing.dtype} ({times})"
+    told(
+        f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
+        f"`activations={options.precision}` writes {computing.dtype} arithmetic"
+    )
+    return replace(options, activations="fp32")
+
+
+def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
+    """How weights are kept; None where they have the type that the graph computes in.
+
+    `takes` asks the provider that the package is for.
+    """
+    if computing.stored is None:
+        return None
+    return Narrow(computing.stored, looks_up(takes, computing.stored))
+
+
+def looks_up(takes: TakesEach | None, dtype: str) -> bool:
+    """Whether the provider looks up rows of a matrix of `dtype`."""
+    return takes is not None and all(takes([_question("Gather", dtype)]))
+
+
+def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach | None) -> Narrow | None:
+    """How the floats beside the integers of a quantised checkpoint are kept: in the 16 bits that they have, where most
+    have as few and the graph computes in float32; None where that is not so.
+    """
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        if _is_float(info) and len(info.shape) > 1:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.size_bytes
+    dtype = max(sizes, key=lambda name: sizes[name], default=WIDE)
+    if computing.dtype != WIDE or dtype not in (each.dtype for each in PRECISIONS.values()) or dtype == WIDE:
+        return None
+    return Narrow(dtype, looks_up(takes, dtype), exactly=True)
+
+
+def _is_float(info: TensorInfo) -> bool:
+    """Whether a tensor is stored as floats."""
+    return info.decoder is None or isinstance(info.decoder, StoredFloats)
+
+
+def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
+    """Keep every matrix of `model` in 16 bits, in place; how many there are, by the name of the pass."""
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        count = 0
+        for value in list(model.graph.initializers.values()):
+            part = stored(value)
+            if part is not None and _fits(part, how):
+                with over(next(iter(value.uses())).node):
+                    behind_cast(model.graph, value, part, how)
+                count += 1
+        drop_unused_initializers(model.graph)
+        return count
+
+    return run_passes(model, (Pass("narrow_weights", run),), context)
+
+
+def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> NarrowWeights:
+    """What the manifest says of them. `narrowed`: those that the original is given as they are rounded."""
+    sources = [source for source, _ in _kept(how, models)]
+    return NarrowWeights(
+        dtype=how.dtype,
+        weights=len({source.key for source in sources}),
+        rounded=len({source.key for source in sources if _is_rounded(source, how)}),
+        compared="rounded" if narrowed else "model",
+    )
+
+
+def rounded_weights(
+    how: Narrow, models: Sequence[ir.Model], movable: Callable[[Plain], bool]
+) -> dict[object, Narrowed]:
+    """Those that the original can be given as they are rounded, by the key of the weight; none where one of them is not
+    `movable`: then there is nothing to hold a graph against but the model as it is.
+    """
+    found: dict[object, Narrowed] = {}
+    for source, modules in _kept(how, models):
+        if not _is_rounded(source, how):
+            continue
+        if not movable(source):
+            return {}
+        known = found.get(source.key)
+        names = dict.fromkeys([*(() if known is None else known.modules), *modules])
+        found[source.key] = Narrowed(source.tensors, tuple(names), how.dtype)
+    return found
+
+
+def _kept(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
+    """What `models` keep in that type, and the modules that it is of."""
+    for value in (value for model in models for value in model.graph.initializers.values()):
+        part = stored(value)
+        if part is None or not isinstance(part.source, Plain) or part.dtype != to_ir(how.dtype):
+            continue
+        readers = [reader for use in value.uses() for reader in _readers(use.node)]
+        parameters = [name.rpartition(".")[0] for name in part.source.parameters]
+        yield part.source, [*(node.metadata_props.get(MODULE, "") for node in readers), *parameters]
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    """Those behind the Cast of a weight; the node itself where it is another."""
+    return [use.node for use in node.outputs[0].uses()] if node.op_type == "Cast" else [node]
+
+
+def _is_rounded(source: Plain, how: Narrow) -> bool:
+    """Whether its numbers need more bits than it is kept in: the scales of integers may have as few, and what they
+    stand for has not.
+    """
+    return any(info.dtype != how.dtype or not _is_float(info) for info in source.origin.tensors())
+
+
+def _fits(part: StoredPart, how: Narrow) -> bool:
+    """Whether it is to be kept so."""
+    source = part.source
+    if how.exactly and isinstance(source, Plain):
+        infos = list(source.origin.tensors())
+        if any(info.dtype != how.dtype or not _is_float(info) for info in infos):
+            return False
+    return is_matrix(part)
+
+
+def is_matrix(part: StoredPart) -> bool:
+    """Whether it is a matrix, or a stack of them, as the checkpoint has it."""
+    source = part.source
+    is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
+    return is_plain and len(part.part.shape) >= 2
+
+
+def behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
+    """Let the readers of a weight read it through a Cast, or cast the rows that they look up."""
+    assert isinstance(part.source, Plain)
+    kind = to_ir(how.dtype)
+    kept = StoredPart(replace(part.source, dtype=kind), shape=tuple(part.shape.numpy()) if part.is_reshaped else None)
+    name = f"{value.name}.{how.dtype}"
+    weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(kind), const_value=kept)
+    graph.initializers[name] = weight
+    readers = value.uses()
+    looked_up = [use for use in readers if how.gathers and use.node.op_type == "Gather" and use.idx == 0]
+    for use in looked_up:
+        _cast_rows(use.node, weight)
+    others = [use for use in readers if use not in looked_up]
+    if others:
+        cast = _cast(weight, value.shape)
+        take_names(cast, others[0].node)
+        graph.insert_before(graph[0], cast)
+        for use in others:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+
+
+def _cast_rows(gather: ir.Node, weight: ir.Value) -> None:
+    """Look up rows of the stored type, and cast those."""
+    graph, rows = gather.graph, gather.outputs[0]
+    assert graph is not None
+    gather.replace_input_with(0, weight)
+    cast = _cast(rows, rows.shape)
+    take_names(cast, gather)
+    graph.insert_after(gather, cast)
+    for use in rows.uses():
+        if use.node is not cast:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+    rows.type = ir.TensorType(weight.dtype or ir.DataType.UNDEFINED)
+
+
+def _cast(value: ir.Value, shape: ir.Shape | None) -> ir.Node:
+    """A Cast to what the graph computes in."""
+    node = ir.node("Cast", inputs=[value], attributes={"to": int(to_ir(WIDE))})
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(to_ir(WIDE)), shape
+    return node
+
+
+def _question(operator: str, dtype: str) -> Question:
+    """A model of one node that multiplies by, or looks up rows of, a matrix of `dtype`."""
+    kind = ir.TensorType(to_ir(dtype))
+    matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
+    hidden = ir.Value(name="x", shape=ir.Shape([1, 1, WIDTH]), type=kind)
+    ids = ir.Value(name="x", shape=ir.Shape([1, 1]), type=ir.TensorType(ir.DataType.INT64))
+    looks_up = operator == "Gather"
+    given, inputs = (ids, [matrix, ids]) if looks_up else (hidden, [hidden, matrix])
+    node = ir.Node("", operator, inputs, name="asked", outputs=[ir.Value(name="y")])
+    graph = ir.Graph([given, matrix], node.outputs, nodes=[node], opset_imports={"": OPSET}, name="asked")
+    sizes = {"w": (WIDTH, WIDTH), "x": (1, 1) if looks_up else (1, 1, WIDTH)}
+    return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes

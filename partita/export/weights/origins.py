@@ -1,0 +1,401 @@
+"""Where the values of a weight come from: tensors of the checkpoint, joined, cut and turned, and nothing read yet.
+
+An origin knows its shape and reads any region of itself; it asks the origins below it for no more than that region
+needs. So a stack of experts is read one expert at a time, in whatever layout it is wanted. Equal origins are equal
+values.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from partita.export.checkpoint.weight_files import Decoder, OpenFiles, TensorInfo
+
+Region = tuple[tuple[int, int], ...]
+"""Start and stop on every axis."""
+
+
+class Origin(ABC):
+    """Values of a fixed shape that can be read in parts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that `read_all` gives, without reading it."""
+        return self._shape()
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """The checkpoint tensors that are read for it."""
+        return self._tensors()
+
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The values in `region`, in the dtype of the checkpoint."""
+        return self._read(region, files)
+
+    def read_all(self, files: OpenFiles) -> torch.Tensor:
+        """All values of the tensor, joined from their parts."""
+        return self._read(_whole_region(self.shape), files)
+
+    def permuted(self, order: tuple[int, ...]) -> Origin:
+        """The same values with axis `order[i]` as axis i. Raises ValueError when `order` does not have every axis."""
+        return self if order == tuple(range(len(self.shape))) else self._permuted(order)
+
+    @abstractmethod
+    def _shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def _tensors(self) -> Iterator[TensorInfo]: ...
+
+    @abstractmethod
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor: ...
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Permuted(self, order)
+
+
+def _whole_region(shape: tuple[int, ...]) -> Region:
+    return tuple((0, size) for size in shape)
+
+
+def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
+    """Regions that cover `shape` in memory order, of about `elements` elements, or one row of the last axis."""
+    if not shape:
+        yield ()
+        return
+    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= elements), len(shape) - 1)
+    step = max(1, elements // max(1, math.prod(shape[axis + 1 :])))
+    if 0 in shape:
+        return
+    for outer in product(*(range(size) for size in shape[:axis])):
+        for start in range(0, shape[axis], step):
+            middle = (start, min(start + step, shape[axis]))
+            yield (*((i, i + 1) for i in outer), middle, *_whole_region(shape[axis + 1 :]))
+
+
+@dataclass(frozen=True)
+class Stored(Origin):
+    """One tensor of the checkpoint, as it is."""
+
+    info: TensorInfo
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        yield self.info
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return files.read(self.info, region)
+
+
+@dataclass(frozen=True)
+class _Of(Origin):
+    """Another origin, seen differently."""
+
+    whole: Origin
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        return self.whole.tensors()
+
+
+@dataclass(frozen=True)
+class Permuted(_Of):
+    """Axis `order[i]` of `whole` is axis i."""
+
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.whole.shape))):
+            raise ValueError(f"{self.order} is no order of the axes of {list(self.whole.shape)}")
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self.whole.shape[axis] for axis in self.order)
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        below = tuple(region[self.order.index(axis)] for axis in range(len(self.order)))
+        return self.whole.read(below, files).permute(self.order)
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return self.whole.permuted(tuple(self.order[axis] for axis in order))
+
+
+@dataclass(frozen=True)
+class Interleaved(_Of):
+    """Two halves [a; b] along `axis` as a0, b0, a1, b1, ..."""
+
+    axis: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.axis < len(self.whole.shape) or self.whole.shape[self.axis] % 2:
+            raise ValueError(f"axis {self.axis} of {list(self.whole.shape)} has no two halves")
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        half = self.shape[self.axis] // 2
+        even = self._part(region, (start + 1) // 2, (stop + 1) // 2, files)
+        odd = self._part(region, half + start // 2, half + stop // 2, files)
+        mixed = torch.empty([b - a for a, b in region], dtype=even.dtype)
+        rows = mixed.movedim(self.axis, 0)
+        rows[start % 2 :: 2] = even.movedim(self.axis, 0)
+        rows[1 - start % 2 :: 2] = odd.movedim(self.axis, 0)
+        return mixed
+
+    def _part(self, region: Region, start: int, stop: int, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Interleaved(self.whole.permuted(order), order.index(self.axis))
+
+
+@dataclass(frozen=True)
+class Cut(_Of):
+    """`start` .. `stop` along `axis`."""
+
+    axis: int
+    start: int
+    stop: int
+
+    def _shape(self) -> tuple[int, ...]:
+        whole = self.whole.shape
+        return (*whole[: self.axis], self.stop - self.start, *whole[self.axis + 1 :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        moved = (start + self.start, stop + self.start)
+        return self.whole.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
+
+
+@dataclass(frozen=True)
+class Picked(_Of):
+    """The values at `index` of `axis`, which goes away."""
+
+    axis: int
+    index: int
+
+    def _shape(self) -> tuple[int, ...]:
+        return (*self.whole.shape[: self.axis], *self.whole.shape[self.axis + 1 :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        below = (*region[: self.axis], (self.index, self.index + 1), *region[self.axis :])
+        return self.whole.read(below, files).squeeze(self.axis)
+
+
+@dataclass(frozen=True)
+class Widened(_Of):
+    """With a new axis of size 1 before `axis`."""
+
+    axis: int
+
+    def _shape(self) -> tuple[int, ...]:
+        return (*self.whole.shape[: self.axis], 1, *self.whole.shape[self.axis :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read((*region[: self.axis], *region[self.axis + 1 :]), files).unsqueeze(self.axis)
+
+
+@dataclass(frozen=True)
+class Reordered(_Of):
+    """The value at `order[i]` of `axis` is at i."""
+
+    axis: int
+    order: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
+        index = torch.tensor(self.order[start:stop], dtype=torch.int64)
+        return self.whole.read(everything, files).index_select(self.axis, index)
+
+
+@dataclass(frozen=True)
+class Flattened(_Of):
+    """A stack [E, N, K] as its matrices one below the other, [E * N, K]."""
+
+    def __post_init__(self) -> None:
+        if len(self.whole.shape) != 3:
+            raise ValueError(f"{list(self.whole.shape)} is no stack of matrices")
+
+    def _shape(self) -> tuple[int, ...]:
+        count, rows, width = self.whole.shape
+        return count * rows, width
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        (start, stop), columns = region
+        height = self.whole.shape[1]
+        pieces = []
+        while start < stop:
+            index, first = divmod(start, height)
+            last = min(height, first + stop - start)
+            pieces.append(self.whole.read(((index, index + 1), (first, last), columns), files)[0])
+            start += last - first
+        if not pieces:
+            pieces.append(self.whole.read(((0, 1), (0, 0), columns), files)[0])
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+@dataclass(frozen=True)
+class Rescaled(_Of):
+    """Every number times `factor` plus `offset`, in float32."""
+
+    factor: float
+    offset: float
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read(region, files).to(torch.float32) * self.factor + self.offset
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Rescaled(self.whole.permuted(order), self.factor, self.offset)
+
+
+@dataclass(frozen=True)
+class Joined(Origin):
+    """Several origins one after the other along `axis`."""
+
+    parts: tuple[Origin, ...]
+    axis: int
+    size: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.size
+
+    @classmethod
+    def of(cls, parts: tuple[Origin, ...], axis: int) -> Joined:
+        """Raises ValueError when the parts differ in another axis."""
+        others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
+        if len(others) != 1 or len({len(part.shape) for part in parts}) != 1:
+            shapes = sorted({str(list(part.shape)) for part in parts})
+            raise ValueError(f"tensors of the shapes {' and '.join(shapes[:3])} do not fit together")
+        first = parts[0].shape
+        total = sum(part.shape[axis] for part in parts)
+        return cls(parts, axis, (*first[:axis], total, *first[axis + 1 :]))
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        for part in self.parts:
+            yield from part.tensors()
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        pieces: list[torch.Tensor] = []
+        offset = 0
+        for part in self.parts:
+            size = part.shape[self.axis]
+            begin, end = max(start - offset, 0), min(stop - offset, size)
+            if begin < end or (start == stop and not pieces):
+                inside = (min(begin, size), max(min(begin, size), end))
+                pieces.append(part.read((*region[: self.axis], inside, *region[self.axis + 1 :]), files))
+            offset += size
+        return torch.cat(pieces, self.axis) if len(pieces) > 1 else pieces[0]
+
+
+@dataclass(frozen=True)
+class Every(_Of):
+    """The first of each `step` values along `axis`, which has a multiple of them."""
+
+    axis: int
+    step: int
+
+    def _shape(self) -> tuple[int, ...]:
+        whole = self.whole.shape
+        return (*whole[: self.axis], whole[self.axis] // self.step, *whole[self.axis + 1 :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        pieces = []
+        for place in range(*region[self.axis]):
+            here = (place * self.step, place * self.step + 1)
+            pieces.append(self.whole.read((*region[: self.axis], here, *region[self.axis + 1 :]), files))
+        return torch.cat(pieces, self.axis)
+
+
+@dataclass(frozen=True)
+class Computed(Origin):
+    """What a torch operator makes of other origins; computed whole, and once for each time the files are open."""
+
+    operator: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    """Positional arguments; origins stand for tensors, tuples for lists."""
+    output: int | None
+    """Which of several results; None when there is one."""
+    size: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.size
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        for origin in _origins(self.arguments):
+            yield from origin.tensors()
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        if self not in files.computed:
+            result = self.operator(*_with_values(self.arguments, files))
+            files.computed[self] = result if self.output is None else result[self.output]
+        value: torch.Tensor = files.computed[self]
+        return value[tuple(slice(start, stop) for start, stop in region)]
+
+
+def _origins(arguments: Any) -> Iterator[Origin]:
+    if isinstance(arguments, Origin):
+        yield arguments
+    elif isinstance(arguments, tuple):
+        for argument in arguments:
+            yield from _origins(argument)
+
+
+def _with_values(arguments: Any, files: OpenFiles) -> Any:
+    """The arguments with tensors in place of origins."""
+    if isinstance(arguments, Origin):
+        return arguments.read_all(files)
+    return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
+
+
+def last_axis(origin: Origin) -> int | None:
+    """Where the last axis of the tensors has gone that an origin is made of; None where it is no axis of its own any
+    more, is cut or mixed, or has gone to several places.
+    """
+    if isinstance(origin, Stored):
+        return len(origin.shape) - 1 if origin.shape else None
+    if isinstance(origin, Joined):
+        places = {last_axis(part) for part in origin.parts}
+        return places.pop() if len(places) == 1 and origin.axis not in places else None
+    below = last_axis(origin.whole) if isinstance(origin, _Of) else None
+    if below is None:
+        return None
+    if isinstance(origin, Permuted):
+        return origin.order.index(below)
+    if isinstance(origin, Interleaved | Cut | Reordered):
+        return None if origin.axis == below else below
+    if isinstance(origin, Picked):
+        return None if origin.axis == below else below - (origin.axis < below)
+    if isinstance(origin, Widened):
+        return below + (origin.axis <= below)
+    if isinstance(origin, Flattened):
+        return 1 if below == 2 else None
+    return None
+
+
+def seen_as(origin: Origin, change: Callable[[Decoder | None], Decoder]) -> Origin:
+    """The same parts of other tensors: those that what `change` makes of their decoders reads. Equal to `origin`.
+
+    Raises ValueError for an origin that computes something.
+    """
+    if isinstance(origin, Stored):
+        return Stored(replace(origin.info, decoder=change(origin.info.decoder)))
+    if isinstance(origin, Joined):
+        return replace(origin, parts=tuple(seen_as(part, change) for part in origin.parts))
+    if isinstance(origin, _Of) and not isinstance(origin, Rescaled):
+        return replace(origin, whole=seen_as(origin.whole, change))
+    raise ValueError(f"{type(origin).__name__} is computed of whole tensors")

@@ -1,0 +1,272 @@
+"""What a weight is until it is written: a source of one or more tensors, given in pieces, and nothing read yet.
+
+A plain weight has one part: the values themselves. A quantised one has several (packed data, scales, zero points), each
+an initializer of its own in the graph. Passes and the writer know sources by this protocol only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import onnx_ir as ir
+import torch
+
+from partita import dtypes
+from partita.errors import CheckpointError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.graph.element_types import of_ir, to_torch
+from partita.export.weights.origins import Interleaved, Joined, Origin, Rescaled, Stored, blocks
+
+SLICE_BYTES = 32 << 20
+"""Weights are read, cast and written in pieces of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a weight, as it is written."""
+
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    label: str = ""
+    """What it is of the weight: scales, zero points; empty when it is all of it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file; small elements are packed."""
+        return dtypes.size_bytes(of_ir(self.dtype), self.shape)
+
+
+class WeightSource(Protocol):
+    """One weight on its way from the checkpoint to the package."""
+
+    @property
+    def name(self) -> str:
+        """What users know it by."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that it is made of."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers of the model it holds, whatever they are packed into."""
+
+    @property
+    def key(self) -> Hashable:
+        """Sources with equal keys have equal bytes, part by part."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its tensors, in the order in which they are written."""
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts one after the other, in consecutive pieces of about `SLICE_BYTES`: number of the part, and what
+        comes next of it, in its layout; types that torch has not are uint8. Raises CheckpointError.
+        """
+
+    def permuted(self, order: tuple[int, ...]) -> WeightSource | None:
+        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+
+    def interleaved(self, axis: int) -> WeightSource | None:
+        """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ...; None where it cannot."""
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> WeightSource | None:
+        """Every number times `factor` plus `offset`, in float32, and stored as `dtype`; None where it cannot."""
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> WeightSource | None:
+        """This weight and then the others along `axis`, as one weight called `name`; None where they cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The values of an origin, cast to the type of the package."""
+
+    checkpoint: Checkpoint
+    origin: Origin
+    dtype: ir.DataType
+    name: str
+    parameters: tuple[str, ...] = field(default=(), compare=False)
+    """Names in the model, which a checkpoint may have other ones for; several where weights were joined."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that are read."""
+        return frozenset(info.name for info in self.origin.tensors())
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds: those of the origin, none packed."""
+        return math.prod(self.origin.shape)
+
+    @property
+    def key(self) -> Hashable:
+        """Where the values come from, and what they become."""
+        return self.origin, int(self.dtype)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """One part: the values as they are."""
+        return (Part(self.origin.shape, self.dtype),)
+
+    def permuted(self, order: tuple[int, ...]) -> Plain:
+        """The same weight with axis `order[i]` as axis i."""
+        return replace(self, origin=self.origin.permuted(order))
+
+    def interleaved(self, axis: int) -> Plain:
+        """The same weight with its halves along `axis` interleaved."""
+        return replace(self, origin=Interleaved(self.origin, axis))
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> Plain:
+        """Every number times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
+        origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
+        return replace(self, origin=origin, dtype=dtype)
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> Plain | None:
+        """This weight and then the others along `axis`; None where one is of another kind or type."""
+        parts, parameters = [self.origin], [*self.parameters]
+        for other in others:
+            if not isinstance(other, Plain) or (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
+                return None
+            parts.append(other.origin)
+            parameters += other.parameters
+        return replace(self, origin=Joined.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The values in consecutive pieces. Raises CheckpointError when one does not fit the dtype."""
+        target = to_torch(of_ir(self.dtype))
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
+                piece = self.origin.read(region, files)
+                cast = piece.to(target)
+                if torch.isfinite(cast).all():
+                    yield 0, cast.contiguous()
+                    continue
+                if not torch.isfinite(piece).all():
+                    found = broken(self.origin, self.name, files)
+                    raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is broken")
+                if target is torch.float16:
+                    raise CheckpointError(
+                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
+                        "choose `precision=bf16` or fp32, or with packed weights `activations=fp32`"
+                    )
+                yield 0, cast.contiguous()
+
+
+def broken(origin: Origin, name: str, files: OpenFiles) -> str:
+    """Which tensor of the checkpoint holds what is no number, of those that the weight `name` comes from."""
+    for info in dict.fromkeys(origin.tensors()):
+        for region in blocks(info.shape, SLICE_BYTES // 4):
+            piece = files.read(info, region)
+            if torch.isnan(piece).any():
+                return f"tensor {info.name} holds NaN"
+            if torch.isinf(piece).any():
+                return f"tensor {info.name} holds infinite numbers"
+    return f"the numbers of {name} are not all finite"
+
+
+class StoredPart(ir.LazyTensor):
+    """A part of a weight as an initializer of a graph; what a graph keeps in place of the values."""
+
+    def __init__(self, source: WeightSource, index: int = 0, *, shape: tuple[int, ...] | None = None) -> None:
+        self.part = source.parts[index]
+        name = f"{source.name}.{self.part.label}" if self.part.label else source.name
+        super().__init__(self._whole, self.part.dtype, ir.Shape(self.part.shape if shape is None else shape), name=name)
+        self.source, self.index = source, index
+
+    @property
+    def key(self) -> tuple[Hashable, int]:
+        """Equal keys are equal bytes."""
+        return self.source.key, self.index
+
+    def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
+        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return _whole_of(self.source.permuted(order)) if self._is_whole else None
+
+    def interleaved(self, axis: int) -> StoredPart | None:
+        """The same weight with its halves along `axis` interleaved; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> StoredPart | None:
+        """Every number times `factor` plus `offset`, stored as `dtype`; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return _whole_of(self.source.rescaled(factor, offset, dtype)) if self._is_whole else None
+
+    def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
+        """This weight and then the others along `axis`, called `name`; None where they cannot be written so."""
+        everyone = (self, *others)
+        if not all(each._is_whole for each in everyone) or any(each.is_reshaped for each in everyone):
+            return None
+        return _whole_of(self.source.joined([each.source for each in others], axis, name))
+
+    def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
+        """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""
+        if math.prod(shape) != self.size:
+            raise ValueError(f"{self.name}: {list(self.shape)} cannot be viewed as {list(shape)}")
+        return StoredPart(self.source, self.index, shape=shape)
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether its axes are other than those of the part."""
+        return tuple(self.shape.numpy()) != self.part.shape
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether it is all of the weight: a part that is written otherwise alone does not go with the others."""
+        return len(self.source.parts) == 1
+
+    def _refuse_reshaped(self) -> None:
+        if self.is_reshaped:
+            raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
+
+    def _whole(self) -> ir.TensorProtocol:
+        """The whole part in memory; for tests and tools, not used when a package is written."""
+        pieces = [piece.reshape(-1) for index, piece in self.source.pieces() if index == self.index]
+        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.part.dtype)))
+        return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
+
+
+def _whole_of(source: WeightSource | None) -> StoredPart | None:
+    """The only part of a source; None where there is no source, or it has others beside it."""
+    return StoredPart(source) if source is not None and len(source.parts) == 1 else None
+
+
+def stored(value: ir.Value | None) -> StoredPart | None:
+    """What a graph keeps of a weight in `value`; None where it is no weight of the checkpoint."""
+    tensor = None if value is None else value.const_value
+    return tensor if isinstance(tensor, StoredPart) else None
+
+
+def initializers(source: WeightSource, name: str) -> tuple[ir.Value, ...]:
+    """A value for every part of `source`, the first called `name`, to be put into a graph."""
+    parts = [StoredPart(source, index) for index in range(len(source.parts))]
+    return tuple(
+        ir.Value(
+            name=f"{name}.{each.part.label}" if each.part.label else name,
+            shape=each.shape,
+            type=ir.TensorType(each.dtype),
+            const_value=each,
+        )
+        for each in parts
+    )
+
+
+def checkpoint_weight(
+    checkpoint: Checkpoint,
+    source: str | Origin,
+    dtype: ir.DataType,
+    *,
+    name: str | None = None,
+    parameter: str | None = None,
+) -> StoredPart:
+    """A plain weight: one tensor of the checkpoint, or what an origin makes of several, as `dtype`. `parameter`: what
+    the model calls it, where that is not its `name`.
+    """
+    origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
+    name = name or min(info.name for info in origin.tensors())
+    return StoredPart(Plain(checkpoint, origin, dtype, name, (parameter or name,)))

@@ -1,0 +1,1 @@
+"""Benches, as functions."""

@@ -1,0 +1,404 @@
+"""Bench of several providers and packages, as a function: figures, ratios, and where the time goes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import partita
+from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.records import Bench, Turn
+from partita.bench.verdict import judge, sentences
+from partita.errors import PartitaError, ProviderError, ReportError, UsageError
+from partita.library.audience import LOGGER
+from partita.library.bench.entries import (
+    Entry,
+    Subject,
+    check_providers,
+    default_chain,
+    named_chains,
+    read_baseline,
+    read_entries,
+    read_paths,
+    read_subjects,
+    report_files,
+)
+from partita.library.chain import read_chain_options
+from partita.library.edge import public, takes
+from partita.library.engine.base import ReportRequest
+from partita.library.engine.remote import RemoteEngine
+from partita.library.model import Model
+from partita.library.notes import not_used, unverified
+from partita.library.report import put_text
+from partita.options.bench import BenchOptions
+from partita.partition_reports import storage
+from partita.partition_reports.render.show import load_view
+from partita.process import peak_rss_bytes
+
+NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
+
+BENCH_VIEWS = "partita.bench.sections"
+
+
+class BenchResult(Bench):
+    """The result of a bench as an object: the record that `bench --out` writes, with methods.
+
+    `contenders` has the figures or the error of each chain, `verdict` the comparison in sentences.
+    """
+
+    @classmethod
+    def of(cls, record: Bench) -> Self:
+        """The result with these fields."""
+        return cls.model_construct(**{name: getattr(record, name) for name in Bench.model_fields})
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
+        put_text(storage.to_json(self), path, "result")
+
+    @public
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as one HTML page that loads nothing; written to `path` where there is one."""
+        return put_text(load_view("html", BENCH_VIEWS).to_text(self), path, "result")
+
+    @public
+    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as tables of text, without colour; written to `path` where there is one."""
+        return put_text(load_view("text", BENCH_VIEWS).to_text(self), path, "result")
+
+    def __repr__(self) -> str:
+        return f"<partita.BenchResult: {'; '.join(self.verdict)}>"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A finished or interrupted bench."""
+
+    bench: Bench
+    error: PartitaError | None
+    """Error of the contenders that could not run, or of reports that were not written."""
+
+    @property
+    def anything(self) -> bool:
+        """Whether a contender has figures."""
+        return any(entry.rounds for entry in self.bench.contenders)
+
+
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> BenchResult:
+    """Generate the same on several chains, in turns, each in a process of its own: medians, ratios, equal tokens.
+
+    `prompt`: a text or token ids, the same for every row; None for made-up tokens, `prompt_tokens` of them. `chains`:
+    one for each contender; None for the best usable provider, then cpu. `against`: further packages of the same model.
+    `baseline`: the chain that ratios are relative to. `max_new_tokens`: generated greedily in each of `rounds` rounds,
+    after one to warm up. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report
+    of each contender. `variant`, `contract` and `max_length` are those of `load`.
+
+    A contender that cannot run is in the result with its error, unless none can: then that is raised, as ProviderError
+    for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
+    KeyboardInterrupt for Ctrl-C.
+    """
+    plan = Plan(options)
+    for line in plan.notes:
+        LOGGER.info(line)
+    measured = plan.measure(LOGGER.debug)
+    if measured.bench.interrupted:
+        raise KeyboardInterrupt
+    if measured.error is not None and not measured.anything:
+        raise measured.error
+    return BenchResult.of(measured.bench)
+
+
+class Plan:
+    """A bench whose options and packages have been checked."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
+        if options.prompt is not None and options.prompt_tokens is not None:
+            raise UsageError(
+                "`prompt` and `prompt_tokens`: give one of them; the second is the length of a generated prompt"
+            )
+        named = named_chains(options)
+        self.options, self.subjects = options, read_subjects(options)
+        chains = named or (default_chain(options),)
+        check_providers(options, chains)
+        self.entries = read_entries(options, self.subjects, chains)
+        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
+        self.reads = read_paths(options, self.entries)
+        """Paths that no output may replace."""
+        self.files = report_files(options, self.entries)
+        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
+        """Sentences for the user before it runs."""
+
+    def measure(self, say: Say) -> Measured:
+        """Run it; `say` receives the progress. Raises KeyboardInterrupt when no turn was counted yet."""
+        racers, interrupted = _race(self.options, self.entries, self.files, say)
+        found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
+        failed = [racer for racer in racers if racer.error is not None]
+        return Measured(found, _failure(failed) if failed else _unwritten(racers, self.files))
+
+
+def _race(
+    options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: Say
+) -> tuple[list[Racer], bool]:
+    """Run the rounds; whether Ctrl-C ended them. Raises KeyboardInterrupt before anything was measured."""
+    contest = Race(entries, options, say)
+    try:
+        with contest:
+            contest.load()
+            contest.run(options.rounds)
+            contest.observe(files)
+    except KeyboardInterrupt:
+        if not shown_rounds([racer.lane for racer in contest.racers]):
+            raise
+        for racer in contest.racers:
+            if racer.lane.observed is None:
+                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before it was observed"
+        return contest.racers, True
+    return contest.racers, False
+
+
+def _build(
+    options: BenchOptions,
+    subjects: Sequence[Subject],
+    racers: Sequence[Racer],
+    asked: str | None,
+    *,
+    interrupted: bool,
+) -> Bench:
+    """The record of a bench."""
+    from partita.runtime.chain.advice import package_facts
+    from partita.runtime.machine import environment
+
+    lanes = [racer.lane for racer in racers]
+    baseline = choose_baseline(lanes, asked)
+    contenders = build_contenders(lanes, baseline)
+    notes = [NOT_ALONE] if len(lanes) > 1 else []
+    if asked is not None and asked != baseline:
+        notes.append(f"`baseline={asked}` was not measured" + (f"; {baseline} takes its place" if baseline else ""))
+    if interrupted:
+        complete = len(complete_rounds(lanes))
+        partly = "" if complete else "; the figures are of the first one, as far as it got"
+        notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
+    for subject in subjects:
+        which = "this package" if len(subjects) == 1 else subject.name
+        notes += unverified(subject.manifest.verification, which)
+    verdicts = judge(contenders, baseline)
+    package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
+    return Bench(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        partita_version=partita.__version__,
+        verdict=sentences(verdicts, contenders),
+        verdicts=verdicts,
+        environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
+        package=package,
+        others=tuple(others),
+        prompt_tokens=len(subjects[0].prompts[0]),
+        max_new_tokens=options.max_new_tokens,
+        threads=options.threads,
+        rounds=options.rounds,
+        interrupted=interrupted,
+        baseline=baseline,
+        contenders=contenders,
+        notes=tuple(notes),
+    )
+
+
+def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
+    """The error for reports that could not be written; None when all were."""
+    missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
+    if not missing:
+        return None
+    why = (f"{files[racer.entry.name]}: not written: {racer.lane.why_unknown}" for racer in missing)
+    return ReportError("; ".join(why))
+
+
+def _failure(failed: Sequence[Racer]) -> PartitaError:
+    """One error for all contenders that could not run, with the class and nodes of the first."""
+    first = failed[0].error
+    assert first is not None
+    text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)
+    return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
+
+
+PAUSE_SECONDS = 0.5
+"""Pause before each turn: threads of the last one spin for a while after its last run."""
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Racer:
+    """One contender while the rounds go on."""
+
+    entry: Entry
+    options: BenchOptions
+    engine: RemoteEngine | None = None
+    model: Model | None = None
+    used: tuple[str, ...] = ()
+    """Active providers, by ONNX Runtime's names."""
+    error: PartitaError | None = None
+    lane: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the figures."""
+        chain = tuple(provider.ort_name for provider in self.entry.chain)
+        self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is open and has not failed."""
+        return self.model is not None and self.error is None
+
+    def fail(self, error: PartitaError) -> None:
+        """Note the error that ends its turns."""
+        self.error, self.lane.error = error, " ".join(str(error).split())
+
+    def open(self, *, observe: bool = False) -> None:
+        """Load the package in a worker process. Raises what `load` raises; ProviderError when it takes too long."""
+        subject = self.entry.subject
+        self.engine = RemoteEngine(
+            subject.path.absolute(),
+            subject.manifest,
+            self.entry.where,
+            read_chain_options(self.entry.where),
+            observe=observe,
+            refusal_seconds=0.0,
+            choice=subject.choice,
+            load_timeout=self.options.timeout_seconds,
+        )
+        self.model = Model(self.engine)
+
+    def load(self) -> None:
+        """Open it and note the state of its chain."""
+        self.open()
+        assert self.engine is not None
+        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.chain}
+        self.lane.load_seconds = opened.load_seconds
+        lost = [entry for entry in opened.chain if entry.status != "active"]
+        inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
+        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle))
+        self.used = tuple(entry.provider for entry in opened.chain if entry.status == "active")
+
+    def take_turn(self, number: int) -> Turn:
+        """Generate greedily, ignoring stop tokens, and measure it."""
+        assert self.model is not None and self.engine is not None
+        seconds = self.options.timeout_seconds
+        late = threading.Timer(seconds, self.engine.abort, (f"gave no answer within {seconds:g} s",))
+        late.daemon = True
+        late.start()
+        try:
+            began = time.perf_counter()
+            generation = self.model.generate(
+                [list(prompt) for prompt in self.entry.subject.prompts],
+                max_new_tokens=self.options.max_new_tokens,
+                stop_token_ids=(),
+                prefill_chunk=self.options.prefill_chunk,
+            )
+            times = [began]
+            first: float | None = None
+            for step in generation:
+                times.append(time.perf_counter())
+                if first is None and any(step.tokens):
+                    first = times[-1] - began
+        finally:
+            late.cancel()
+        took = [after - before for before, after in zip(times, times[1:], strict=False)]
+        steps = list(zip(generation.progress.steps, took, strict=True))
+        prefill, decode = ([each for each in steps if each[0].phase == phase] for phase in ("prefill", "decode"))
+        return Turn(
+            round=number,
+            prefill_ms=tuple(1000 * seconds for _, seconds in prefill),
+            prefill_tokens=sum(step.row_tokens for step, _ in prefill),
+            decode_ms=tuple(1000 * seconds for _, seconds in decode),
+            decode_tokens=sum(step.row_tokens for step, _ in decode),
+            decode_outside_ms=1000 * sum(seconds - step.run_seconds for step, seconds in decode),
+            first_token_ms=None if first is None else 1000 * first,
+            tokens=generation.tokens,
+            peak_rss_bytes=peak_rss_bytes(self.engine.process_id),
+        )
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End its process."""
+        if self.engine is not None:
+            if at_once:
+                self.engine.abort("was interrupted")
+            self.engine.close()
+
+
+class Race:
+    """All contenders. Use it as a context manager: it ends their processes."""
+
+    def __init__(self, entries: Sequence[Entry], options: BenchOptions, say: Say) -> None:
+        self.racers = [Racer(entry, options) for entry in entries]
+        self.say = say
+
+    def __enter__(self) -> Race:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        for racer in self.racers:
+            racer.close(at_once=kind is not None)
+
+    def load(self) -> None:
+        """Open the package once per contender, one after the other."""
+        for racer in self.racers:
+            self.say(f"opening on {racer.entry.name}")
+            try:
+                racer.load()
+            except PartitaError as error:
+                racer.fail(error)
+
+    def run(self, rounds: int) -> None:
+        """A warm-up and `rounds` rounds, each begun by another contender."""
+        for number in range(rounds + 1):
+            turn = number % len(self.racers)
+            for racer in self.racers[turn:] + self.racers[:turn]:
+                if racer.alive:
+                    self.say(f"{f'round {number} of {rounds}' if number else 'warm-up'}: {racer.entry.name}")
+                    self.take_turn(racer, number)
+
+    def take_turn(self, racer: Racer, number: int) -> None:
+        """One generation of one contender."""
+        time.sleep(PAUSE_SECONDS)
+        try:
+            racer.lane.turns += (racer.take_turn(number),)
+        except PartitaError as error:
+            racer.fail(error)
+
+    def observe(self, files: dict[str, Path]) -> None:
+        """One more profiled generation of each contender that did not fail; an error here does not change the figures.
+
+        It runs in a new process: the OpenVINO plugin does not start again after its first session is closed.
+        """
+        for racer in self.racers:
+            if racer.alive:
+                self.say(f"observing {racer.entry.name}")
+                racer.close()
+                try:
+                    self.observe_one(racer, files.get(racer.entry.name))
+                except PartitaError as error:
+                    racer.lane.why_unknown = f"the observed round failed: {' '.join(str(error).split())}"
+
+    def observe_one(self, racer: Racer, file: Path | None) -> None:
+        """Store and write the report of one contender, if it ran on the providers that were measured."""
+        racer.open(observe=True)
+        assert racer.engine is not None
+        used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
+        if used != racer.used:
+            racer.lane.why_unknown = f"the observed round ran on {','.join(used)}, and not on {','.join(racer.used)}"
+            return
+        racer.take_turn(0)
+        report = racer.engine.report(ReportRequest())
+        report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
+        if file is not None:
+            storage.write(report, file.resolve())
+            racer.lane.file = str(file)
+        racer.lane.observed = report

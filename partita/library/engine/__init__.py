@@ -1,0 +1,1 @@
+"""The engine behind a loaded package: scheduler, and the worker process that it may run in."""

@@ -1,0 +1,333 @@
+"""A package loaded in this process."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from partita.errors import GenerationError, ReportError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import Target
+from partita.library.engine.base import (
+    BUSY,
+    BatchOptions,
+    Chunk,
+    Opened,
+    PrefixRequest,
+    PrefixSaved,
+    ReportRequest,
+)
+from partita.library.engine.scheduler import RowRules, Scheduler
+from partita.library.engine.speculation import Speculation
+from partita.library.notes import gave_up
+from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
+from partita.library.run_report import Asked, make_report, said_of
+from partita.library.verifying import evaluate, verify_with
+from partita.observations.facts import RunFacts
+from partita.observations.records import ChainEntry, Environment
+from partita.package.folder import Manifest, check_files
+from partita.package.records import Evaluation, Verification
+from partita.partition_reports.records import Report
+from partita.runtime.chain.open_chain import ChainError, chain_entry, idle_providers
+from partita.runtime.chain.pins import parse_pins
+from partita.runtime.generate.checks import check_chunk
+from partita.runtime.generate.choice.drafting import (
+    DraftControl,
+    DraftLength,
+    DraftModel,
+    NgramDrafter,
+    why_no_draft,
+    why_not,
+)
+from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS
+from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.prefix_file import Said, identity, read_prefix, read_said, write_prefix
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.record.run_facts import run_facts, with_optimised
+from partita.runtime.generate.request import Drafter, Prefix, Request
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.machine import environment
+from partita.runtime.ort.errors import NoKernelError
+
+
+class LocalEngine(Scheduler):
+    """A loaded package; see `Engine`. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        target: Target,
+        *,
+        threads: int | None = None,
+        observe: bool = True,
+        refusal_seconds: float = REFUSAL_SECONDS,
+        audience: Audience = QUIET,
+        choice: Choice = AS_IT_IS,
+    ) -> None:
+        """Open the package. Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be
+        honoured, with the results of experiments of `refusal_seconds`. `choice`: by which the manifest was inferred,
+        for reports.
+        """
+        self.folder, self.target, self.threads = folder, target, threads
+        self.audience, self._choice = audience, choice
+        self._recorded: BatchOptions | None = None
+        """Options of the recorded requests."""
+        self._notes: dict[str, None] = {}
+        """Notes on the requests since `open`."""
+        self._identities: dict[str | None, str] = {}
+        self._prefixes: dict[tuple[str, str | None], Prefix] = {}
+        """The prefix that was read last, by file and adapter: a batch that is opened again needs no file."""
+        try:
+            self.runner = load_runner(
+                folder,
+                target.chain,
+                threads=threads,
+                observe=observe,
+                manifest=manifest,
+                options=target.options,
+                pins=parse_pins(target.pins, target.chain),
+            )
+        except (ChainError, NoKernelError) as error:
+            raise package_refused(error, refusal_seconds, audience) from error
+        super().__init__(manifest, _rules(self.runner))
+        self._drafters = Drafters(folder, target, threads)
+        self._closing = weakref.finalize(self, _free, self.runner, self._drafters, self._process)
+        graphs = self.runner.graphs
+        self.opened = Opened(
+            chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
+            idle=tuple(sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})),
+            load_seconds=sum(entry.session.load_seconds for entry in graphs),
+            slots=self.slots,
+        )
+
+    def report(self, request: ReportRequest) -> Report:
+        """The partition report of the steps since `open`. Raises ReportError when there are none."""
+        return make_report(self.folder, self.manifest, *self.report_facts(request))
+
+    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked]:
+        """What the report is made of. Steps wait while it is collected, and not while the report is made."""
+        with self._stepping:
+            last, runner = self._recorded, self.runner
+            if last is None:
+                raise ReportError("nothing to report: nothing has been generated yet")
+            if not runner.steps:
+                raise ReportError("nothing to report: no request has been answered yet")
+            facts = run_facts(
+                runner,
+                speculation=last.speculation.fact(),
+                finish_reason=request.finish_reason,
+                finish_detail=request.finish_detail,
+                tokenizer_load_seconds=request.tokenizer_load_seconds,
+                notes=(*request.notes, *self._notes),
+            )
+            if request.complete:
+                facts = with_optimised(facts, [entry.session for entry in runner.graphs])
+            recorder = runner.recorder
+            adapters = " / ".join(name or "none" for name in recorder.adapters) if any(recorder.adapters) else None
+            asked = Asked(
+                verb="generate",
+                path=self.folder,
+                chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
+                chain_source=self.target.source,
+                options={
+                    **request.options,
+                    **({} if adapters is None else {"adapter": adapters}),
+                    **last.speculation.told,
+                    **said_of(self.target, self._choice),
+                },
+                threads=self.threads,
+                prompt_tokens=recorder.longest,
+                max_new_tokens=recorder.max_new_tokens,
+                limits=request.limits,
+                skipped=self.target.skipped,
+                prefill_chunk_tokens=runner.capacity.chunk_of(_chunk_tokens(last), recorder.longest),
+            )
+            seconds = request.probe_seconds
+            facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
+            return facts, tuple(map(chain_entry, chain)), environment(), asked
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix and write its state to a file; see `Engine.save_prefix`."""
+        with self._stepping:
+            self._check_open()
+            self._end_cancelled()
+            if self.running or self.waiting:
+                raise GenerationError(BUSY)
+            loop = self._open_batch(BatchOptions(request.prefill_chunk, request.adapter), takes_turns=False)
+            self._recorded = self._batch = None
+            row, seconds = loop.join(Request(request.tokens)), 0.0
+            while (step := loop.step()) is not None:
+                seconds += step.run_seconds
+            said = Said(request.tokens, request.text, request.system, request.adapter)
+            saved = loop.saved(row)
+            size = write_prefix(Path(request.file), saved, said, self._identity(request.adapter))
+            return PrefixSaved(len(request.tokens), size, seconds)
+
+    def verify(self, reference: str | None = None) -> Verification:
+        """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the
+        original model of a folder that Partita did not write.
+        """
+        check_files(self.folder, self.manifest, hashes=True)
+        return verify_with(self.folder, self.manifest, reference, self.target, self.threads, audience=self.audience)
+
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package on the chain, in a session of its own."""
+        check_files(self.folder, self.manifest, hashes=True)
+        return evaluate(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
+
+    def close(self) -> None:
+        """End all requests and free the sessions. May be called twice, and from any thread."""
+        super().close()
+        with self._stepping:
+            self._closing()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
+        """A batch whose rows are free, and a new record."""
+        if options.prefill_chunk is not None:
+            check_chunk(options.prefill_chunk)
+        prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
+        self.runner.use_adapters(options.adapter)
+        chunk = _chunk_tokens(options)
+        loop = Loop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
+        loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
+        if prefix is not None and takes_turns:
+            loop.give(prefix)
+        elif prefix is not None:
+            loop.prefix = prefix
+        self.runner.begin(takes_turns=takes_turns)
+        self._recorded, self._notes = options, {}
+        return loop
+
+    def _share(self) -> None:
+        """The open batch also answers requests of another call."""
+        self.runner.recorder.takes_turns = True
+
+    def _chunk(self, longest: int | None) -> Chunk:
+        """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
+        capacity = self.runner.capacity
+        longest = self.manifest.graph.max_length if longest is None else longest
+        return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
+
+    def _pass_on(self, step: Step) -> None:
+        """Give requests their tokens, and note why drafting has ended."""
+        if step.gave_up:
+            for line in gave_up(step.gave_up):
+                if line not in self._notes:
+                    self._notes[line] = None
+                    self.audience.note(line)
+        super()._pass_on(step)
+
+    def _identity(self, adapter: str | None) -> str:
+        """The hash of the package with an adapter, for prefixes; reads files for it, once."""
+        if adapter not in self._identities:
+            self._identities[adapter] = identity(self.folder, self.manifest, self.runner.graphs, adapter)
+        return self._identities[adapter]
+
+    def _prefix(self, file: str, adapter: str | None) -> Prefix:
+        """The prefix in a file, read with this adapter. Raises GenerationError for one of another package."""
+        if (file, adapter) not in self._prefixes:
+            shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
+            found = read_prefix(Path(file), self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
+            self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
+        return self._prefixes[file, adapter]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _chunk_tokens(options: BatchOptions) -> int:
+    """Prompt tokens per run."""
+    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
+
+
+def _rules(runner: Runner) -> RowRules:
+    """Which requests may be in the batch together."""
+    alone = (runner.contract.rereads_at or 0) if runner.takes_rope_length else None
+    return RowRules(
+        runner.rows,
+        keep_cache=runner.rows == 1 or (runner.cache.padding_is_safe and alone is None),
+        own_adapters=runner.contract.adapters_by_row,
+        alone_beyond=alone,
+    )
+
+
+def _free(runner: Runner, drafters: Drafters, process: int) -> None:
+    """Free the sessions, unless this process is a fork of the one that opened them."""
+    if os.getpid() == process:
+        drafters.close()
+        runner.close()
+
+
+Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
+
+
+class Drafters:
+    """Drafters for one loaded package. Measured times and acceptance rates are kept for later requests."""
+
+    def __init__(self, folder: Path, target: Target, threads: int | None) -> None:
+        self._folder, self._target, self._threads = folder, target, threads
+        self._lengths: dict[str | None, DraftLength] = {}
+        self._drafts: dict[str, Runner] = {}
+
+    def drafting(self, runner: Runner, asked: Speculation) -> Drafting:
+        """What makes and controls draft tokens; None and None without speculative decoding.
+
+        Raises UsageError when the package cannot verify draft tokens, or the draft package cannot make any;
+        PackageError, ProviderError and ResourceError when the draft package does not open.
+        """
+        if not asked:
+            return None, None
+        why = why_not(runner)
+        if why is not None:
+            option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
+            raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
+        control = self._lengths.setdefault(asked.draft, DraftLength())
+        if asked.draft is None:
+            return NgramDrafter, control
+        draft, vocab_size = self._draft(asked.draft), runner.contract.vocab_size
+        return partial(DraftModel, draft, vocab_size), control
+
+    def close(self) -> None:
+        """Close the draft packages. May be called twice."""
+        while self._drafts:
+            self._drafts.popitem()[1].close()
+
+    def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
+        """The package's provider options, and those that suit two packages which run in turns."""
+        options = self._target.options
+        turns = {provider.name: provider.in_turns for provider in self._target.chain if provider.in_turns}
+        return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
+
+    def _draft(self, path: str) -> Runner:
+        """The draft package, opened on the chain of the package."""
+        if path in self._drafts:
+            return self._drafts[path]
+        folder = Path(path)
+        manifest = open_folder(folder, AS_IT_IS)
+        try:
+            runner = load_runner(
+                folder, self._target.chain, threads=self._threads, manifest=manifest, options=self._draft_options()
+            )
+        except (ChainError, NoKernelError) as error:
+            raise package_refused(error, 0.0) from error
+        why = why_no_draft(runner)
+        if why is not None:
+            runner.close()
+            raise UsageError(f"`draft={path}`: this package cannot draft: {why}")
+        self._drafts[path] = runner
+        return runner

@@ -1,0 +1,450 @@
+"""A package loaded in a worker process, because a provider's native code may end the process that it is in.
+
+The worker has the sessions, the loop and the scheduler, and pushes the pieces of each step in one message; the parent
+sends requests, and never answers per token.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Condition, Lock, get_ident
+from typing import Any
+
+from partita.errors import GenerationError, PartitaError, ProviderError
+from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import ChainOptions, Target
+from partita.library.engine.base import (
+    CLOSED,
+    FORKED,
+    BatchOptions,
+    Chunk,
+    EngineState,
+    Opened,
+    PrefixRequest,
+    PrefixSaved,
+    ReportRequest,
+    Restarts,
+    check_rewind,
+    check_turn,
+    completion_of,
+)
+from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
+from partita.library.engine.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
+from partita.library.engine.worker_loop import Update
+from partita.library.run_report import make_report
+from partita.library.sampling import Sampling
+from partita.package.folder import Manifest
+from partita.package.records import Evaluation, Verification
+from partita.partition_reports.records import Report
+from partita.remedies import Remedy
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.text.tokens import Text
+from partita.runtime.worker.parent import Worker, WorkerLostError
+
+PROCESS = "partita.library.engine.worker_loop"
+RETRY_SECONDS = 5.0
+"""At least between two attempts to start a worker process again."""
+DURING = {
+    "report_facts": "the report",
+    "verify": "verification",
+    "evaluate": "evaluation",
+    "save_prefix": "reading a prefix",
+}
+LOAD_AGAIN = Remedy("load the package again")
+WITHOUT = Remedy("leave {provider} out of the chain")
+
+
+class RemoteEngine(EngineState):
+    """A loaded package in a worker process; see `Engine`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        where: ChainOptions,
+        target: Target,
+        *,
+        observe: bool = True,
+        refusal_seconds: float,
+        audience: Audience = QUIET,
+        choice: Choice = AS_IT_IS,
+        with_text: bool = True,
+        load_timeout: float | None = None,
+    ) -> None:
+        """Start the worker and open the package there. `with_text`: load the tokenizer there. `load_timeout`: seconds
+        for that; None: no limit.
+
+        Raises the errors of `LocalEngine`, and ProviderError when the worker ends, as every method does.
+        """
+        super().__init__(manifest)
+        self.folder = folder
+        self._load = folder, where.resolved(target), choice
+        self._load_options = {
+            "observe": observe,
+            "refusal_seconds": refusal_seconds,
+            "text": with_text and manifest.tokenizer != "none",
+            "timeout": load_timeout,
+        }
+        self._chain = target.chain
+        self._inbox = _Inbox(audience)
+        self._with_text = False
+        self._sending = Lock()
+        """Held while a request is noted and sent."""
+        self._restarting: int | None = None
+        """The thread that starts the worker again."""
+        self._requests: dict[int, Ticket] = {}
+        """Those that are not over."""
+        self._opening: tuple[BatchOptions, int | None, bool] = BatchOptions(), None, True
+        self._reported: Report | None = None
+        """The last report since `open`."""
+        self._failed: tuple[PartitaError, float] | None = None
+        """Why the worker could not be started again, and when."""
+        self._lost: PartitaError | None = None
+        """How the worker ended."""
+        self._start()
+
+    def _start(self) -> None:
+        self._inbox.events.clear()
+        self._worker = Worker(PROCESS, on_event=self._inbox.put, on_lost=self._inbox.put)
+        self._closing = weakref.finalize(self, self._worker.close)
+        try:
+            self.opened: Opened = self._worker.call("load", *self._load, **self._load_options)
+        except BaseException as error:
+            self._worker.kill()
+            self._inbox.events.clear()
+            if isinstance(error, WorkerLostError) and not error.closed:
+                raise crash_error(error, self._chain) from error
+            raise
+        self._lost = None
+
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+        return self.opened.slots
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row and are not over."""
+        return sum(ticket.state == "running" for ticket in list(self._requests.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row yet."""
+        return sum(ticket.state == "waiting" for ticket in list(self._requests.values()))
+
+    @property
+    def up(self) -> bool:
+        """False after the worker ended and could not be started again."""
+        return self._failed is None
+
+    @property
+    def process_id(self) -> int:
+        """Of the worker process."""
+        return self._worker.process.pid
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def use_text(self, text: Text | None) -> None:
+        """Have requests from now on get text, by the tokenizer of the package in the worker; None: none."""
+        self._with_text = text is not None
+
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch, or share the open one; see `Engine.open`."""
+        with self._stepping:
+            self._opening = options, longest, takes_turns
+            self.chunk = self._call("open", options, longest=longest, takes_turns=takes_turns)
+            self.lost_by = self._reported = None
+            return self.chunk
+
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request. Raises GenerationError for a prompt that the package cannot take, UsageError."""
+        check_work(work, self.manifest)
+        if not self._with_text:
+            completion_of(None, work, (), ())  # no stop strings then
+        self._check_open()
+        ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
+        with self._sending:
+            if self._lost is not None and self.restarts is None:
+                raise self._again()
+            self._requests[ticket.number] = ticket
+            if self._lost is None and self._restarting in (None, get_ident()):
+                self._send(ticket)
+        return ticket
+
+    def step(self) -> bool:
+        """Take the next update of the worker, and give requests their pieces. False when no request is open."""
+        if os.getpid() != self._process:
+            raise GenerationError(FORKED)
+        with self._stepping:
+            if self._lost is None or self._inbox.events:
+                if not self._requests and not self._inbox.events:
+                    return False
+                event = self._inbox.get()
+                self._lose(event) if isinstance(event, WorkerLostError) else self._apply(event)
+            elif not self._requests and (self.restarts is None or self._failed is not None):
+                return False
+            elif self.restarts is None or self._restarting is not None:
+                self._end([*self._requests.values()], self._again())
+            else:
+                self._restart(self.restarts)
+            return True
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `step` has something to do, at most so long; whether it has."""
+        return self._inbox.wait(seconds)
+
+    def retry(self) -> None:
+        """Start the worker again where that failed some time ago: a load balancer sends no request to a server that is
+        down, so none would cause it.
+        """
+        with self._stepping:
+            restarts, failed = self.restarts, self._failed
+            if restarts is not None and failed is not None and time.monotonic() - failed[1] >= RETRY_SECONDS:
+                self._restart(restarts)
+
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a request that stays; see `Engine.extend`."""
+        given = tuple(tokens)
+        with self._stepping:
+            whole = check_turn(ticket, given, sampling, self.manifest)
+            self._call("extend", ticket.number, given, sampling)
+            ticket.begin_turn(whole[: -len(given)], Completion(given, None), sampling)
+            if ticket.row is not None:
+                ticket.state, ticket.began = "running", ticket.submitted
+            self._requests[ticket.number] = ticket
+
+    def rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove so many tokens from the end of the history of a request that stays; see `Engine.rewind`."""
+        with self._stepping:
+            history = check_rewind(ticket, tokens)
+            back: bool = self._call("rewind", ticket.number, tokens)
+            if not back:
+                ticket.row = None
+            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.state = "over"
+            return back
+
+    def release(self, ticket: Ticket) -> None:
+        """Free the row of a request that stays and is over."""
+        if ticket.state == "over" and not ticket.released:
+            ticket.released, ticket.row = True, None
+            with suppress(PartitaError):
+                self._worker.send("release", ticket.number)
+
+    # --- the package --------------------------------------------------------------------------------------------------
+
+    def report(self, request: ReportRequest) -> Report:
+        """The partition report of the steps since `open`; when the worker has ended, the one that was made before."""
+        if self._lost is None or self._reported is None:
+            self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
+        return self._reported
+
+    def verify(self, reference: str | None = None) -> Verification:
+        """Replay the known answer there, or that of `reference`."""
+        found: Verification = self._call("verify", reference)
+        return found
+
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package there."""
+        found: Evaluation = self._call("evaluate")
+        return found
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix there and write its state to a file."""
+        saved: PrefixSaved = self._call("save_prefix", request)
+        return saved
+
+    def abort(self, how: str) -> None:
+        """Kill the worker; its requests end with an error that says that it `how`, as `was interrupted`."""
+        self._worker.kill(how)
+
+    def close(self) -> None:
+        """End all requests and the worker. May be called twice, and from any thread."""
+        self._closed = True
+        self._closing()
+        with self._stepping:
+            self.lost_by = GenerationError(CLOSED)
+            self._end([*self._requests.values()], self.lost_by)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _send(self, ticket: Ticket) -> None:
+        with suppress(WorkerLostError):  # `step` takes the event
+            self._worker.send("submit", ticket.number, ticket.work, self._with_text, ticket.on_step is not None)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with suppress(PartitaError):  # it has ended, and so does the request
+            self._worker.send("cancel", ticket.number)
+
+    def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Have the worker do something. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
+        self._check_open()
+        if self._lost is not None:
+            raise self._again()
+        try:
+            call = self._worker.submit(verb, *args, **kwargs)
+            try:
+                return self._worker.wait(call)
+            except KeyboardInterrupt:
+                self._worker.interrupt()
+                return self._worker.wait(call)
+        except WorkerLostError as lost:
+            if self._closed or lost.closed:
+                raise GenerationError(CLOSED) from lost
+            self._lost = self._lost or self._death(lost, DURING.get(verb, "generation"))
+            raise self._lost from lost
+
+    def _apply(self, update: Update) -> None:
+        """Give requests what has changed."""
+        requests = self._requests
+        for number, began in update.begun:
+            if number in requests:
+                requests[number].state, requests[number].began = "running", began
+        observers = dict[Callable[[Step], object] | None, None]()
+        if update.step is not None:
+            observers = dict.fromkeys(ticket.on_step for ticket in requests.values() if ticket.state == "running")
+        self.lost_by = update.lost_by or self.lost_by
+        pieces = []
+        for number, text, tokens, logprobs, finish, end in update.pieces:
+            ticket = requests.get(number)
+            if ticket is None:
+                continue
+            completion = ticket.completion
+            if tokens:
+                completion.tokens += tokens
+                if ticket.first_token is None:
+                    ticket.first_token = time.perf_counter()
+            if text:
+                completion.pieces.append(text)
+            if end is not None:
+                completion.finish, ticket.state = finish, "over"
+                ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
+                self.copied_tokens += ticket.copied_tokens
+                del requests[number]
+            pieces.append((ticket, Piece(text, tokens, logprobs, finish)))
+        try:
+            tell(pieces)
+        finally:
+            for on_step in observers:
+                if on_step is not None and update.step is not None:
+                    on_step(Step._make(update.step))
+
+    def _again(self) -> ProviderError:
+        """The error for a worker that has ended before."""
+        assert self._lost is not None
+        return ProviderError(self._lost.said, remedy=LOAD_AGAIN)
+
+    def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
+        """The error for a worker that ended `during` something."""
+        ended = "crashed" if lost.signal in CRASHES else "ended"
+        others = foreign(self._chain)
+        otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
+        names = ",".join(provider.ort_name for provider in self._chain)
+        return ProviderError(
+            f"{names}: the worker process {ended} during {during}: it {lost.what}",
+            remedy=replace(LOAD_AGAIN, otherwise=otherwise),
+        )
+
+    def _lose(self, lost: WorkerLostError) -> None:
+        """The worker has ended: so have running requests, and waiting ones unless it is started again."""
+        if not self._closed:
+            self._lost = self._lost or self._death(lost, "generation")
+        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._lost or lost
+        stays = self.restarts is not None and not self._closed
+        self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
+
+    def _restart(self, restarts: Restarts) -> None:
+        """Start the worker again, have it checked, and send it the waiting requests; end them where that fails."""
+        failed = self._failed
+        with self._sending:
+            waiting, self._requests, self._restarting = self._requests, {}, get_ident()
+        if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
+            if failed is None:
+                restarts.tell(f"{self._lost}; it is loaded again")
+            self._closing.detach()
+            self._worker.kill()
+            try:
+                self._start()
+                self._reopen(restarts)
+                restarts.check()
+                self._reopen(restarts)
+                self._failed = None
+            except Exception as raised:  # noqa: BLE001 - the server stays, and tries again
+                error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
+                self._lost = self._lost or error
+                if failed is None or str(failed[0]) != str(error):  # else it would be a line every few seconds
+                    restarts.tell(f"not loaded: {error}; it is tried again every {RETRY_SECONDS:g} s")
+                self._failed = error, time.monotonic()
+        with self._sending:
+            self._requests, self._restarting = {**waiting, **self._requests}, None
+            for ticket in self._requests.values() if self._failed is None else ():
+                self._send(ticket)
+                if ticket.cancelled:
+                    self._cancel(ticket)
+        if self._failed is not None:
+            error = self._failed[0]
+            said = f"{error.said}; it is tried again every {RETRY_SECONDS:g} s"
+            self._end([*self._requests.values()], ProviderError(said, where=error.where))
+        elif failed is not None:
+            restarts.tell("it is loaded again, and takes requests")
+
+    def _reopen(self, restarts: Restarts) -> None:
+        """Open the batch as before; without its prefix where the file is no longer there."""
+        options, longest, takes_turns = self._opening
+        try:
+            self.open(options, longest=longest, takes_turns=takes_turns)
+        except GenerationError as error:
+            if options.prefix is None:
+                raise
+            restarts.tell(f"{error}; prompts are read from their beginning")
+            self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
+
+    def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
+        """End requests with an error."""
+        for ticket in tickets:
+            self._requests.pop(ticket.number, None)
+            ticket.state, ticket.error, ticket.ended, ticket.row = "over", error, time.perf_counter(), None
+            ticket.completion.finish = "error"
+        tell([(ticket, Piece("", (), (), "error")) for ticket in tickets])
+
+
+class _Inbox:
+    """Events of the worker, for the thread that steps. Does not refer to the engine, which can be collected."""
+
+    def __init__(self, audience: Audience) -> None:
+        self._audience = AudienceEvents(audience)
+        self.events: deque[Update | WorkerLostError] = deque()
+        self._changed = Condition()
+
+    def put(self, event: Any) -> None:
+        """Add an event, from the thread that reads the worker's messages."""
+        if isinstance(event, WorkerLostError):
+            self._audience.end()
+        elif self._audience(event):
+            return
+        else:
+            event = Update._make(event)
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until there is an event, at most so long; whether there is one."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self.events, seconds))
+
+    def get(self) -> Update | WorkerLostError:
+        """The next event."""
+        if not self.events:
+            self.wait()
+        return self.events.popleft()

@@ -1,0 +1,381 @@
+"""A request from the caller down to the batch: what it asks for, its ticket, the pieces it gets, and its answer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from partita.errors import PartitaError, UsageError
+from partita.library.audience import LOGGER
+from partita.library.edge import ArgumentError
+from partita.library.sampling import CHECKPOINT, Sampling, completed_for
+from partita.observations.text_format import plural
+from partita.options.fields import MAX_SEED, checked
+from partita.options.generation import AdapterNames, TokenIds
+from partita.package.folder import Manifest
+from partita.runtime.generate.checks import check_budget, check_prompt
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.text.stop_strings import check_stops
+from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
+
+State = Literal["waiting", "running", "over"]
+FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request asks for."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    """Completed."""
+    stop: tuple[str, ...] = ()
+    """Stop strings."""
+    stop_ids: tuple[int, ...] = ()
+    """Stop tokens."""
+    logprobs: int | None = None
+    """Pieces have the log-probability of each new token, and those of so many of the likeliest; None: they have not."""
+    adapter: str | None = None
+    """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
+    trial: bool = False
+    """A warm-up request, whose adapter reports leave out."""
+    stays: bool = False
+    """It keeps its row and its cache when it ends, for a next turn, until it is released. Where running rows would
+    change the cache of a finished one, the next turn reads everything again.
+    """
+
+
+class Piece(NamedTuple):
+    """What a step added to a request. A tuple, because each token makes one."""
+
+    text: str
+    """Whole characters only, so often none."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each token, where they were requested."""
+    finish_reason: str | None
+    """`stop`, `length`, `cache_full`, `interrupted` or `error` of the last piece; None of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one prompt, complete or not."""
+
+    text: str
+    """Without special tokens and what follows a stop string; empty for a package without a tokenizer."""
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason | None
+    """None while it goes on."""
+    sampling: Sampling
+    """With a value for everything: the same gives the same answer."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """Tokens and text that one turn of a request has got so far."""
+
+    prompt: tuple[int, ...]
+    stream: TextStream | None
+    """None without a tokenizer."""
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+    def text(self) -> str:
+        """The text so far; empty without a tokenizer."""
+        return "".join(self.pieces)
+
+    def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
+        """Add the tokens of one step; those that belong to the answer: none after a stop string."""
+        if self.finish is not None:
+            return ()
+        self.finish = finish  # also without a token: logits that are not finite end it with none
+        if self.stream is None:
+            self.tokens += tokens
+            return tuple(tokens)
+        taken = []
+        for token in tokens:
+            taken.append(token)
+            self.pieces.append(self.stream.push(token))
+            if self.stream.stopped:
+                self.finish = "stop"
+                break
+        self.tokens += taken
+        if self.finish is not None:
+            self.end()
+        return tuple(taken)
+
+    def end(self) -> None:
+        """Add the text that was held back: no token follows."""
+        if self.stream is not None:
+            self.pieces.append(self.stream.finish())
+            self.stream = None
+
+
+class Ticket:
+    """A submitted request. The thread that steps the engine changes it; any thread may read it, and cancel it."""
+
+    def __init__(
+        self,
+        work: Work,
+        completion: Completion,
+        listener: Listener | None,
+        on_step: Callable[[Any], object] | None,
+        on_cancel: Callable[[Ticket], object],
+    ) -> None:
+        """`listener` gets its pieces; `on_step` each `Step` in which it has a row, after the pieces of the step."""
+        self.number = next(_NUMBERS)
+        self.work, self.sampling, self.completion = work, work.sampling, completion
+        self.listener, self.on_step, self._on_cancel = listener, on_step, on_cancel
+        self.state: State = "waiting"
+        self.error: PartitaError | None = None
+        """What ended it, with finish reason `error`."""
+        self.submitted = time.perf_counter()
+        """These four are seconds of `time.perf_counter`; of this turn, where it has several."""
+        self.began: float | None = None
+        """It was given a row."""
+        self.first_token: float | None = None
+        self.ended: float | None = None
+        self.row: int | None = None
+        """Its row of the batch, as long as it has one."""
+        self.copied_tokens = 0
+        """Prompt tokens of this turn whose cache was copied, from a prefix or from another row, instead of read."""
+        self.cancelled = self.released = False
+        self._earlier: tuple[int, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        """The answer so far, of this turn."""
+        done = self.completion
+        reason: Any = done.finish
+        return Answer(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
+        return (*self._earlier, *self.completion.prompt, *self.completion.tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that its row has at most when this turn is over."""
+        return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a ticket cannot be pickled or copied; take its answer, which can")
+
+    def cancel(self) -> None:
+        """End it, from any thread: after the next step it is over, with `interrupted`. Its row is free then, unless it
+        stays. A request that is over is left as it is.
+        """
+        self.cancelled = True
+        self._on_cancel(self)
+
+    def begin_turn(self, history: tuple[int, ...], completion: Completion, sampling: Sampling) -> None:
+        """Wait with a new turn after `history`. For the engine."""
+        self._earlier, self.completion, self.sampling = history, completion, sampling
+        self.state, self.error, self.cancelled, self.copied_tokens = "waiting", None, False, 0
+        self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
+
+
+Listener = Callable[[Ticket, Piece], object]
+
+
+def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
+    """A function that calls the method while its object exists: a ticket does not keep its engine open."""
+    found = weakref.WeakMethod(method)
+
+    def call(ticket: Ticket) -> None:
+        bound = found()
+        if bound is not None:
+            bound(ticket)
+
+    return call
+
+
+def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> None:
+    """Raise GenerationError for a prompt that the package cannot take, UsageError for an option or another type.
+
+    `name`: how the message calls the prompt.
+    """
+    if not isinstance(work, Work):
+        raise UsageError(
+            f"submit() got a {type(work).__name__}; make a request of a prompt with partita.request(model, prompt)"
+        )
+    vocab_size = manifest.graph.vocab_size
+    check_prompt(work.prompt, manifest.graph, name, answered=True)
+    check_budget(work.sampling.max_new_tokens or 0)
+    checked(work.sampling)
+    if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
+        raise UsageError(
+            f"`logprobs` is {work.logprobs}; it must be between 0 and {vocab_size}, the size of the vocabulary"
+        )
+    names = [record.name for record in manifest.switchable]
+    if work.adapter is not None and work.adapter not in names:
+        there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"
+        raise UsageError(f"`adapter={work.adapter}`: the package has no adapter of this name; {there}")
+
+
+def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
+    """Give listeners their pieces. A listener that raises gets no more, and its request is cancelled; the first
+    exception is raised once all have theirs.
+    """
+    wrong: Exception | None = None
+    for ticket, piece in pieces:
+        if ticket.listener is None:
+            continue
+        try:
+            ticket.listener(ticket, piece)
+        except Exception as error:  # noqa: BLE001 - raised below
+            wrong, ticket.listener = wrong or error, None
+            ticket.cancel()
+    if wrong is not None:
+        raise wrong
+
+
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts of a message that are text, as OpenAI's clients write them, and the field that has it."""
+BETWEEN_PARTS = "\n"
+
+
+def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
+    """A row for each prompt. Raises UsageError for what is none."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not is_list(prompts):
+        raise UsageError(f"prompts is of type {type(prompts).__name__}; give a string, token ids, or a list of either")
+    if prompts and all(_is_id(entry) for entry in prompts):
+        return [tuple(int(entry) for entry in prompts)]
+    return [_row(entry) for entry in prompts]
+
+
+def _row(entry: Any) -> str | tuple[int, ...]:
+    if isinstance(entry, str):
+        return entry
+    if not is_list(entry) or not all(_is_id(token) for token in entry):
+        raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a string or a list of token ids")
+    return tuple(int(token) for token in entry)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list or another sequence. Bytes are an undecoded text, and no list of token ids."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def _is_id(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """A conversation for each row of the batch, as a chat template takes it. Raises UsageError for what is none."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        return [_messages(messages)]
+    apart = bool(messages) and not any(isinstance(entry, Mapping) for entry in messages)
+    return [_messages(entry) for entry in messages] if apart else [_messages(messages)]
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them. Raises UsageError for what is none."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not is_list(messages):
+        raise UsageError(
+            f"messages is of type {type(messages).__name__}; give a text, or a list of dicts of role and content"
+        )
+    listed = [_with_text(message) for message in messages]
+    for message in listed:
+        good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        if not good:
+            raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both texts")
+    if not listed:
+        raise UsageError("messages is empty; give at least one dict of role and content")
+    # A column of a table has every field for every message; templates ask whether one is there.
+    return [{name: value for name, value in message.items() if value is not None} for message in listed]
+
+
+def _with_text(message: Any) -> Any:
+    """A message whose content is a text, where it was a list of parts. Raises UsageError for parts that are no text."""
+    content: Any = message.get("content") if isinstance(message, Mapping) else None
+    return {**message, "content": BETWEEN_PARTS.join(map(_part, content))} if is_list(content) else message
+
+
+def _part(part: Any) -> str:
+    """The text of a part of a message."""
+    text = part.get(TEXT_PARTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        said = f"a part of a message is {str(part)[:60]!r}; packages read text alone, as in "
+        raise UsageError(said + "{'type': 'text', 'text': '...'}")
+    return text
+
+
+def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
+    """The adapter of each prompt; None: without. Raises UsageError for another number of them."""
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * rows
+    if len(adapter) != rows:
+        raise UsageError(
+            f"`adapter` has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; give a name or None "
+            "for each of them, or one name for all"
+        )
+    return [*adapter]
+
+
+def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
+    """One set of options for each row, or a single one for all of them, with a value for everything.
+
+    `sampling`: what programs give as such; `asked`: options by name, which hold where it says nothing. `of_file`: they
+    are what rows of a file begin with, which may draw where these do not. Raises UsageError.
+    """
+    if sampling is None or isinstance(sampling, (Sampling, str)):
+        one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
+        return [_completed_for(folder, one.over(asked), of_rows=of_file)]
+    each = list(sampling) if isinstance(sampling, Sequence) else []
+    if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
+        raise UsageError(
+            f"`sampling` has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
+        )
+    return [_completed_for(folder, one.over(asked)) for one in each]
+
+
+def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
+    """The options of each prompt. Of a seed that was given for all, prompt i, counted from 0, has seed + i."""
+    if len(samplings) != 1:
+        return [*samplings]
+    (one,) = samplings
+    seed = one.seed
+    if seed is None:
+        return [one] * rows
+    return [replace(one, seed=(seed + index) & MAX_SEED) for index in range(rows)]
+
+
+def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:
+    """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
+    full, notes = completed_for(wanted, folder, of_rows=of_rows)
+    for line in notes:
+        LOGGER.warning(line)
+    return full
+
+
+def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
+    """The token ids to stop at. Raises UsageError for one that no token has."""
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise UsageError(f"stop_token_ids has {wrong}; the vocabulary has ids 0 to {vocab_size - 1}")
+    return ids
+
+
+def stops(
+    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, *, vocab_size: int, has_text: bool
+) -> tuple[tuple[str, ...], TokenIds]:
+    """Texts and tokens to stop at; None: those of the package in `folder`. Raises UsageError."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_stops(texts)
+    if texts and not has_text:
+        raise UsageError("`stop` is a string, and the package has no tokenizer; give stop_token_ids")
+    return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)

@@ -1,0 +1,449 @@
+"""Requests of one package: first come, first served, and a row that is free is given to the next request at once.
+
+One thread steps at a time; any thread may submit and cancel. An error of one row, or in making text of its tokens,
+ends its request. An error of a run ends every request in the batch, and waiting requests begin in a new one. A listener
+that raises loses its own request: the others have got their tokens by then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from os.path import commonprefix
+
+from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.library.engine.base import (
+    BUSY,
+    CLOSED,
+    BatchOptions,
+    Chunk,
+    EngineState,
+    check_rewind,
+    check_turn,
+    completion_of,
+)
+from partita.library.engine.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
+from partita.library.sampling import Sampling
+from partita.package.folder import Manifest
+from partita.runtime.generate.choice.logprobs import Watched
+from partita.runtime.generate.choice.sampling import make_sampler
+from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.request import Request, most_shared
+from partita.runtime.generate.text.tokens import Text
+
+LOOKAHEAD = 8
+"""Waiting requests that are compared, to find what they begin with alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """Which requests may be in the batch together."""
+
+    rows: int
+    """Of the batch."""
+    keep_cache: bool = True
+    """A finished row keeps its cache while others are running."""
+    own_adapters: bool = False
+    """Rows may have adapters of their own."""
+    alone_beyond: int | None = None
+    """A text with more tokens than this changes the rotary frequencies of the rows beside it. None: rows are
+    independent.
+    """
+
+
+class Scheduler(EngineState, ABC):
+    """The requests of a loaded package, and the thread that steps them. See `Engine` for the methods."""
+
+    def __init__(self, manifest: Manifest, rules: RowRules) -> None:
+        super().__init__(manifest)
+        self._rules = rules
+        self._text: Text | None = None
+        self._options, self._takes_turns = BatchOptions(), True
+        self._loop: Loop | None = None
+        """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
+        self._rows: list[Ticket | None] = [None] * rules.rows
+        """Requests that are running, and those that stay."""
+        self._queue: deque[Ticket] = deque()
+        self._changed = threading.Condition()
+        """Guards the queue."""
+        self._has_cancelled = False
+        """A request was cancelled since the last step."""
+
+    @abstractmethod
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
+        """A batch whose rows are free, and a new record for reports. Raises GenerationError for a prefix, UsageError,
+        PackageError.
+        """
+
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+        return len(self._rows)
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row and are not over."""
+        return len([ticket for ticket in self._rows if ticket is not None and ticket.state == "running"])
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row yet."""
+        return len(self._queue)
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def use_text(self, text: Text | None) -> None:
+        """Have requests from now on get text, by this tokenizer of the package; None: none."""
+        self._text = text
+
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request. Raises GenerationError for a prompt that the package cannot take, and once the model is
+        closed; UsageError for an option.
+        """
+        check_work(work, self.manifest)
+        completion = completion_of(self._text, work, work.prompt, work.prompt)
+        with self._changed:
+            self._check_open()
+            ticket = Ticket(work, completion, listener, on_step, weak(self._wake))
+            self._queue.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `step` has something to do, at most so long; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(self._has_work, seconds)
+
+    # --- the thread that steps ----------------------------------------------------------------------------------------
+
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch, or share the open one; see `Engine.open`."""
+        with self._stepping:
+            self._check_open()
+            self._end_cancelled()
+            if not (self.running or self._queue):
+                for ticket in filter(None, list(self._rows)):
+                    self._free(ticket)
+                loop = self._open_batch(options, takes_turns=takes_turns)
+                self._loop, self._options, self._takes_turns, self.lost_by = loop, options, takes_turns, None
+            elif options != self._options:
+                raise GenerationError(BUSY)
+            elif self._loop is not None:
+                self._share()
+            self.chunk = self._chunk(longest)
+            return self.chunk
+
+    @abstractmethod
+    def _share(self) -> None:
+        """The open batch also answers requests of another call."""
+
+    @abstractmethod
+    def _chunk(self, longest: int | None) -> Chunk:
+        """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
+
+    def step(self) -> bool:
+        """Give free rows to waiting requests, and make one step of all rows. False when there was nothing to do.
+
+        An error of the run ends the requests in the batch, and is not raised. Ctrl-C in the middle of it ends them with
+        `interrupted`, and is: `Ticket.cancel` costs the others nothing. Raises what a listener raises, once all have
+        their pieces.
+        """
+        with self._stepping:
+            if self._closed:
+                return False
+            self._check_open()
+            did = self._end_cancelled() + self._admit()
+            if not self.running or self._loop is None:
+                return did > 0
+            try:
+                step = self._loop.step()
+                if step is None:
+                    raise GenerationError("the generation is over, and requests of it are not")
+            except PartitaError as error:
+                self._lose(error)
+                return True
+            except BaseException:
+                self._lose(None)
+                raise
+            with self._lost_if_interrupted():
+                self._pass_on(step)
+            return True
+
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a request that stays. What is no longer in a row is read again.
+
+        Raises GenerationError for tokens that it cannot take, UsageError.
+        """
+        given = tuple(tokens)
+        with self._stepping:
+            self._check_open()
+            whole = check_turn(ticket, given, sampling, self.manifest)
+            completion = completion_of(self._text, ticket.work, given, whole)
+            if ticket.row is not None and self._loop is not None:
+                with self._lost_if_interrupted():
+                    self._loop.extend(ticket.row, given, make_sampler(sampling), sampling.max_new_tokens)
+            ticket.begin_turn(whole[: -len(given)], completion, sampling)
+            with self._changed:
+                if ticket.row is None:
+                    self._queue.append(ticket)
+                else:
+                    ticket.state, ticket.began = "running", ticket.submitted
+                self._changed.notify_all()
+
+    def rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove so many tokens from the end of the history of a request that stays. False where its cache cannot go
+        back. Raises GenerationError unless a token is left.
+        """
+        with self._stepping:
+            history = check_rewind(ticket, tokens)
+            loop, row = self._loop, ticket.row
+            back = row is not None and loop is not None and loop.rewind(row, tokens)
+            if not back:
+                self._free(ticket)
+            elif row is not None and loop is not None:
+                self._halt(row, loop)
+            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.state = "over"
+            return back
+
+    def release(self, ticket: Ticket) -> None:
+        """Free the row of a request that stays and is over."""
+        with self._stepping:
+            if ticket.state == "over":
+                self._free(ticket)
+                ticket.released = True
+
+    def close(self) -> None:
+        """End all requests with an error, and take no more."""
+        self._closed = True
+        with self._stepping:
+            with self._changed:
+                left = [*filter(None, self._rows), *self._queue]
+                self._queue.clear()
+                self._changed.notify_all()
+            self.lost_by = error = GenerationError(CLOSED)
+            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "over"]
+            self._rows = [None] * len(self._rows)
+            self._loop = None
+            with suppress(Exception):  # of a listener, which has no one to tell at the end
+                tell(pieces)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _wake(self, ticket: Ticket) -> None:
+        """A request was cancelled."""
+        with self._changed:
+            self._has_cancelled = True
+            self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        listed = [*self._queue, *filter(None, self._rows)]
+        ending = any(ticket.cancelled and ticket.state != "over" for ticket in listed)
+        return ending or self.running > 0 or (bool(self._queue) and self._can_begin())
+
+    def _can_begin(self) -> bool:
+        """Whether a row is free, or can be freed, and may begin beside the running ones."""
+        if not self.running:
+            return True
+        return None in self._rows and self._goes_beside()
+
+    def _goes_beside(self) -> bool:
+        """Whether the first waiting request and those in rows are independent. No other request overtakes it."""
+        with self._changed:
+            first = self._queue[0] if self._queue else None
+        limit, others = self._rules.alone_beyond, [other for other in self._rows if other is not None]
+        if first is None or not others:
+            return True
+        alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
+        return alike and (limit is None or all(other.longest <= limit for other in (first, *others)))
+
+    def _end_cancelled(self) -> int:
+        """End those that were cancelled; how many."""
+        if not self._has_cancelled:
+            return 0
+        with self._changed:
+            self._has_cancelled = False
+            gone = [ticket for ticket in self._queue if ticket.cancelled]
+            for ticket in gone:
+                self._queue.remove(ticket)
+        gone += [ticket for ticket in self._rows if ticket is not None and ticket.cancelled]
+        gone = [ticket for ticket in gone if ticket.state != "over"]
+        tell([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
+        return len(gone)
+
+    def _admit(self) -> int:
+        """Give free rows to waiting requests, in their order; how many were dealt with.
+
+        Where no row is free and none is running, those of requests that stay are freed.
+        """
+        if not self._queue or not self._can_begin():
+            return 0
+        if not self.running and not (None in self._rows and self._goes_beside()):
+            for resting in filter(None, list(self._rows)):
+                self._free(resting)
+        done = 0
+        while None in self._rows and self._goes_beside():
+            with self._changed:
+                ticket = self._queue.popleft() if self._queue else None
+            if ticket is None:
+                break
+            done += 1
+            self._begin(ticket)
+        return done
+
+    def _begin(self, ticket: Ticket) -> None:
+        """Give a request a row; an error there is its own."""
+        try:
+            if self._loop is None:
+                self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
+            row = self._loop.join(self._request(ticket))
+        except PartitaError as error:
+            its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # the last: its adapter's file
+            if not its_own or (isinstance(error, PackageError) and self._loop is None):
+                self._lose(error)
+            tell([(ticket, self._over(ticket, "error", error))])
+            return
+        except Exception as error:  # out of memory, say
+            said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
+            self.lost_by = self.lost_by or said  # not of this request alone
+            tell([(ticket, self._over(ticket, "error", said))])
+            raise
+        except BaseException:  # Ctrl-C: the batch may have given it the row
+            with self._changed:
+                self._queue.appendleft(ticket)
+            self._lose(None)
+            raise
+        self._rows[row] = ticket
+        ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
+
+    def _request(self, ticket: Ticket) -> Request:
+        """A request for the loop. Raises UsageError."""
+        work, sampler = ticket.work, make_sampler(ticket.sampling)
+        return Request(
+            ticket.history,
+            sampler if work.logprobs is None else Watched(sampler, work.logprobs),
+            ticket.sampling.max_new_tokens or 0,
+            frozenset(work.stop_ids),
+            fails_alone=True,
+            shares=self._shared(ticket),
+            adapter=work.adapter,
+            trial=work.trial,
+        )
+
+    def _shared(self, ticket: Ticket) -> int:
+        """Tokens that waiting requests begin with, too: what is read of them is kept for those."""
+        with self._changed:
+            waiting = [
+                other for other in islice(self._queue, LOOKAHEAD) if self._adapter(other) == self._adapter(ticket)
+            ]
+            begin = [other.history for other in waiting]
+        return most_shared([len(commonprefix([ticket.history, other])) for other in begin])
+
+    def _adapter(self, ticket: Ticket) -> str | None:
+        """The adapter that a request is answered with."""
+        return self._options.adapter if ticket.work.adapter is None else ticket.work.adapter
+
+    def _pass_on(self, step: Step) -> None:
+        """Give every request the tokens of its row, then its listener the piece, then observers the step."""
+        pieces = list[tuple[Ticket, Piece]]()
+        if step.copied:
+            self.copied_tokens += sum(step.copied)
+        stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
+        for ticket in stepped:
+            try:
+                piece = self._take(ticket, step)
+            except Exception as error:  # noqa: BLE001 - its own: the others go on
+                why = GenerationError(f"its tokens make no text: {type(error).__name__}: {error}")
+                ticket.completion.stream = None
+                piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else why)
+            if piece is not None:
+                pieces.append((ticket, piece))
+        try:
+            tell(pieces)
+        finally:
+            for on_step in dict.fromkeys([ticket.on_step for ticket in stepped]):
+                if on_step is not None:
+                    on_step(step)
+
+    def _take(self, ticket: Ticket, step: Step) -> Piece | None:
+        """What a step added to a request; None when that is nothing."""
+        row, completion = ticket.row, ticket.completion
+        assert row is not None
+        new = step.tokens[row]
+        if step.copied:
+            ticket.copied_tokens += step.copied[row]
+        before = len(completion.pieces)
+        taken = completion.take(new, step.finish[row])
+        if taken and ticket.first_token is None:
+            ticket.first_token = time.perf_counter()
+        text = "".join(completion.pieces[before:])
+        logprobs = step.logprobs[row][: len(taken)] if step.logprobs else ()
+        if completion.finish is None:
+            return Piece(text, taken, logprobs, None) if taken or text else None
+        wrong = step.errors[row] if step.errors else None
+        self._over(
+            ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(taken)
+        )
+        return Piece(text, taken, logprobs, completion.finish)
+
+    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> Piece:
+        """End a request, and free its row unless it stays there; its last piece. `surplus`: tokens that its row has
+        beyond its answer.
+        """
+        completion, loop = ticket.completion, self._loop
+        before = len(completion.pieces)
+        completion.end()
+        completion.finish = reason
+        ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
+        if ticket.row is not None and loop is not None:
+            if ticket.work.stays and error is None and self._rules.keep_cache:
+                self._halt(ticket.row, loop, surplus)
+            else:
+                self._free(ticket)
+        return Piece("".join(completion.pieces[before:]), (), (), reason)
+
+    def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
+        """Let a row end where its request has ended."""
+        with suppress(PartitaError):  # the next step shows that the batch is lost
+            if surplus:
+                loop.rewind(row, surplus)
+            loop.halt(row)
+
+    def _free(self, ticket: Ticket) -> None:
+        """Take a request out of its row, if it has one."""
+        row, ticket.row = ticket.row, None
+        if row is None:
+            return
+        self._rows[row] = None
+        if self._loop is not None:
+            with suppress(PartitaError):  # as above
+                self._loop.leave(row)
+
+    def _lose(self, error: PartitaError | None) -> None:
+        """Drop the batch: all that are running in it are over."""
+        self._loop, self.lost_by = None, error or self.lost_by
+        lost = [ticket for ticket in self._rows if ticket is not None]
+        self._rows = [None] * len(self._rows)
+        for ticket in lost:
+            ticket.row = None
+        reason = "interrupted" if error is None else "error"
+        tell([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
+
+    @contextmanager
+    def _lost_if_interrupted(self) -> Iterator[None]:
+        """Drop the batch where Ctrl-C comes: a row may have got tokens by then, or lost some."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._lose(None)
+            raise

@@ -1,0 +1,130 @@
+"""Options of speculative decoding, and the checks that need nothing loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from partita.capped import read_json_value
+from partita.errors import UsageError
+from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.observations.facts import SpeculationFact
+from partita.options.generation import SpeculationOptions
+from partita.package.folder import Manifest
+
+NGRAM: Literal["ngram"] = "ngram"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding as it was asked for. At most one of the two is given."""
+
+    speculate: str | None = None
+    """`ngram`: lookup in the row's own text."""
+    draft: str | None = None
+    """Folder of the draft package."""
+
+    @classmethod
+    def of(cls, options: SpeculationOptions) -> Self:
+        """The speculation of a verb's options."""
+        return cls(options.speculate, None if options.draft is None else str(options.draft))
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """As a report repeats it."""
+        given = {"speculate": self.speculate, "draft": self.draft}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """What is read beside the package."""
+        return () if self.draft is None else (Path(self.draft),)
+
+    def fact(self) -> SpeculationFact | None:
+        """As the facts of a run have it; None without speculative decoding."""
+        if self.draft is not None:
+            return SpeculationFact("draft", Path(self.draft).name)
+        return SpeculationFact(NGRAM) if self.speculate is not None else None
+
+    def __bool__(self) -> bool:
+        return self.speculate is not None or self.draft is not None
+
+
+NO_SPECULATION = Speculation()
+
+
+def check_speculation(folder: Path, manifest: Manifest, asked: Speculation) -> None:
+    """Check what can be checked without a session. Raises UsageError for an option that makes no sense and for a draft
+    of another vocabulary, PackageError for a draft that is no package.
+    """
+    if asked.speculate not in (None, NGRAM):
+        raise UsageError(f"`speculate={asked.speculate}`: the only value is {NGRAM}; or give `draft` a package")
+    if asked.draft is None:
+        return
+    if asked.speculate is not None:
+        raise UsageError(f"`speculate={asked.speculate}` and `draft`: give only one of them")
+    if manifest.graph.batch_size != 1:
+        raise UsageError(
+            f"`draft={asked.draft}` works at batch size 1, and {folder} has {manifest.graph.batch_size}; "
+            f"give `speculate={NGRAM}`, or export with `batch_size=1`"
+        )
+    other = Path(asked.draft)
+    draft = open_folder(other, AS_IT_IS)
+    found = differing((folder, manifest.graph.vocab_size), (other, draft.graph.vocab_size))
+    if found is not None:
+        raise UsageError(
+            f"`draft={asked.draft}`: its vocabulary is another than that of {folder}: {found}; "
+            "a draft needs the same tokenizer"
+        )
+
+
+FAST = "tokenizer.json"
+OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+"""Files of tokenizers without a `tokenizer.json`, of which one has to be there in both."""
+SHOWN = 40
+
+
+def differing(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
+    """How two vocabularies differ, in words; None when they are the same. Each is given as a folder and how many logits
+    the model has, which is often padded.
+    """
+    first, second = _tokens(one[0]), _tokens(other[0])
+    if first is None or second is None:
+        return _by_file(one, other)
+    for token in sorted(first.keys() | second.keys()):
+        if first.get(token) != second.get(token):
+            return f"token id {token} is {_shown(second.get(token))} in {other[0]} and {_shown(first.get(token))} here"
+    return None
+
+
+def _shown(text: str | None) -> str:
+    return "nothing" if text is None else repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+
+
+def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
+    """The same of tokenizers in other files, and of packages without a tokenizer, by the number of tokens."""
+    for name in OTHERS:
+        files = [folder / name for folder, _ in (one, other)]
+        if all(file.is_file() for file in files):
+            same = files[0].read_bytes() == files[1].read_bytes()
+            return None if same else f"their files {name} differ"
+    if one[1] != other[1]:
+        return f"{other[1]:,} tokens in {other[0]} and {one[1]:,} here"
+    return None
+
+
+def _tokens(folder: Path) -> Mapping[int, str] | None:
+    """Text of every token by id; None without a `tokenizer.json` that has them."""
+    try:
+        content: Any = read_json_value(folder / FAST)
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
+            found = {index: str(entry[0]) for index, entry in enumerate(vocabulary)}
+        else:
+            found = {int(index): str(token) for token, index in vocabulary.items()}
+        added = {int(entry["id"]): str(entry["content"]) for entry in content.get("added_tokens") or ()}
+    except (OSError, ValueError, TypeError, KeyError, LookupError, AttributeError):
+        return None
+    return {**found, **added}

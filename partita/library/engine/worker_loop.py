@@ -1,0 +1,159 @@
+"""The worker process of a `RemoteEngine`: it steps the engine, handles messages between steps, and pushes pieces.
+
+After each step it pushes one `Update` with the pieces of all requests; it never waits for the parent.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from partita.errors import PartitaError
+from partita.foreign.folder import Choice, open_folder
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine.base import Opened
+from partita.library.engine.jobs import pushing_audience
+from partita.library.engine.requests import Piece, Ticket, Work
+from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.text.tokens import Text, load_text
+from partita.runtime.worker.child import Channel, answer
+
+if TYPE_CHECKING:
+    from partita.library.engine.local import LocalEngine
+
+End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
+"""How a request ended: its error; when, by `time.perf_counter`, which processes share; the row that it keeps; prompt
+tokens whose cache was copied.
+"""
+
+
+class Update(NamedTuple):
+    """Changes of a step or a message. It is sent as plain tuples, which pickle writes 20 times as fast as records."""
+
+    pieces: tuple[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None], ...]
+    """Number of the request, fields of its `Piece`, and how it ended."""
+    begun: tuple[tuple[int, float], ...]
+    """Requests that have got a row, and when."""
+    step: tuple[Any, ...] | None
+    """Fields of the `Step`, where a request wants them."""
+    lost_by: PartitaError | None
+    """The error of a run that ended requests."""
+
+
+def run(channel: Channel) -> None:
+    """Handle messages, and step while requests are open."""
+    host = Host(channel)
+    busy = False
+    while not channel.closed:
+        try:
+            message = channel.receive(timeout=0 if busy else None)
+            if message is not None:
+                answer(channel, message, host.handlers)
+                host.push()
+                busy = bool(host.tickets)
+            elif busy:
+                busy = host.step()
+        except KeyboardInterrupt:  # it came after the call that was to be interrupted
+            continue
+
+
+class Host:
+    """The engine of this process, and its requests by the numbers of the parent."""
+
+    engine: LocalEngine
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._text: Text | None = None
+        self.tickets: dict[int, Ticket] = {}
+        """Requests that are not over, and those that stay."""
+        self._waiting: dict[int, Ticket] = {}
+        self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
+        self._step: Step | None = None
+        self.handlers: dict[str, Callable[..., Any]] = {"load": self.load, "submit": self.submit}
+
+    def step(self) -> bool:
+        """Make a step and push what it changed. False when there was nothing to do."""
+        did = True
+        try:
+            did = self.engine.step()
+        except Exception:  # noqa: BLE001 - its requests have their errors, and the others go on
+            traceback.print_exc()
+        self.push()
+        return did
+
+    def push(self) -> None:
+        """Push what has changed since the last push."""
+        begun: tuple[tuple[int, float], ...] = ()
+        if self._waiting:
+            begun = tuple(
+                (number, ticket.began) for number, ticket in self._waiting.items() if ticket.began is not None
+            )
+            for number, _ in begun:
+                del self._waiting[number]
+        if self._pieces or begun or self._step is not None:
+            step = None if self._step is None else tuple(self._step)
+            update = Update(tuple(self._pieces), begun, step, self.engine.lost_by)
+            self._pieces, self._step = [], None
+            self._channel.push(tuple(update))
+
+    # --- verbs --------------------------------------------------------------------------------------------------------
+
+    def load(
+        self, folder: Path, where: ChainOptions, choice: Choice, *, observe: bool, refusal_seconds: float, text: bool
+    ) -> Opened:
+        """Open the package; with `text` its tokenizer, too. Other verbs are methods of the engine from then on."""
+        from partita.library.engine.local import LocalEngine
+
+        manifest = open_folder(folder, choice)
+        self.engine = engine = LocalEngine(
+            folder,
+            manifest,
+            read_chain_options(where),
+            threads=where.threads,
+            observe=observe,
+            refusal_seconds=refusal_seconds,
+            audience=pushing_audience(self._channel),
+            choice=choice,
+        )
+        if text:
+            self._text = load_text(folder, manifest.tokenizer, manifest.graph.max_length)
+        for verb in ("open", "report_facts", "verify", "evaluate", "save_prefix"):
+            self.handlers[verb] = getattr(engine, verb)
+        self.handlers |= {
+            "cancel": lambda number: self.tickets[number].cancel() if number in self.tickets else None,
+            "extend": self.extend,
+            "rewind": lambda number, tokens: engine.rewind(self.tickets[number], tokens),
+            "release": lambda number: engine.release(self.tickets.pop(number)),
+        }
+        return engine.opened
+
+    def submit(self, number: int, work: Work, with_text: bool, with_steps: bool) -> None:
+        """Queue a request."""
+
+        def hear(ticket: Ticket, piece: Piece) -> None:
+            end = None
+            if piece.finish_reason is not None:
+                end = ticket.error, ticket.ended or 0.0, ticket.row, ticket.copied_tokens
+                if not work.stays:
+                    self.tickets.pop(number, None)
+            self._pieces.append((number, *piece, end))
+
+        try:
+            self.engine.use_text(self._text if with_text else None)
+            ticket = self.engine.submit(work, hear, self._on_step if with_steps else None)
+        except PartitaError as error:
+            self._pieces.append((number, "", (), (), "error", (error, 0.0, None, 0)))
+            return
+        self.tickets[number] = self._waiting[number] = ticket
+
+    def extend(self, number: int, *turn: Any) -> None:
+        """Begin the next turn of a request."""
+        self.engine.extend(self.tickets[number], *turn)
+        self._waiting[number] = self.tickets[number]
+
+    def _on_step(self, step: Step) -> None:
+        self._step = step

@@ -1,0 +1,1 @@
+"""Placement, probes and support tables, as functions."""

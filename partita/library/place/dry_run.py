@@ -1,0 +1,123 @@
+"""CUDA without a GPU: a model is placed over stub CUDA libraries, found by the environment of the worker process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partita.check.measures import repeated_phase
+from partita.errors import ProviderError
+from partita.observations.text_format import listing, plural
+from partita.partition_reports.graph_capture import blocking_nodes
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import DryRunFacts, GraphCapture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from partita.providers.cuda_dry_run.devices import Device
+    from partita.providers.resolve import Resolution
+    from partita.runtime.place.onnx_model import OnnxModel
+
+SECONDS = 1800.0
+"""Time limit of a dry run, which may load and optimise a large model."""
+OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
+"""Reasons that leave out a provider which does start; the report explains them."""
+CAPTURE_OPTION = "enable_cuda_graph"
+NOT_REAL = (
+    "values: memory of the device reads as zeros, so no output means anything",
+    "times: nothing is computed on a device, so none is given",
+    "sizes that follow from values: unknown, and marked so",
+    "memory use, and what depends on how much memory is free",
+    "the device profile: it answers questions about the device; no placement was seen to depend on it",
+)
+
+
+def simulated_device(name: str | None) -> Device:
+    """The device of a dry run; None: the default. Raises UsageError for an unknown one."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+
+    return device(DEFAULT_DEVICE if name is None else name)
+
+
+def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+
+    device = simulated_device(name)
+    return child_environment(prepare(provider_library()), device, os.environ), device.name
+
+
+def dry_run_facts(name: str | None) -> DryRunFacts:
+    """The simulated device and its libraries. Raises ProviderError when this process has no stub libraries."""
+    from partita.providers.cuda_dry_run.standins import ensure_child, prepare, provider_library, runtime_version
+
+    build, library, device = ensure_child(), provider_library(), simulated_device(name)
+    return DryRunFacts(
+        device=device.key,
+        device_name=device.name,
+        compute_capability=".".join(map(str, device.capability)),
+        memory_bytes=device.memory_bytes,
+        multiprocessors=device.multiprocessors,
+        provider_library=library.name,
+        onnxruntime_version=runtime_version(library),
+        cuda_version=prepare(library).cuda_version,
+        stand_ins=build,
+        not_real=NOT_REAL,
+        graph_capture=None,
+    )
+
+
+def check_dry_run(report: Report, *, started: bool) -> None:
+    """Raise ProviderError when the stub libraries were not used; with `started`, also when the provider is inactive."""
+    from partita.providers.cuda_dry_run.standins import ensure_child
+
+    ensure_child()
+    first = report.chain[0]
+    if started and first.status != "active" and first.reason not in OVER_THE_GRAPH:
+        raise ProviderError(
+            f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
+        )
+
+
+def with_capture(
+    report: Report, chain: Sequence[Resolution], models: Mapping[str, OnnxModel], threads: int | None
+) -> Report:
+    """The report of a dry run with the verdict on graph capture of each ONNX file."""
+    assert report.dry_run is not None
+    verdicts = tuple(_try_capture(report, model, chain, threads) for model in models.values())
+    return report.model_copy(update={"dry_run": report.dry_run.model_copy(update={"graph_capture": verdicts})})
+
+
+def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], threads: int | None) -> GraphCapture:
+    """Whether CUDA graphs of a session could be captured: ONNX Runtime opens it, and no node of a run prevents it.
+
+    ONNX Runtime refuses control flow and nodes outside the device. It does not check the copies that it inserts later,
+    nor kernels that wait for the host. Nodes that it takes for shape computations it allows with a warning.
+    """
+    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+
+    file = model.path.name
+    phase = repeated_phase([phase for phase in report.phases if phase.file == file])
+    blocking = blocking_nodes(phase, report.chain[0].provider)
+    first, *others = [entry for entry in chain if entry.status == "active"]
+    capturing = replace(first, options={**first.options, CAPTURE_OPTION: "1"})
+    try:
+        session = open_native(model.path, (capturing, *others), Opening(threads=threads, model=model.to_bytes()))
+    except NativeFailureError as failure:
+        return GraphCapture(file=file, accepted=False, evidence=one_line(str(failure)), blocking=blocking)
+    with closing(session):
+        warned = [line for line in session.log if "graph capture" in line.lower()]
+    evidence = f"ONNX Runtime opens the session with {CAPTURE_OPTION}=1"
+    if warned:
+        evidence = one_line(warned[0].rpartition("] ")[2])
+    evidence += "; a run may still fail to be captured"
+    fatal = Counter(node.why for node in blocking if node.cause != "elsewhere" or not warned)
+    if fatal:
+        reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in fatal.items())
+        evidence = f"ONNX Runtime opens the session, but the capturing run would fail: {reasons}"
+    return GraphCapture(file=file, accepted=not fatal, evidence=evidence, blocking=blocking)

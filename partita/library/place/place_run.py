@@ -1,0 +1,157 @@
+"""Places one model in this process and makes the report; in a dry run this process has the stub libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from partita.check.limits import Limits
+from partita.errors import PartitaError
+from partita.foreign.folder import Choice, open_folder
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import Target
+from partita.library.engine.jobs import NONE_CRASHED, Crashed
+from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
+from partita.library.place.probing import decode_sizes, why_refused, with_probes
+from partita.library.run_report import Asked, join, said_of
+from partita.observations.names import EXPERIMENTS
+from partita.observations.records import PackageFacts
+from partita.options.placement import PlaceOptions
+from partita.package.folder import sha256_of
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import ModelFacts, ModelInput
+from partita.runtime.chain.advice import package_facts
+from partita.runtime.chain.open_chain import ChainError, chain_entry
+from partita.runtime.chain.pins import parse_pins
+from partita.runtime.chain.run_errors import RunInterruptedError
+from partita.runtime.machine import environment
+from partita.runtime.ort.errors import NoKernelError, NotOpenedError
+from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
+from partita.runtime.place.onnx_model import OnnxModel, read_onnx
+from partita.runtime.place.run_phases import Placed, Where, place_model, place_package, with_shapes
+
+RUN_SECONDS = 120.0
+"""Default time limit of the runs of an ONNX file."""
+NO_EXPERIMENTS = "no experiments were made: with them, too, the process was ended by native code"
+FAILED_DRY = (
+    "a failed run says nothing about the model in a dry run: values computed on the device read as zeros; sizes "
+    "known only from a run are missing, and everything decided before the run holds"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A placed model, with its ONNX files and the shapes of their inputs, by file name."""
+
+    placed: Placed
+    models: Mapping[str, OnnxModel]
+    sizes: Mapping[str, Mapping[str, Shape]]
+    """For experiments; of a package those of a decode step."""
+    shapes: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
+    """Fixed shapes; empty for a package."""
+    package: PackageFacts | None = None
+    model: ModelFacts | None = None
+
+
+def place(
+    options: PlaceOptions, target: Target, *, crashed: Crashed = NONE_CRASHED, audience: Audience = QUIET
+) -> tuple[Report, PartitaError | None]:
+    """The report of a model, and the error of a run. `crashed`: providers to skip.
+
+    Raises PackageError, UsageError, ProviderError, ResourceError.
+    """
+    device = dry_run_facts(options.device) if options.dry_run else None
+    where = Where(
+        target.chain,
+        target.options,
+        parse_pins(target.pins, target.chain),
+        options.threads,
+        options.runs,
+        RUN_SECONDS if options.run_seconds is None else options.run_seconds,
+        dry=options.dry_run,
+        crashed=crashed,
+    )
+    opened = (_place_folder if Path(options.model).is_dir() else _place_file)(options, where, audience)
+    error = opened.placed.error
+    interrupted, failed = isinstance(error, RunInterruptedError), error is not None
+    seconds = 0.0 if interrupted or EXPERIMENTS in crashed else options.probe_seconds
+    facts, resolutions = with_probes(
+        opened.placed.facts, opened.placed.resolutions, opened.models, opened.sizes, seconds, audience
+    )
+    notes = [NO_EXPERIMENTS] if EXPERIMENTS in crashed else []
+    if device is not None:
+        facts = with_shapes(facts, opened.models, opened.shapes)
+        notes += [FAILED_DRY] if failed and not interrupted else []
+    elif failed and not interrupted:
+        facts = replace(facts, failed=str(error).removeprefix(f"{options.model}: "))
+    report = join(
+        replace(facts, notes=(*facts.notes, *notes)),
+        tuple(map(chain_entry, resolutions)),
+        environment(),
+        _asked(options, target),
+        package=opened.package,
+        model=opened.model,
+        played=device,
+    )
+    if device is not None:
+        if options.graph_capture:
+            report = with_capture(report, opened.placed.resolutions, opened.models, options.threads)
+        check_dry_run(report, started=not crashed)
+    return report, error
+
+
+def _place_folder(options: PlaceOptions, where: Where, audience: Audience) -> _Opened:
+    """Place a package or a folder of another exporter."""
+    path = Path(options.model)
+    manifest = open_folder(path, Choice.of(options))
+    try:
+        placed = place_package(path, where, manifest)
+    except (ChainError, NoKernelError) as error:
+        refused = read_onnx(error.path)
+        raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
+    models = {session.file: read_onnx(path / session.file) for session in placed.facts.sessions}
+    sizes = {file: decode_sizes(model) for file, model in models.items()}
+    return _Opened(placed, models, sizes, package=package_facts(path, manifest))
+
+
+def _place_file(options: PlaceOptions, where: Where, audience: Audience) -> _Opened:
+    """Place an ONNX file."""
+    path = Path(options.model)
+    model, files = read_onnx(path), options.inputs or {}
+    values = read_values(model.inputs, files)
+    given = {name: array.shape for name, array in values.items()}
+    sizes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
+    try:
+        placed = place_model(model, sizes, replace(where, values=values))
+    except (ChainError, NoKernelError, NotOpenedError) as error:
+        raise why_refused(error, model, sizes, options.probe_seconds, audience) from error
+    facts = ModelFacts(
+        file=path.name,
+        sha256=sha256_of(path),
+        data_files=model.data_files,
+        ir_version=model.proto.ir_version,
+        opsets=dict(model.opsets),
+        nodes=len(model.nodes),
+        inputs=tuple(ModelInput.taken_from(port, shape=sizes.get(port.name)) for port in model.inputs),
+    )
+    by_file = {path.name: sizes}
+    return _Opened(placed, {path.name: model}, by_file, by_file, model=facts)
+
+
+def _asked(options: PlaceOptions, target: Target) -> Asked:
+    """The request, for the report."""
+    shapes = [size_text(name, sizes) for name, sizes in (options.shapes or {}).items()]
+    files = [f"{name}={os.fspath(path)}" for name, path in (options.inputs or {}).items()]
+    return Asked(
+        verb="place",
+        path=Path(options.model),
+        chain=tuple(provider.ort_name for provider in target.chain),
+        chain_source=target.source,
+        options=said_of(target, Choice.of(options), shape=shapes, input=files),
+        threads=options.threads,
+        runs=options.runs,
+        limits=Limits.of(options),
+        skipped=target.skipped,
+    )

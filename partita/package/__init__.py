@@ -1,0 +1,1 @@
+"""A package on disk: its folder, its manifest, and the contract of its graphs."""

@@ -1,0 +1,479 @@
+"""The package on disk: its manifest, and how to read, write and check it.
+
+The only thing that `export` and `runtime` share. Knows file names, hashes and tensor contracts; knows nothing of torch,
+ONNX Runtime or how a graph is made. The manifest's JSON Schema is published in docs/package.schema.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+
+from partita import strangers
+from partita.capped import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
+from partita.dtypes import EXACT, PRECISIONS, precision
+from partita.errors import PackageError, PartitaError
+from partita.package.contract import Contract, Record, Size
+from partita.package.records import (
+    ForeignRecord,
+    NarrowWeights,
+    PackedWeights,
+    PrefillChoice,
+    Quality,
+    RoundedCache,
+    SmokeRecord,
+    TargetRecord,
+    Verification,
+)
+from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
+
+SCHEMA: Final = "partita.package/1"
+MANIFEST = strangers.MANIFEST
+WEIGHTS = "model.onnx.data"
+EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
+REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "export", "{checkpoint}", "{out}"))
+EXPORT_LIKE = replace(
+    EXPORT_AGAIN,
+    command=(
+        *EXPORT_AGAIN.command,
+        "{how}",
+        "--precision",
+        "{precision}",
+        "--max-length",
+        "{max_length}",
+        "--batch-size",
+        "{batch_size}",
+    ),
+)
+GET_AGAIN = Remedy("get the folder again")
+HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
+"""What asks an export for attention that is written so; of others it is --attention with their name."""
+KNOWN_ANSWER = "known_answer.safetensors"
+QUALITY = "quality.safetensors"
+HASH_CHUNK_BYTES = 1 << 20
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "tekken.json",
+    "emoji.json",
+    "prophetnet.tokenizer",
+    "source.spm",
+    "target.spm",
+)
+"""Files of a checkpoint that a package has as they are."""
+
+PLACES = ("", "onnx", "additional_chat_templates")
+"""Subfolders of a model folder that Partita or transformers reads."""
+READ = re.compile(
+    r"[^.].*\.(json|jinja|safetensors|bin|pt|pth|gguf|onnx(_.*)?|data|npy|py|txt|toml|model|tiktoken|tokenizer|spm|vocab"
+    r"|bpe|codes)",
+    re.IGNORECASE,
+)
+"""Names of files that Partita or a library reads from a model folder. Names that other files mention are checked when
+they are read.
+"""
+
+TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
+"""Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
+ROUNDED_CACHE = "int8"
+"""The precision whose tolerance a rounded cache has: that of numbers which were rounded to so many bits."""
+SHOWN = 200
+"""Characters of a name from a file that a message shows."""
+
+
+def _word(text: str) -> str:
+    """A name without spaces and control characters. Raises ValueError."""
+    if not re.fullmatch(r"[\w.+-]{1,64}", text):
+        raise ValueError("must have 1 to 64 letters, digits or any of . + - _")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_word)]
+"""Not a pattern of pydantic: a signal is lost while it compiles one."""
+TokenizerKind = Literal["none", "tokenizers", "transformers"]
+"""What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
+
+
+class FileRecord(Record):
+    """One file of the package. `name` is relative to the package folder."""
+
+    name: str
+    size_bytes: int = Field(ge=0)
+    sha256: str
+    """Empty in a folder that Partita did not write: nobody recorded one."""
+
+
+class QuantisedSource(Record):
+    """How the weights of a checkpoint were quantised before it was exported."""
+
+    method: str
+    """What quantised them: GPTQ, AWQ, fp8, …"""
+    weights: int
+    """How many weights of the checkpoint it quantised."""
+    taken: Literal["as stored", "requantised", "dequantised"]
+    """Their integers or codes are the package's; or their numbers were rounded a second time, or are floats there."""
+
+
+LOST_INPUTS = {"images": ("visual", "vision", "image"), "audio": ("audio", "speech")}
+"""Inputs of a multimodal model -> words in the names of the modules that read them."""
+
+
+def left_out(unused: Sequence[str]) -> str:
+    """What a package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
+    more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+    names = " ".join(unused).casefold()
+    lost = [given for given, words in LOST_INPUTS.items() if any(word in names for word in words)]
+    cannot = f"; {' and '.join(lost)} cannot be given" if lost else ""
+    return f"{', '.join(unused[:5])}{more}{cannot}" if unused else ""
+
+
+class Source(Record):
+    """The checkpoint that the package was exported from."""
+
+    checkpoint: str
+    """Folder name or hub id, as given."""
+    model_type: str
+    architecture: str
+    dtype: str
+    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16; of quantised ones
+    that of their scales.
+    """
+    parameters: int
+    """Number of weights the graph uses; a tied weight counts once."""
+    files: tuple[FileRecord, ...]
+    unused: tuple[str, ...] = ()
+    """What the weight files hold and no graph uses, by module, with the number of tensors and their size."""
+    quantised: QuantisedSource | None = None
+    """Null: the weights of the checkpoint are floats."""
+
+
+class AdapterRecord(Record):
+    """An adapter of PEFT: merged into the weights of the package, or beside them, to be switched on by a run."""
+
+    name: str
+    """What runs call it; that of its folder where it is merged."""
+    merged: bool
+    kind: Literal["lora", "dora"] | None = None
+    """Null: of a folder that Partita did not write, whose adapter files say no more than values for inputs."""
+    ranks: tuple[int, ...] = ()
+    modules: int | None = None
+    """Modules of which it changes the weight; null: not known."""
+    whole: tuple[str, ...] = ()
+    """Parameters that it replaces."""
+    base_model: str = ""
+    """The model that it was trained on, as it says itself."""
+    source: tuple[FileRecord, ...] = ()
+    """The files that it was read from, by name in their folder."""
+    file: str | None = None
+    """The file of the package, in ONNX Runtime's adapter format, that has the inputs it is switched on by; null where
+    it is merged.
+    """
+    known_answer: str | None = None
+    """The file with what the original model computes with this adapter; null where it is merged, or not verified."""
+    verification: Verification | None = None
+
+
+class Graph(Contract):
+    """What all graphs of the package have in common: what running needs, and how they were made."""
+
+    opsets: dict[str, Annotated[int, Field(ge=1, le=1000)]]
+    """Operator set per domain; "" is ONNX itself."""
+    attention: Word
+    """Name of the lowering of attention and cache: gqa, onnx24, …"""
+    precision: Word
+    without_passes: tuple[str, ...] = ()
+    """Passes over the graphs that were left out because that was asked for."""
+    cache_bytes: Size
+    """All state buffers together."""
+
+
+class Manifest(Record):
+    """Everything the runtime has to know about a package."""
+
+    schema_id: Literal["partita.package/1"] = Field(default=SCHEMA, alias="schema")
+    created: str
+    """UTC, ISO 8601."""
+    source: Source
+    graph: Graph
+    files: tuple[FileRecord, ...]
+    """Every file of the package but the manifest itself."""
+    tokenizer: TokenizerKind
+    toolchain: dict[str, str]
+    """Package name to version, of everything that had a part in the export."""
+    asked: dict[str, tuple[str, ...]] | None = None
+    """Options of `partita export` that were not left alone, without dashes before them, and the values that each was
+    given; of files and folders the name alone. Null in packages of earlier versions, whose options are not known.
+    """
+    verification: Verification
+    target: TargetRecord | None = None
+    """Null for a package of an earlier Partita, and when no provider was to be asked."""
+    smoke: tuple[SmokeRecord, ...] = ()
+    """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
+    packed: PackedWeights | None = None
+    """Null where no weights are packed."""
+    prefill: PrefillChoice | None = None
+    """Null where no graph for prompts alone was asked for."""
+    adapters: tuple[AdapterRecord, ...] = ()
+    narrow: NarrowWeights | None = None
+    """Null where weights have the type that the graph computes in, or are packed."""
+    rounded_cache: RoundedCache | None = None
+    """Null where keys and values are cached in the type of the activations."""
+    quality: Quality | None = None
+    """Null where nothing is rounded, in fp32 with a cache of floats: there the known answer says it all. And where the
+    original was not run.
+    """
+    foreign: ForeignRecord | None = None
+    """Of a folder that Partita did not write: its manifest is inferred, and is nowhere on disk. Null in a package."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @property
+    def switchable(self) -> tuple[AdapterRecord, ...]:
+        """Adapters that a run can switch on."""
+        return tuple(record for record in self.adapters if not record.merged)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the package itself, and not its twin, rounds what it computes with: to integers, or to 16 bits once
+        its graph was shown to be right, on whatever provider.
+        """
+        named = precision(self.graph.precision)
+        halves = named.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
+        return self.rounded_cache is not None or named.bits is not None or halves
+
+    @property
+    def tolerance(self) -> float:
+        """Largest max_rel_error against the original model in float32 that passes: of float32 where nothing is rounded,
+        or the model has the same rounded weights.
+
+        Raises KeyError for a precision that this Partita does not know.
+        """
+        if self.rounded_cache is not None:
+            return TOLERANCES[ROUNDED_CACHE]
+        narrow = self.narrow if self.packed is None else None
+        exact = narrow is not None and (not narrow.rounded or narrow.compared == "rounded")
+        return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
+
+    def file(self, name: str) -> FileRecord | None:
+        """The record of the file called `name`, if the package has one."""
+        return next((f for f in self.files if f.name == name), None)
+
+
+def adapter_file(name: str) -> str:
+    """The file of an adapter beside the weights, in ONNX Runtime's adapter format."""
+    return f"adapter-{name}.onnx_adapter"
+
+
+def answer_file(name: str) -> str:
+    """The known answer with an adapter."""
+    return f"known_answer-{name}.safetensors"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file, read in 1 MiB pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(HASH_CHUNK_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def linked_sha256(path: Path) -> str | None:
+    """The SHA-256 of a large file in a hub cache, from the name of its blob: snapshots/REVISION/name links to
+    blobs/SHA-256. None for any other file.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
+
+
+def record_file(folder: Path, name: str, sha256: str | None = None) -> FileRecord:
+    """Describe `folder/name`; `sha256` is computed unless the writer already knows it."""
+    path = folder / name
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256 or sha256_of(path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, the last file a package gets."""
+    text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def is_of_others(manifest: Path) -> bool:
+    """Whether a manifest.json is of something else than a package: a web application has one by that name. One that is
+    damaged is taken for a package's.
+    """
+    try:
+        said = read_json_value(manifest)
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and not said.keys() & {"schema", "graph", "files"}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate the manifest of the package in `folder`.
+
+    Raises PackageError when the folder is no package, the manifest is damaged, or a newer Partita wrote it.
+    """
+    path = folder / MANIFEST
+    try:
+        check_folder(folder)
+        if not path.is_file():
+            stranger = strangers.recognise(folder)
+            raise PackageError(f"{folder}: {stranger.what}", remedy=stranger.remedy)
+    except PermissionError as error:
+        raise unreadable(folder) from error
+    refuse_absent(path)
+    try:
+        raw = parsed_record(read_capped(path))
+    except ValueError as error:
+        raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=_remove_first(folder)) from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise PackageError(
+            f"{path}: schema is {schema!r}, this Partita reads {SCHEMA!r}; use the Partita that wrote it"
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        unlisted = any(each["loc"][:1] == ("files",) for each in error.errors())
+        remedy = _remove_first(folder) if unlisted else again(folder)
+        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=remedy) from error
+
+
+def _remove_first(folder: Path) -> Remedy:
+    """How to make a package anew whose manifest does not list its files: export does not replace such a folder."""
+    return REMOVE_FIRST.filled(checkpoint="CHECKPOINT", out=folder)
+
+
+def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
+    """Check that every file is there, inside the folder, with the recorded size and, if asked, the recorded hash.
+
+    Raises PackageError naming the first file that is not as recorded, or when a verified package does not list the
+    known answer that it was verified with.
+    """
+    needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
+    for record in manifest.files:
+        path = inside(folder, record.name)
+        if not path.is_file():
+            _refuse_replaced(folder, manifest)
+            raise PackageError(f"{path}: missing from the package", remedy=again(folder, manifest))
+        if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
+            refuse_absent(path)
+        size = path.stat().st_size
+        if size != record.size_bytes:
+            _refuse_replaced(folder, manifest)
+            told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
+            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
+        if hashes and record.sha256 and sha256_of(path) != record.sha256:
+            _refuse_replaced(folder, manifest)
+            told = "altered since export, its SHA-256 does not match the manifest"
+            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
+    if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
+        told = f"verified, but its manifest does not list {KNOWN_ANSWER}"
+        raise PackageError(f"{folder}: {told}", remedy=again(folder, manifest))
+
+
+def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
+    """How to make a damaged package anew, with what is known of how it was made."""
+    if manifest is None:
+        return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
+    if manifest.foreign is not None:
+        return GET_AGAIN
+    graph, checkpoint = manifest.graph, manifest.source.checkpoint
+    known = checkpoint if "/" in checkpoint else "CHECKPOINT"
+    how = HOW.get(graph.attention, ("--attention", graph.attention))
+    said = {"--precision", "--max-length", "--batch-size", "--attention", *how}
+    return EXPORT_LIKE.filled(
+        checkpoint=known,
+        out=folder,
+        how=(*how, *(word for word, option in _asked(manifest) if option not in said)),
+        precision=graph.precision,
+        max_length=graph.max_length,
+        batch_size=graph.batch_size,
+    )
+
+
+def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The words of what the export was asked for, each with the option that it is of."""
+    for name, values in (manifest.asked or {}).items():
+        option = f"--{name}"
+        for value in values or (None,):
+            yield option, option
+            if value is not None:
+                yield value, option
+
+
+def refuse_absent(path: Path) -> None:
+    """Raise PackageError when the file may not be read, or Git LFS has left a pointer in its place."""
+    try:
+        if path.exists() and (why := kind_of(path)):
+            raise PackageError(f"{path}: {why}")
+        with path.open("rb"):
+            pass
+    except PermissionError as error:
+        raise unreadable(path) from error
+    if is_lfs_pointer(path):
+        raise PackageError(f"{path}: not the file itself", remedy=lfs_pull(path))
+
+
+def unreadable(path: Path) -> PackageError:
+    """The error for a file or folder of a package that this process is not permitted to read."""
+    return PackageError(f"{path}: permission denied", remedy=permission(path))
+
+
+def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
+    """Raise PackageError when the package is another one by now than `manifest` was read from."""
+    if manifest.foreign is None and read_manifest(folder) != manifest:
+        raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """`folder/name`, refused with PackageError when it would leave the folder, or is no regular file and no folder."""
+    parts = PurePosixPath(name)
+    windows = PureWindowsPath(name)
+    leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
+    if "\\" in name and not leaves:
+        said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} in its place"
+        raise PackageError(said, where=folder)
+    if leaves:
+        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} leaves the model folder; refusing to follow it")
+    if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
+        raise PackageError(f"{folder / name}: {why}")
+    return folder / name
+
+
+def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[PartitaError] = PackageError) -> None:
+    """Raise `kind` when a file of a model folder is not a regular file inside it, before any of them is opened.
+
+    `names`: only these files. Links to blobs of the Hugging Face cache that the folder lies in are allowed.
+    """
+    for place in PLACES:
+        home = folder / place
+        if not home.is_dir():
+            continue
+        read = (entry.name for entry in home.iterdir() if READ.fullmatch(entry.name)) if names is None else names
+        for path in (home, *(home / name for name in sorted(read))):
+            if (why := irregular(path, folder)) and not (path == home and why.startswith(KINDS["d"])):
+                raise kind(f"{why}; put the file itself there, or remove it", where=path)

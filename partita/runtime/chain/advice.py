@@ -1,0 +1,132 @@
+"""What to do where a chain refuses a package: the step of the reason that makes sense for this very package.
+
+A model that is no package can only be changed where it came from, so there is no command for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.diagnosis.actions import Action, Situation, steps_for
+from partita.diagnosis.records import Fallback
+from partita.errors import PackageError, RefusedNode, Refusing
+from partita.observations.records import PackageFacts, PackageQuality
+from partita.package.folder import MANIFEST, Manifest, left_out, read_manifest, sha256_of
+from partita.package.records import Quality
+from partita.remedies import Remedy
+
+ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--provider", "{chain},cpu"))
+
+
+def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
+    """What a report says of the package that was run."""
+    graph, verification = manifest.graph, manifest.verification
+    return PackageFacts(
+        name=folder.resolve().name,
+        manifest_sha256=_identity(folder, manifest),
+        model_type=manifest.source.model_type,
+        attention=graph.attention,
+        precision=graph.precision,
+        batch_size=graph.batch_size,
+        max_length=graph.max_length,
+        verification=verification.status,
+        verification_detail=verification.detail,
+        checkpoint=manifest.source.checkpoint,
+        target=manifest.target.provider if manifest.target is not None else "",
+        left_out=left_out(manifest.source.unused),
+        quality=None if manifest.quality is None else _quality(manifest.quality),
+    )
+
+
+def _quality(measured: Quality) -> PackageQuality:
+    """What a report says of the quality of a package."""
+    return PackageQuality(**{name: getattr(measured, name) for name in PackageQuality.model_fields})
+
+
+def _identity(folder: Path, manifest: Manifest) -> str:
+    """The hash of a package's manifest; of a folder that has none, of what was inferred in its place."""
+    if manifest.foreign is None:
+        return sha256_of(folder / MANIFEST)
+    return hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
+
+
+def _of_package(graph: Path) -> PackageFacts | None:
+    """The package that the ONNX file `graph` belongs to; None when it is a file by itself."""
+    if not (graph.parent / MANIFEST).is_file():
+        return None
+    try:
+        return package_facts(graph.parent, read_manifest(graph.parent))
+    except PackageError:  # a folder with a manifest of something else
+        return None
+
+
+def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool = True) -> Remedy | None:
+    """How to make the package anew so that nodes lost for these reasons (most frequent first) go to `wanted`.
+
+    `asking`: also by asking the provider, which has to be installed where the package is made; what does without stands
+    second then. None when it is no package, or nothing else is known that would help.
+    """
+    package = _of_package(graph)
+    if package is None:
+        return None
+    situation = Situation(package, str(graph.parent), (wanted,))
+    for code in codes:
+        asks, knows = _split(action for action in steps_for(situation, code, wanted) if action.exports)
+        certain = knows[0] if knows else None
+        if asks and asking:
+            return replace(asks[0], otherwise=certain)
+        if certain is not None:
+            return certain
+    return None
+
+
+def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
+    """Remedies that ask a provider which lowering it takes, and the others, by their titles."""
+    found: tuple[list[Remedy], list[Remedy]] = ([], [])
+    for action in actions:
+        title = action.title[:1].lower() + action.title[1:]
+        found[not action.asks].append(replace(action.remedy, text=title))
+    return found
+
+
+def anew_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
+    """How the package can be made anew for the first provider of the chain that was asked and for which that helps."""
+    reasons: dict[str, Counter[str]] = {}
+    for entry in (entry for node in nodes for entry in node.asked):
+        reasons.setdefault(entry.provider, Counter())[entry.reason] += 1
+    found = (export_anew(path, [code for code, _ in codes.most_common()], name) for name, codes in reasons.items())
+    return next((remedy for remedy in found if remedy is not None), None)
+
+
+def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[RefusedNode, ...]:
+    """Nodes off the chain, as an error carries them. `active`: providers of the chain that are there."""
+    return tuple(
+        RefusedNode(
+            node=entry.node,
+            op_type=entry.op_type,
+            module=entry.module,
+            wanted=entry.wanted,
+            provider=entry.provider,
+            reason=entry.reason,
+            evidence_kind=entry.evidence_kind,
+            evidence=entry.evidence,
+            remedy=entry.remedy,
+            available=entry.wanted in active,
+            skipped=tuple(
+                Refusing(
+                    provider=each.provider,
+                    reason=each.reason,
+                    evidence_kind=each.evidence_kind,
+                    evidence=each.evidence,
+                    remedy=each.remedy,
+                    available=each.provider in active,
+                )
+                for each in entry.skipped
+            ),
+        )
+        for entry in fallbacks
+    )

@@ -1,0 +1,160 @@
+"""Whether a package's decode steps can be captured and replayed (graph capture), checked before a run.
+
+ONNX Runtime refuses a session with nodes on another provider, without naming them; other obstacles make the run fail or
+compute something else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.diagnosis.refusal import refused_nodes
+from partita.errors import PartitaError, ProviderError
+from partita.observations.text_format import listing, plural
+from partita.package.contract import Contract, GraphFile
+from partita.providers.resolve import Resolution
+from partita.runtime.chain.advice import anew_for, rows_of
+from partita.runtime.chain.open_chain import chain_entry, opened_facts
+from partita.runtime.chain.settling import active_of, ort_names
+from partita.runtime.generate.cache.growing import moves
+from partita.runtime.generate.feeds import cursor_writer, port_by_role
+from partita.runtime.generate.record.recording import CONSTANT, WITHOUT
+from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY
+from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+
+MEMCPY = "Memcpy"
+MOST_NAMED = 5
+
+
+def recording_session(
+    path: Path,
+    contract: Contract,
+    graph: GraphFile,
+    chain: tuple[Resolution, ...],
+    opened: Callable[[tuple[Resolution, ...]], Session],
+) -> Session:
+    """The session that `opened` opens on a chain, with graph capture for the graph of decode steps only.
+
+    Raises ProviderError where its steps cannot be captured, and as `opened` does.
+    """
+    recorder = recorder_of(chain)
+    if recorder is not None and recorder.status != "active":
+        raise _not_there(recorder)
+    if recorder is None or graph.phase == "prefill":
+        session = opened(without_recording(chain))
+        session.resolutions = asked_again(session.resolutions, chain)
+        return session
+    check_contract(path, contract, graph)
+    try:
+        session = opened(chain)
+    except PartitaError as error:
+        raise why_refused(path, chain, error) from error
+    try:
+        kept = recorder_of(session.resolutions)
+        if kept is None or kept.status != "active":
+            raise why_refused(path, chain, None)
+        check_session(path, graph, contract, session)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
+    """Raise ProviderError for a graph whose steps differ in more than the values of their inputs."""
+    mask = port_by_role(graph, "mask")
+    if contract.rereads:
+        raise _refused(path, ["it keeps no cache, so every step reads a longer text"])
+    if any(moves(state) for state in contract.states):
+        raise _refused(path, ["its cache grows with every token, so no step has the shapes of the one before"])
+    if mask is not None and not all(isinstance(size, int) for size in mask.shape[1:]):
+        raise _refused(path, [f"its input {mask.name} is longer in every step"])
+
+
+def check_session(path: Path, graph: GraphFile, contract: Contract, session: Session) -> None:
+    """Raise ProviderError where a step has data in host memory, or copies within a run."""
+    found = on_host(graph, contract, session.wanted_memory)
+    copies = sum(name.startswith(MEMCPY) for stream in session.plan or () for name in stream)
+    if copies:
+        found.append(f"{plural(copies, 'copy')} between host and device within a step")
+    if found:
+        raise _refused(path, found)
+
+
+def on_host(graph: GraphFile, contract: Contract, wanted: Mapping[str, str]) -> list[str]:
+    """Sentences about data of a decode step in host memory that changes from step to step. `wanted`: memory by port."""
+    ports = [port for port in graph.inputs if wanted[port.name] == HOST_MEMORY and _changes(port.role)]
+    found = [f"a kernel reads {port.name} in host memory, where a replay does not look" for port in ports]
+    states = [state for state in contract.states if wanted[state.past] == HOST_MEMORY]
+    if states:
+        found.append(f"{plural(len(states), 'state')} of its cache in host memory")
+    for port in graph.outputs:
+        if wanted[port.name] == HOST_MEMORY:
+            found.append(f"{port.name} is made in host memory")
+        elif wanted[port.name] == CUDA_MEMORY and port.dtype == "bfloat16":
+            found.append(f"{port.name} is bfloat16, which ONNX Runtime does not read back from CUDA")
+    return found
+
+
+def _changes(role: str) -> bool:
+    """Whether an input changes from step to step."""
+    return role == "tokens" or (role != CONSTANT and cursor_writer(role, 1) is not None)
+
+
+def _refused(path: Path, found: Sequence[str]) -> ProviderError:
+    return ProviderError(f"graph capture is not possible: {'; '.join(found)}", where=path, remedy=WITHOUT)
+
+
+def recorder_of(chain: Sequence[Resolution]) -> Resolution | None:
+    """The provider of the chain that is to capture; None without one."""
+    return next((entry for entry in chain if entry.captures), None)
+
+
+def asked_again(settled: Sequence[Resolution], chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The state of each provider with the options of the chain, for the next graph."""
+    options = {entry.provider.name: entry.options for entry in chain}
+    return tuple(replace(entry, options=options[entry.provider.name]) for entry in settled)
+
+
+def without_recording(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The chain without graph capture, for graphs of no decode step."""
+    return tuple(entry.uncaptured() for entry in chain)
+
+
+def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | None) -> PartitaError:
+    """The error where no session with graph capture opens, with the nodes on other providers where these are the cause.
+
+    `error`: of the session; None where the provider was left out of the chain. ONNX Runtime does not name the nodes, so
+    a session without graph capture is opened for its placement.
+    """
+    recorder = recorder_of(chain)
+    assert recorder is not None
+    active = active_of(without_recording(chain))
+    asked = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
+    try:
+        session = open_native(path, active, Opening(explain=True))
+    except NativeFailureError:
+        return error or _not_there(recorder)
+    try:
+        facts = opened_facts(path, session, asked)
+    finally:
+        session.close()
+    rows = refused_nodes(facts, tuple(chain_entry(entry) for entry in asked))
+    nodes = rows_of(rows, ort_names(asked))
+    if not nodes:
+        return error or _not_there(recorder)
+    counted = Counter(row.op_type or "?" for row in rows).most_common()
+    shown = listing([f"{op} ({count})" for op, count in counted[:MOST_NAMED]])
+    said = (
+        f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
+    )
+    return ProviderError(said, where=path, remedy=replace(WITHOUT, otherwise=anew_for(path, nodes)), nodes=nodes)
+
+
+def _not_there(recorder: Resolution) -> ProviderError:
+    """The error for a provider that is not used at all."""
+    why = f": {recorder.reason}: {recorder.evidence}" if recorder.reason else ""
+    return ProviderError(f"graph capture is not possible: {recorder.provider.name} is not used{why}", remedy=WITHOUT)

@@ -1,0 +1,295 @@
+"""The chain is the policy: a session on exactly the providers that were named, or a precise refusal.
+
+Closes every way in which ONNX Runtime leaves the chain without saying so: a provider that it skips, one that fails
+while the session is made, one that it drops for a model (`settling` reads all three), and nodes that end up on the CPU
+provider although the chain does not name it. Knows nothing of packages or tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.diagnosis.refusal import refused_nodes
+from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
+from partita.observations.facts import SessionFacts
+from partita.observations.names import CPU
+from partita.observations.records import ChainEntry, remedy_records
+from partita.observations.text_format import plural
+from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
+from partita.providers.resolve import Resolution
+from partita.providers.start import explain
+from partita.remedies import Remedy
+from partita.runtime.chain.advice import ALLOW_CPU, anew_for, rows_of
+from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
+from partita.runtime.chain.settling import (
+    active_of,
+    by_experiment,
+    left_out,
+    messages_of,
+    nothing_left,
+    only_suspect,
+    opens,
+    ort_names,
+    registered,
+    settle,
+    settled_chain,
+    to_blame,
+    what_helps,
+)
+from partita.runtime.cpu.attention import Attention
+from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
+from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.ort.errors import STRICT, one_line, open_error
+from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.place.model_file import ModelFile, nodes_of, read_model_file
+
+MOST_NAMED = 5
+WITHOUT_PINS = Remedy("leave the pins out, or name a provider that takes single nodes, as cuda does")
+
+
+class ChainError(ProviderError):
+    """A chain that a model cannot be opened on, with what is known of it, for those who look for the cause."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: Path,
+        chain: tuple[Resolution, ...],
+        facts: SessionFacts | None = None,
+        remedy: Remedy | None = None,
+        nodes: tuple[RefusedNode, ...] = (),
+    ) -> None:
+        super().__init__(message, where=path, remedy=remedy, nodes=nodes)
+        self.path, self.chain = path, chain
+        self.facts = facts
+        """Of a session with the CPU provider behind the chain; None when a provider failed and none was opened."""
+
+
+def open_session(
+    path: Path,
+    resolutions: tuple[Resolution, ...],
+    *,
+    threads: int | None,
+    observe: bool,
+    pins: Sequence[Pin] = (),
+    model: bytes | None = None,
+    attention: Attention | None = None,
+) -> Session:
+    """Open `path` on the active providers of the chain, and on no other.
+
+    `threads`: intra-op threads, None for one per core that the process may use. `observe` turns on profiling and the
+    log at INFO. `model` is opened in place of the file, with the weights beside it. `attention`: that of the graph.
+    A provider that cannot start is left out when the chain goes on after it; the session's `resolutions` say so.
+    Raises ProviderError when no provider of the chain starts, some node fits none of them, or a pin does not hold;
+    UsageError when the chain cannot be kept to, or a pin fits no node;
+    PackageError when the file is damaged; ResourceError when memory runs out.
+    """
+    chain = registered(resolutions)
+    _check_order(chain)
+    opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
+    while True:
+        active = active_of(chain)
+        if not active and any(entry.reason == "initialisation_failed" for entry in chain):
+            raise _start_refused(path, chain)  # experiments may tell over what
+        if not active:
+            raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
+        began = time.perf_counter()
+        prepared, cpu = set_up(path, active, opening, attention)
+        before = memory_before(active)
+        try:
+            session = _open_quiet(path, active, replace(prepared, strict=CPU not in ort_names(active)))
+        except NativeFailureError as failure:
+            if STRICT in str(failure):
+                raise _refusal(path, chain, opening, failure) from failure.error
+            blamed = to_blame(active, failure) or only_suspect(path, active, opening)
+            if blamed is None:
+                raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
+            if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
+                raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
+            chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure))))
+            if not active_of(chain):
+                raise _start_refused(path, chain) from failure.error
+            continue
+        session.cpu, session.later = cpu, into_huge_pages(before)
+        session.load_seconds = time.perf_counter() - began
+        try:
+            session.resolutions = settle(chain, session)
+            _refuse_strays(path, session)
+            _check_pinned_providers(session.resolutions, pins)
+            session.pins = check_pins(session, marks)
+            if not os.environ.get(BUILD_VARIABLE):
+                ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes a dry run's libraries for real
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+def _start_refused(path: Path, chain: tuple[Resolution, ...]) -> ChainError:
+    """The refusal of a chain of which no provider starts."""
+    return ChainError(nothing_left(chain), path=path, chain=chain, remedy=what_helps(chain))
+
+
+def _check_order(chain: Sequence[Resolution]) -> None:
+    """Raise UsageError for a chain that ONNX Runtime cannot keep to.
+
+    With a plugin in the chain it registers the CPU provider last, wherever it stands; and a library that is named twice
+    is one provider.
+    """
+    active = active_of(chain)
+    names = ort_names(active)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"`providers`: {twice} is in the chain twice, under two names; name it once")
+    plugin = next((entry.provider.name for entry in active if entry.library is not None), None)
+    if plugin is not None and CPU in names[:-1]:
+        raise UsageError(
+            f"`providers`: cpu is listed before another provider, but with the plugin {plugin} ONNX Runtime "
+            "always tries it last; put cpu at the end"
+        )
+
+
+def _refuse_strays(path: Path, session: Session) -> None:
+    """Raise ProviderError when a node is on the CPU provider although the chain does not name it.
+
+    ONNX Runtime's own ban does not see nodes in the bodies of If, Loop and Scan (1.27; 1.31 does).
+    """
+    active = active_of(session.resolutions)
+    if CPU in ort_names(active):
+        return
+    strays = [node for node in session.assigned() or () if node.provider == CPU]
+    if strays:
+        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
+
+
+def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
+    """Raise ProviderError when a pin asks for a provider of the chain that is not there."""
+    for pin in pins:
+        for entry in chain:
+            if entry.provider.name == pin.provider.name and entry.status != "active":
+                raise ProviderError(f"`pins={pin.text}`: {nothing_left([entry])}", remedy=what_helps([entry]))
+
+
+def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
+    """The chain as a report has it."""
+    return tuple(chain_entry(resolution) for resolution in chain)
+
+
+def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """Open the session; when a provider would fill the log in every run, the log is that of one opened before."""
+    if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
+        return open_native(path, active, opening)
+    listing = open_native(path, active, opening)
+    log = listing.log
+    listing.close()
+    session = open_native(path, active, replace(opening, quiet=True))
+    session.log = log
+    return session
+
+
+def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: str) -> ProviderError:
+    """The refusal of pins without which a provider opens the model.
+
+    Providers that compile subgraphs, and plugins, look for these in a graph from which ONNX Runtime took the pinned
+    nodes before, and some stumble over the gaps (QNN and OpenVINO as plugins, seen with 1.27:
+    CreateSupportedPartitionNodeGroups in onnxruntime/core/providers/partitioning_utils.cc counts them in).
+    """
+    others = [pin.text for pin in pins if pin.provider.name != blamed.provider.name] or [pin.text for pin in pins]
+    both = " and ".join(f"`pins={text}`" for text in others)
+    return ProviderError(
+        f"{path}: {blamed.provider.name} opens this model without {both} "
+        f"and fails with {'it' if len(others) == 1 else 'them'}: {one_line(said)}",
+        remedy=WITHOUT_PINS,
+    )
+
+
+def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
+    """Names of active providers that were assigned no nodes, which ONNX Runtime does not mention.
+
+    A node of the file that is in the plan and in no list counts for them: the list can miss nodes (see
+    `Session.assigned`), though not those of the CPU provider.
+    """
+    listed = {node.name: node.provider for node in session.assigned() or ()}
+    planned = {name for stream in session.plan or () for name in stream}
+    unlisted = any(node.name in planned and node.name not in listed for node in model.nodes)
+    if unlisted or not listed:
+        return ()
+    taken = set(listed.values())
+    return tuple(
+        entry.provider.name for entry in active_of(session.resolutions) if entry.provider.ort_name not in taken | {CPU}
+    )
+
+
+def chain_entry(resolution: Resolution) -> ChainEntry:
+    """What became of one provider of the chain, as a report has it."""
+    return ChainEntry.taken_from(
+        resolution,
+        provider=resolution.provider.ort_name,
+        remedy=None if resolution.remedy is None else str(resolution.remedy),
+        remedies=remedy_records(resolution.remedy),
+    )
+
+
+def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: NativeFailureError) -> PartitaError:
+    """Why the CPU provider would have been needed: a provider that did not start, or nodes that none took.
+
+    ONNX Runtime names neither. The same session opened without the ban tells.
+    """
+    active = active_of(chain)
+    try:
+        session = open_native(path, active, replace(opening, observe=True, strict=False))
+    except NativeFailureError:
+        return open_error(path, ort_names(active), failure.error, failure.log)
+    try:
+        settled = settled_chain(chain, session)
+        # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
+        session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
+        facts = opened_facts(path, session, settled)
+    finally:
+        session.close()
+    if not active_of(settled):
+        # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
+        rows = refused_nodes(facts, _entries(settled))
+        dropped = any(name in session.registered for name in ort_names(settled))
+        return ProviderError(
+            nothing_left(settled), where=path, remedy=what_helps(settled), nodes=rows_of(rows, ()) if dropped else ()
+        )
+    return not_all_on(path, settled, facts)
+
+
+def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
+    """The refusal, with its nodes."""
+    rows = refused_nodes(facts, _entries(chain))
+    names = ", ".join(resolution.provider.name for resolution in active_of(chain))
+    counted = Counter(row.op_type or "?" for row in rows).most_common()
+    shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
+    more = ", …" if len(counted) > MOST_NAMED else ""
+    nodes = rows_of(rows, ort_names(active_of(chain)))
+    written = ",".join(resolution.provider.name for resolution in chain)
+    return ChainError(
+        f"{names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
+        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=anew_for(path, nodes)),
+        path=path,
+        chain=chain,
+        facts=facts,
+        nodes=nodes,
+    )
+
+
+def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
+    """Facts of a session that was opened and not run: of the model in place of the file, where it was given one, for
+    nodes are named in it that have no name, or not one of their own, in the file.
+    """
+    given = session.opening.model
+    if given is not None:
+        nodes, inner = nodes_of(given)
+    else:
+        read = read_model_file(path, path.parent)
+        nodes, inner = read.nodes, read.inner
+    return session_facts(session, chain, graph=nodes, inner=inner, file=path.name, phases=("decode",))

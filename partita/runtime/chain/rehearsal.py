@@ -1,0 +1,225 @@
+"""Checks an inferred contract of another exporter's graph before the user's first token.
+
+A graph does not show whether a step may take several tokens after past ones, or whether a mask has 1 for visible or for
+hidden tokens. So a short text is read as a whole and in parts; its logits must be the same. A graph without a cache is
+an encoder when the logits of a token depend on the tokens after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError, PackageError
+from partita.observations.text_format import listing
+from partita.package.contract import Contract
+from partita.remedies import DECODERS_ONLY, Remedy
+from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.feeds import logits_given, port_by_role
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.request import Request
+from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, Logits
+
+TEXT_TOKENS, PART_TOKENS = 6, 3
+"""Length of the text and of its first part."""
+CLOSE = 1e-3
+"""Difference of equal logits, relative to their spread."""
+WORSE = 10
+"""Factor by which chunks must differ more than single tokens do before they count as wrong."""
+FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
+"""Differences that rounding does not explain, in float32 graphs and in others."""
+OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators that scale every token by the largest number of all tokens."""
+LOOK = Remedy(
+    "see with inspect what its inputs were taken for, and say in a file where that is not so",
+    options=("--contract", "FILE.toml"),
+)
+OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
+
+
+def rehearse(where: str, runner: Runner, *, rounds: bool) -> bool:
+    """Compare the logits of a text as a whole and in parts; whether a step may take several tokens after past ones.
+
+    `where`: the folder, for messages; `rounds`: the graph computes with less than float32 somewhere. Raises
+    PackageError where logits of single tokens differ, for an inverted mask, and for an encoder.
+    """
+    contract = runner.contract
+    text = _text(contract)
+    if len(text) <= PART_TOKENS:
+        return contract.appends_chunks
+    try:
+        return _rehearse(where, runner, text, rounds=rounds)
+    except GenerationError as error:
+        raise PackageError(
+            f"{where}: a text of {len(text)} tokens, tried before the first prompt, does not run: {error.problem}",
+            remedy=LOOK,
+        ) from error
+    finally:
+        runner.cache.clear()
+
+
+def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> bool:
+    contract = runner.contract
+    lengths = len(text) - 1, len(text)
+    whole = [_logits(runner, text[:length], length, first=length)[-1] for length in lengths]
+    if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
+        return contract.appends_chunks  # the error comes with the user's own text
+    if runner.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
+        _check_sees(where, runner, text, whole[-1])
+    with contextlib.suppress(GenerationError):  # some operators do not take a mask with gaps
+        _check_mask(where, runner, text)
+    if contract.rereads:
+        _check_causal(where, runner, text, rounds=rounds)
+        return contract.appends_chunks
+    far = FAR_WHERE_ROUNDED if rounds else FAR
+    several = contract.appends_chunks and runner.capacity.chunk is None
+    apart = _furthest(whole, _logits(runner, text, PART_TOKENS, first=len(text) - 1)) if several else None
+    if apart is not None and apart <= CLOSE:
+        return True
+    singly = _furthest(whole, _logits(runner, text, len(text), first=PART_TOKENS))
+    if singly > far:
+        raise PackageError(
+            f"{where}: reading {len(text)} tokens at once and one after the other gives logits that differ by "
+            f"{singly:.0%} of their spread, so {_suspects(contract)} not what they were taken for",
+            remedy=LOOK,
+        )
+    if apart is None or apart <= WORSE * singly:
+        return contract.appends_chunks
+    return False
+
+
+def _suspects(contract: Contract) -> str:
+    """The parts of the contract that may be wrong, for a message."""
+    files = [file.file for file in contract.files]
+    models = f"the models in {listing(files)}, " if len(files) > 1 else ""
+    return f"{models}its cache, positions or mask are"
+
+
+def _text(contract: Contract) -> list[int]:
+    """Tokens spread over the vocabulary, without its ends, which have the special tokens."""
+    count = min(TEXT_TOKENS, contract.max_length - 1)
+    return [contract.vocab_size * (place + 1) // (count + 2) for place in range(count)]
+
+
+def _furthest(whole: Sequence[Logits], parts: Sequence[Logits]) -> float:
+    """The larger difference of the last two tokens."""
+    return max(_differ(one, other) for one, other in zip(whole, parts[-len(whole) :], strict=True))
+
+
+def _differ(one: Logits, other: Logits) -> float:
+    """The largest difference relative to the spread of `one`, without masked and padding tokens."""
+    there = one[one >= RULED_OUT]
+    if not len(there) or not np.isfinite(other).any():
+        return float("inf")
+    best = float(there.max())
+    written = one >= best - 2 * OUTLIERS * (best - float(np.median(there)))
+    if not np.isfinite(other[written]).all():
+        return float("inf")
+    return float(np.abs(one[written] - other[written]).max() / max(float(np.ptp(one[written])), 1e-9))
+
+
+def _logits(runner: Runner, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:
+    """The logits [vocab] of each new token: the `first` tokens of the text are a prompt, prefilled in chunks, and the
+    others follow one by one. Every row reads the text; the logits are those of the first row.
+    """
+
+    def request(seen: list[Logits]) -> Request:
+        def follow(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+            seen.append(logits.copy())
+            return text[len(history)] if len(history) < len(text) else 0
+
+        return Request(text[:first], follow, len(text) - first + 1, any_logits=True)
+
+    rows: list[list[Logits]] = [[] for _ in range(runner.rows)]
+    runner.cache.clear()
+    for _ in serve(runner, [request(row) for row in rows], prefill_chunk=chunk):
+        pass
+    return rows[0]
+
+
+def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> None:
+    """Raise PackageError for an encoder, in which the logits of a token depend on the tokens after it.
+
+    A graph with logits of the last token only is not checked. Both texts have one length, so logits can differ only by
+    rounding of whole tensors.
+    """
+    loaded = runner.graph("prefill")
+    size, before = loaded.graph.sequence_length or len(text), (loaded.graph.sequence_length or len(text)) // 2
+    if logits_given(loaded.graph) not in ("all", "kept") or before < 1:
+        return
+    one = [text[place % len(text)] for place in range(size)]
+    other = [*one[:before], *(text[(place + 1) % len(text)] for place in range(before, size))]
+    pairs = list(zip(*(_read(runner, tokens, range(before)) for tokens in (one, other)), strict=True))
+    if not all(np.isfinite(logits).all() for pair in pairs for logits in pair):
+        return
+    together = any(node.op_type in OF_WHOLE_TENSORS for node in (*loaded.model.nodes, *loaded.model.inner))
+    far = FAR_WHERE_ROUNDED if together else FAR if rounds else CLOSE
+    furthest = max(_differ(*pair) for pair in pairs)
+    if furthest > far:
+        raise PackageError(
+            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread when the tokens "
+            "after it are others, so it is an encoder and no decoder, and does not generate",
+            remedy=DECODERS_ONLY,
+        )
+
+
+def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
+    """Raise PackageError for a mask that has 1 for hidden tokens.
+
+    With such a mask of 1 for the first token only, another first token does not change the last logits; with a mask of
+    all 0 it does.
+    """
+    if any(state.in_place for state in runner.contract.states):
+        return  # its attention counts the ones of a mask and takes no other mask
+    graph = runner.graph("prefill").graph
+    mask, size = port_by_role(graph, "mask"), graph.sequence_length or 2
+    if mask is None or size < 2:
+        return
+    texts = [[first, *[text[1]] * (size - 1)] for first in (text[0], text[2])]
+    only_first = [1] + [0] * (size - 1)
+    one, other = (_masked(runner, tokens, only_first) for tokens in texts)
+    if not np.isfinite(one).all() or not np.isfinite(other).all() or not np.array_equal(one, other):
+        return
+    one, other = (_masked(runner, tokens, [0] * size) for tokens in texts)
+    if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
+        raise PackageError(
+            f"{where}/{graph.file}: the input {mask.name!r} hides what it has 1 for, and Partita gives 1 for every "
+            "token that is to be seen",
+            remedy=OTHER_MASK,
+        )
+
+
+def _check_sees(where: str, runner: Runner, text: Sequence[int], last: Logits) -> None:
+    """Raise PackageError for a graph of one token per step whose logits do not depend on the first token of a text."""
+    found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
+    if np.array_equal(found, last):
+        raise PackageError(
+            f"{where}: two texts of {len(text)} tokens that begin with different ones have the same logits, so "
+            f"{_suspects(runner.contract)} not what they were taken for",
+            remedy=LOOK,
+        )
+
+
+def _masked(runner: Runner, tokens: Sequence[int], mask: Sequence[int]) -> Logits:
+    """Logits [vocab] after the last of these tokens at the beginning of a text, with a mask of these values."""
+    return _read(runner, tokens, [len(tokens) - 1], mask)[0]
+
+
+def _read(
+    runner: Runner, tokens: Sequence[int], places: Sequence[int], mask: Sequence[int] | None = None
+) -> list[Logits]:
+    """Logits [vocab] at these positions, ascending, of tokens at the beginning of a text; `mask`: other mask values."""
+    graph = runner.bound("prefill", len(tokens), len(tokens) - places[0])
+    graph.choose(places)
+    graph.tokens[...] = tokens
+    runner.cache.begin(range(runner.rows))
+    graph.place(np.zeros(runner.rows, np.int64), len(tokens))
+    if mask is not None:
+        graph.masked(mask)
+    graph.run()
+    found = [graph.logits(0, place).copy() for place in places]
+    runner.cache.clear()
+    return found

@@ -1,0 +1,186 @@
+"""Errors and notes of a run that failed or was interrupted, for models and inputs that are not ours."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
+from partita.observations.codes import Interruption
+from partita.observations.names import CPU
+from partita.observations.text_format import listing, plural
+from partita.remedies import Remedy
+from partita.runtime.ort.errors import LACKS, one_line
+from partita.runtime.ort.session import Session
+from partita.runtime.place.onnx_model import OnnxModel
+
+NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
+SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
+"""A message about sizes; other sizes may help."""
+OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
+"""A message about a device, which lacks the feature for every node of the kind."""
+NO_VALUE = re.compile(r"Unsupported OrtValue type")
+"""ONNX Runtime's message for an output on a device that no node has produced."""
+RENAMED = re.compile(r"(_token_\d+)+$")
+"""Suffix of a node that ONNX Runtime gave another layout."""
+LEAVE = Remedy("leave the node to the CPU", options=("--provider-option", "{now}"))
+ELSEWHERE = Remedy("run it without that provider", options=("--provider", "{chain}"))
+WITHOUT_OUTPUT = Remedy("take such an output out of the graph, or name another provider")
+RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
+
+
+class RunInterruptedError(GenerationError):
+    """Ctrl-C came between the opening of a session and the end of its runs."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: interrupted before its runs finished")
+
+
+class RunLateError(GenerationError):
+    """No run ended within its time. `given`: inputs whose values the user gave."""
+
+    def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
+        super().__init__(
+            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; where its nodes "
+            "are holds, and nothing that runs is measured; other values: `inputs=NAME=FILE.npy`, or "
+            "more time: `run_seconds`"
+        )
+
+
+def let_go(error: BaseException | None) -> None:
+    """Release the objects in the frames of an exception and of its causes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
+    """The error of a run in terms of the user's model and inputs.
+
+    `given`: inputs with values from the user. A node that failed on another provider than the CPU's is an error of that
+    provider, unless the message is about sizes.
+    """
+    said = one_line(str(error.__cause__ or error))
+    found = NODE_FAILED.search(said)
+    message = found[3] if found else said
+    about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
+    provider = _provider_of(session, found[2]) if found else None
+    told: PartitaError
+    if provider not in (None, CPU) and found and not about_sizes:
+        node = _in_file(model, found[2])
+        leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
+        told = ProviderError(
+            f"{provider} took node {node!r} ({found[1]}) and cannot run it: {message}",
+            where=model.path,
+            remedy=leaving or _elsewhere(session, str(provider)),
+        )
+    elif NO_VALUE.search(said):
+        told = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
+    elif isinstance(error, ProviderError):
+        told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
+    else:
+        other = "other sizes: `shapes=NAME=SIZES`"
+        if not about_sizes:
+            other = "other values: `inputs=NAME=FILE.npy`"
+        told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
+    told.__cause__ = error.__cause__
+    return told
+
+
+def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
+    """The origin of the input values, for a message."""
+    made_up = [port.name for port in model.inputs if port.name not in given]
+    if not given:
+        return "generated inputs"
+    values = f"the values given for {listing(given)}"
+    return f"{values} and generated ones for {listing(made_up)}" if made_up else values
+
+
+def _provider_of(session: Session, node: str) -> str | None:
+    """The provider that ran a node of the plan; None when it is unknown.
+
+    The list of nodes can miss those of the first provider, but never those of the CPU provider.
+    """
+    listed = session.assigned()
+    if listed is None or not session.plan or not any(node in stream for stream in session.plan):
+        return None
+    active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
+    return next((known.provider for known in listed if known.name == node), active[0])
+
+
+def _in_file(model: OnnxModel, node: str) -> str:
+    """The name of a node in the file."""
+    known, plain = {entry.name for entry in model.nodes}, RENAMED.sub("", node)
+    return plain if node not in known and plain in known else node
+
+
+def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
+    """The option that leaves a node to the CPU; None where the provider has none, or the chain has no CPU."""
+    active = [entry for entry in session.resolutions if entry.status == "active"]
+    entry = next((entry for entry in active if entry.provider.ort_name == provider), None)
+    if entry is None or not entry.provider.leaves_option or CPU not in (each.provider.ort_name for each in active):
+        return None
+    option = entry.provider.leaves_option
+    names = "\n".join(filter(None, (entry.options.get(option, ""), node)))
+    return LEAVE.filled(now=f"{entry.provider.name}.{option}={names}")
+
+
+def _elsewhere(session: Session, provider: str) -> Remedy:
+    """The remedy of a chain without a provider."""
+    others = [entry.provider for entry in session.resolutions if entry.status == "active"]
+    names = [each.name for each in others if each.ort_name != provider]
+    return ELSEWHERE.filled(chain=",".join(names) or "cpu")
+
+
+def _unmade(model: OnnxModel, session: Session) -> str:
+    """The message for an output of the graph without a value; a node always produces its first output."""
+    provider = next((entry.provider.ort_name for entry in session.resolutions if entry.status == "active"), "it")
+    further = [
+        f"{output!r} of node {node.name!r} ({node.op_type})"
+        for node in model.nodes
+        for output in node.outputs[1:]
+        if output in model.outputs
+    ]
+    which = f", as it may leave {listing(further)}" if further else ""
+    return f"{provider} makes no value of an output of the graph{which}"
+
+
+def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
+    """The stages that Ctrl-C interrupted."""
+    return ("runs",) if isinstance(error, RunInterruptedError) else ()
+
+
+def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
+    """The error for a run that crashed. `given`: inputs with values from the user."""
+    return GenerationError(
+        f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
+        "holds; other values: `inputs=NAME=FILE.npy`"
+    )
+
+
+def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
+    """A sentence about a run that failed."""
+    if error is None:
+        return ()
+    how = "failed"
+    if isinstance(error, RunInterruptedError):
+        how = "was interrupted"
+    elif isinstance(error, RunLateError):
+        how = "did not end"
+    return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
+
+
+def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[str, ...]:
+    """A note on the figures when a run exceeded the time limit after others; none without others."""
+    if not done:
+        return ()
+    lost = "; times of nodes and copies are missing, for ONNX Runtime writes its profile after the last run"
+    return (
+        f"run {done + 1} of {wanted} did not end before the {seconds:g} s for runs (`run_seconds`) were "
+        f"over, so figures are of {plural(done, 'run')}{lost if left else ''}",
+    )

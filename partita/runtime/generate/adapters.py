@@ -1,0 +1,97 @@
+"""The adapters beside the weights of a package: found by name, and held against the inputs that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partita.errors import PackageError
+from partita.package.contract import AdapterInput, GraphFile
+from partita.package.folder import Manifest, inside
+from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime.generate.checks import check_adapter
+from partita.runtime.ort.adapters import read_adapter
+from partita.runtime.ort.buffers import Buffer, host_buffer
+
+SHOWN = 5
+OTHER_ADAPTER = Remedy("take one that was made for this model")
+Given = Mapping[str, Buffer]
+"""Values of inputs that have defaults, by name."""
+NOTHING: Given = {}
+"""Of no adapter."""
+
+
+@dataclass(slots=True)
+class Adapters:
+    """The adapters of a package; each is read when it is first asked for, and kept."""
+
+    folder: Path
+    manifest: Manifest
+    kept: dict[str, Given] = field(default_factory=dict)
+
+    def named(self, name: str | None) -> Given:
+        """What an adapter has for the graphs' inputs; nothing of None.
+
+        Raises UsageError for a name that is not there, PackageError for a file that is damaged or of other graphs.
+        """
+        check_adapter(self.folder, self.manifest, name)
+        if name is None:
+            return NOTHING
+        if name not in self.kept:
+            record = next(record for record in self.manifest.switchable if record.name == name)
+            if record.file is None:
+                raise PackageError(
+                    f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT
+                )
+            remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
+            self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files, remedy)
+        return self.kept[name]
+
+
+def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
+    """One value for each input whose first axis has those of all rows, padded with zeros to the largest rank.
+
+    Only of inputs that have an axis for rows, where `rows` have 1 each. `every`: each row is to have its own, also
+    where all have the same; else that is left as it is, for all of them.
+    """
+    if all(each is rows[0] for each in rows) and (not every or not rows[0]):
+        return rows[0]
+    made: dict[str, Buffer] = {}
+    for name in sorted({name for each in rows for name in each}):
+        values = [each[name].host[0] if name in each else None for each in rows]
+        present = [value for value in values if value is not None]
+        sizes = [max(value.shape[axis] for value in present) for axis in range(present[0].ndim)]
+        buffer = made[name] = host_buffer((len(rows), *sizes), next(each[name].dtype for each in rows if name in each))
+        for row, value in enumerate(values):
+            if value is not None:
+                buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value
+    return made
+
+
+def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
+    """The values of an adapter file, which fit the inputs of the graphs."""
+    ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
+    found: dict[str, Buffer] = {}
+    ranks: dict[str, int] = {}
+    wrong: list[str] = []
+    for name, (buffer, shape) in read_adapter(path, remedy).items():
+        port = ports.get(name)
+        if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
+            asked = "no graph has it" if port is None else f"the graphs ask for {port.dtype} {list(port.shape)}"
+            wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {asked}")
+        found[name] = buffer
+    if wrong or not found:
+        more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
+        told = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it has no values"
+        raise PackageError(f"{path}: not an adapter of this package: {told}", remedy=remedy)
+    return found
+
+
+def _fits(shape: tuple[int, ...], port: AdapterInput, ranks: dict[str, int]) -> bool:
+    """Whether a shape is that of an input, for one row; a symbolic size is the same wherever it has the same name."""
+    wanted = (1, *port.shape[1:]) if port.by_row else port.shape
+    return len(shape) == len(wanted) and all(
+        size == (each if isinstance(each, int) else ranks.setdefault(each, size))
+        for size, each in zip(shape, wanted, strict=True)
+    )

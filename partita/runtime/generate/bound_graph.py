@@ -1,0 +1,361 @@
+"""The buffers of one graph of a package: a step writes into them, runs, and looks at what came.
+
+Feeds strictly by role: what a port means comes from the contract, its name is only handed on. Every buffer is allocated
+and bound once, but for those whose length is another in each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita import dtypes
+from partita.errors import GenerationError, PackageError, PartitaError
+from partita.observations.text_format import listing
+from partita.package.contract import Contract, GraphFile, PhaseName
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.generate.cache.base import Span
+from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, Found, Selection
+from partita.runtime.generate.feeds import (
+    Feed,
+    Mask,
+    Starts,
+    bound,
+    cursor_writer,
+    logits_port,
+    port_by_role,
+    port_shapes,
+)
+from partita.runtime.generate.record.observe import Window
+from partita.runtime.generate.record.recording import Recording
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.session import Session
+from partita.runtime.place.model_file import ModelFile
+
+FEW_TOKENS = 16
+"""Steps of so many at most keep their buffers each, and logits on the device: of S rows, which is not much."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """One ONNX file of the package, opened."""
+
+    graph: GraphFile
+    model: ModelFile
+    session: Session
+    window: Window
+    phases: tuple[PhaseName, ...]
+
+
+class BoundGraph:
+    """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or those of a span.
+
+    `tokens` [held, S] is there to be written before each run; a run reads those of its span. Where one sequence is held
+    it is fed to every row of the batch. `phase` is what the run counts as.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedGraph,
+        cache: Cache,
+        contract: Contract,
+        *,
+        phase: PhaseName,
+        held: int,
+        new_tokens: int,
+        rows: int,
+        given: Mapping[str, Buffer],
+        span: Span = None,
+        choice: DeviceChoice | None = None,
+    ) -> None:
+        graph, session = loaded.graph, loaded.session
+        self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
+        self._first, self._end = span or (0, contract.batch_size)
+        batch = self._end - self._first
+        self._some = None if span is None else batch
+        self._cache, self._window = cache, loaded.window
+        self.binding = session.binding()
+        self.is_bound = True
+        """Until it is released."""
+        self.observed = False
+        """The last run was profiled."""
+        cache.bind(self.binding, span)
+        self._recording: Recording | None = None
+        if session.captures and span is None and _repeats(phase, new_tokens):
+            self._recording = Recording(session, self.binding, cache)
+        binds = self._recording or self.binding
+        bind_given = self.binding.bind_input if self._recording is None else self._recording.bind_constant
+        for port in graph.adapter_inputs:
+            if port.name in given:
+                bind_given(port.name, given[port.name])
+        self.rows = rows
+        shapes = port_shapes(batch, new_tokens, rows, contract.vocab_size, contract.max_length)
+        mask = port_by_role(graph, "mask")
+        self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
+        ports = [port for port in graph.inputs if self._mask is None or port is not mask]
+        inputs = bound(ports, shapes, binds.bind_input)
+        made: dict[str, Buffer] = {}
+        outputs = bound(graph.outputs, shapes, lambda name, buffer: self._bind_output(session, name, buffer, made))
+        fed = _required(inputs, "tokens", graph.file)
+        self.fed = fed.array
+        """[rows of the span, S]: what a run reads."""
+        self._batch = batch
+        is_fed_as_held = span is None and held == batch
+        self.tokens = self.fed if is_fed_as_held else np.empty((held, new_tokens), self.fed.dtype)
+        logits = _required(outputs, "logits", graph.file)
+        self._logits_name = logits_port(graph).name
+        self._logits = Logits(logits, made.get(self._logits_name), choice)
+        self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
+        if "logits_kept" in inputs:
+            inputs["logits_kept"].array.fill(rows)
+        first = new_tokens - rows if self._chosen is None else 0
+        self._columns = {first + column: column for column in range(rows)}
+        fixed = self._recording.fix(inputs, contract.max_length) if self._recording is not None else frozenset()
+        writers = {role: cursor_writer(role, new_tokens) for role in inputs if role not in fixed}
+        self._writers = [(writer, inputs[role].array) for role, writer in writers.items() if writer is not None]
+        self.cursors = {role: inputs[role].array for role, writer in writers.items() if writer is not None}
+        """Inputs that follow from where the rows are, by role."""
+        self._whole_mask = inputs["mask"].array if "mask" in inputs else None
+        self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
+        self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
+
+    def _bind_output(self, session: Session, name: str, buffer: Buffer, made: dict[str, Buffer]) -> None:
+        """Have the graph write `name` into `buffer`, or into memory of the device that is put into `made`: where a step
+        makes it there, and it can be had from there when it is wanted.
+        """
+        if self.rows <= FEW_TOKENS and session.on_device(name):
+            device = session.state_buffer(name, buffer.host.shape, buffer.dtype)
+            if device.readable:
+                made[name] = device
+                (self._recording or self.binding).bind_output(name, device)
+                return
+        self.binding.bind_output(name, buffer)
+
+    def place(self, starts: Starts, rope_length: int) -> None:
+        """Write every cursor input. `starts` [held]; `rope_length`: of the text whose rotary frequencies apply."""
+        starts = np.broadcast_to(starts[self._first : self._end], self._batch)
+        for write, array in self._writers:
+            write(starts, array)
+        if self._rope is not None:
+            self._rope.fill(rope_length)
+        if self._mask is not None:
+            self.binding.bind_input(self._mask.name, self._mask.written(starts))
+
+    def masked(self, values: Sequence[int]) -> None:
+        """Write these values [T] into the mask in place of those that `place` wrote, and 0 beyond them."""
+        if self._mask is not None:
+            self.binding.bind_input(self._mask.name, self._mask.written_as(values))
+        elif self._whole_mask is not None:
+            self._whole_mask.fill(0)
+            self._whole_mask[:, : len(values)] = values
+
+    def choose(self, positions: Sequence[int]) -> None:
+        """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
+        if self._chosen is None:
+            return
+        self._columns = {position: column for column, position in enumerate(positions)}
+        self._chosen[: len(positions)] = positions
+        self._chosen[len(positions) :] = positions[-1]
+
+    def run(self) -> float:
+        """One session run with the buffers as they are bound; seconds that it took."""
+        window = self._window
+        self.observed = window.open
+        if self.tokens is not self.fed:
+            np.copyto(self.fed, self.tokens[self._first : self._end])
+        began = time.perf_counter()
+        try:
+            for name, buffer in self._moving:
+                self.binding.bind_input(name, buffer)
+            self._cache.before_run(self.binding, self.new_tokens)
+            if self._recording is None:
+                self.binding.run()
+            else:
+                self._recording.run(observed=window.open)
+            seconds = time.perf_counter() - began
+            self._logits.ran()
+            if not window.open:
+                return seconds
+            self._cache.look(self._as_of_all(self.binding.output_addresses()))
+            window.after_run(self.phase, self.new_tokens, self._some)
+        except PartitaError:
+            window.close()  # the profile would count a run that nobody can describe
+            raise
+        except BaseException:
+            window.cut_short(self.phase, self.new_tokens, self._some)
+            raise
+        return seconds
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a run needs nothing but tokens and cursors: no profiled run, no buffer or mask that grows."""
+        fixed = self._mask is None and self._rope is None and not self._cache.has_moving
+        return fixed and not self._window.open and len(self._cache.filled) >= self._batch
+
+    def repeat(self) -> float:
+        """Run once more with the buffers as they are; seconds that it took. Only where it `repeats`."""
+        began = time.perf_counter()
+        for name, buffer in self._moving:
+            self.binding.bind_input(name, buffer)
+        if self._recording is None:
+            self.binding.run()
+        else:
+            self._recording.run(observed=False)
+        seconds = time.perf_counter() - began
+        self._logits.ran()
+        return seconds
+
+    def _as_of_all(self, outputs: dict[str, int]) -> dict[str, int]:
+        """Where a run left its outputs, the states as if all rows had taken part: of a part, where its whole begins."""
+        buffers = self.binding.buffers
+        parts = {name: buffers[name] for name in outputs if name in buffers and buffers[name].part is not None}
+        moved = {name: outputs[name] - part.address() + part.keeps.address() for name, part in parts.items()}
+        return {**outputs, **moved}
+
+    def _column(self, position: int) -> int:
+        """Where the logits of a position are. Raises GenerationError where the graph gives none of it: some of other
+        exporters give those of the last token of a step alone, and a row may end before that.
+        """
+        column = self._columns.get(position)
+        if column is None:
+            raise GenerationError(
+                f"{self.file} gives logits at {listing(map(str, self._columns))} of the {self.new_tokens} tokens of a "
+                f"step, and a row ends at {position}; give prompts of one length, or export it with those of all tokens"
+            )
+        return column
+
+    def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
+        """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
+        return self._logits.row(row - self._first, self._column(position))
+
+    def host_logits(self, row: int) -> npt.NDArray[np.float32] | None:
+        """Logits [vocab] after the last token of a row, in the memory that each run writes; None where they are on a
+        device or of another dtype.
+        """
+        return self._logits.written(row - self._first)
+
+    def largest(self, row: int, position: int, count: int) -> Found | None:
+        """The `count` largest of these, all being finite, and those that equal the last; None where all are needed."""
+        return self._logits.largest(row - self._first, self._column(position), count)
+
+    def release(self) -> None:
+        """Free what it has of a device, before the session that it is of; what is known of it stays."""
+        self.is_bound = False
+        self.binding.release()
+        self._logits.release()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its runs are captured, to be replayed."""
+        return self._recording is not None
+
+    @property
+    def crossing(self) -> dict[str, int]:
+        """Bytes of inputs and outputs of the last run that went between host and device beside it."""
+        fed = {} if self._recording is None else self._recording.fed_bytes
+        return {**fed, self._logits_name: self._logits.copied_bytes} if self._logits.on_device else fed
+
+
+def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: Cache) -> list[tuple[str, Buffer]]:
+    """Inputs to bind anew before each run: binding copies what is not in the memory the session wants, there and then.
+
+    What is written into the buffer later would not be seen (shown with WebGPU, ONNX Runtime 1.27).
+    """
+    names = [*ports, *cache.staying]
+    return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
+
+
+def _repeats(phase: PhaseName, new_tokens: int) -> bool:
+    """Whether every step of a generation is this run, with other numbers in the same places."""
+    return phase == "decode" and new_tokens == 1
+
+
+def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
+    """The buffer of a role that no graph can do without."""
+    if role not in feeds:
+        raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
+    return feeds[role]
+
+
+class Logits:
+    """[B, K, vocab] of the last run."""
+
+    def __init__(self, feed: Feed, made: Buffer | None, choice: DeviceChoice | None = None) -> None:
+        """`feed`: their place on the host. `made`: where runs write them; None where that is this place. `choice`:
+        selects among them there.
+        """
+        self.on_device = made is not None
+        self._feed, self._made = feed, made
+        self._choice = choice if made is not None else None
+        self._values = feed.array
+        self._wide = np.empty((len(feed.array), feed.array.shape[-1]), np.float32)
+        self._here, self._selected = True, False
+        self._selection: Selection | None = None
+        self.copied_bytes = feed.buffer.size_bytes
+        """Bytes that came to the host after the last run, or would have."""
+
+    def ran(self) -> None:
+        """A run has made others."""
+        if self._made is not None:
+            self._here, self._selected, self.copied_bytes = False, False, 0
+
+    def row(self, row: int, column: int) -> npt.NDArray[np.float32]:
+        """Those of one row [vocab], after the K-th of its tokens that was chosen; valid until the next run."""
+        if not self._here:
+            assert self._made is not None
+            self._values = self._made.copy(self._feed.buffer).reshape(self._feed.array.shape)
+            self._here, self.copied_bytes = True, self.copied_bytes + self._made.size_bytes
+        values: npt.NDArray[Any] = self._values[row, column]
+        dtype = self._feed.buffer.dtype
+        if dtype == "float32":
+            return values  # no copy when they are float32
+        wide: npt.NDArray[np.float32] = self._wide[row]
+        if dtypes.named(dtype).upper_half:
+            np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
+        else:
+            np.copyto(wide, values)
+        return wide
+
+    def written(self, row: int) -> npt.NDArray[np.float32] | None:
+        """The last of one row [vocab] where runs write float32 to the host; None where they do not."""
+        if self.on_device or self._feed.buffer.dtype != "float32":
+            return None
+        values: npt.NDArray[np.float32] = self._values[row, -1]
+        return values
+
+    def largest(self, row: int, column: int, count: int) -> Found | None:
+        """The `count` largest of a row, all of it finite, and those that equal the last of them, as the device selects
+        them; None where the host has to look at all logits.
+        """
+        if self._here or self._choice is None or not self._choice.is_used:
+            return None
+        try:
+            if self._selection is None:
+                assert self._made is not None
+                self._selection = self._choice.selection(self._made, self._feed.array.shape[1])
+            if not self._selected:
+                self._selection.run()
+                self._selected = True
+                self.copied_bytes += self._selection.size_bytes
+        except FAILURES as error:  # where the device is lost, the copy of the logits raises
+            self._choice.fail(error)
+            self._let_go()
+            return None
+        return self._selection.found(row, column, count)
+
+    def _let_go(self) -> None:
+        if self._selection is not None:
+            self._selection.release()
+        self._selection = None
+
+    def release(self) -> None:
+        """Free what it has of a device."""
+        self._let_go()
+        self._made, self._choice = None, None

@@ -1,0 +1,206 @@
+"""States that no step may write where it reads: every step makes them anew, longer where they grow.
+
+Graphs of other exporters append keys and values to what they are given: past [B, KV, T, D] becomes present
+[B, KV, T + S, D], or a state of fixed shape is handed over in another buffer. ONNX Runtime allocates what a step
+writes, in the memory where the session wants it as past, out of its arena; the next step reads it there. Nothing is
+copied around the graph. In it, all that was there before is copied into the longer tensor, which the report counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita import dtypes
+from partita.errors import GenerationError
+from partita.observations.facts import StateFact
+from partita.observations.text_format import plural
+from partita.package.contract import State
+from partita.runtime.generate.cache.base import Place, RowShapes, RowStates, Span
+from partita.runtime.generate.cache.in_place import Residence
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
+from partita.runtime.ort.session import Session
+
+
+def moves(state: State) -> bool:
+    """Whether each step writes a state elsewhere than it reads it."""
+    return state.grows is not None or not state.in_place
+
+
+class GrowingStates:
+    """One buffer per state, which is another after every step.
+
+    What grows has one length for all rows of the batch, so all of them hold the same sequence.
+    """
+
+    moves = True
+    padding_is_safe = has_parts = False
+
+    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
+        self.states, self._session, self._batch = tuple(states), session, batch
+        self._now: list[Buffer] = [self._empty(state) for state in self.states]
+        self._seen = tuple(Residence(buffer.address()) for buffer in self._now)
+        self._copied = [0] * len(self.states)
+
+    def _empty(self, state: State) -> Buffer:
+        """A state before the first token: of length zero where it grows, else zeros."""
+        if state.grows is None:
+            return self._session.state_buffer(state.past, state.shape, state.dtype)
+        shape = tuple(0 if axis == state.grows else size for axis, size in enumerate(state.shape))
+        return host_buffer(shape, state.dtype)
+
+    def named(self) -> Iterable[tuple[str, Buffer]]:
+        """The buffer of each state, by the name that graphs read it as."""
+        return ((state.past, buffer) for state, buffer in zip(self.states, self._now, strict=True))
+
+    @property
+    def separate(self) -> bool:
+        """Only where there is one row."""
+        return self._batch == 1
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Nothing: each step has buffers of its own."""
+
+    def before_run(self, binding: Binding, new_tokens: int) -> None:
+        """Bind what the last step left as past, unless the graph reads none, and let present be allocated."""
+        for state, buffer in zip(self.states, self._now, strict=True):
+            if state.past in binding.inputs:
+                binding.bind_input(state.past, buffer)
+            binding.bind_fresh_output(state.present, self._session.fresh_memory(state.past))
+
+    def after_run(self, binding: Binding, take: Sequence[int]) -> None:
+        """What the step wrote is what the next one reads."""
+        made = binding.made()
+        for index, state in enumerate(self.states):
+            _check_growth(state, self._now[index], made[state.present], max(take))
+            self._copied[index] = self._now[index].size_bytes
+            self._now[index] = made[state.present]
+
+    def clear(self) -> None:
+        """Make every state empty, or zero."""
+        self._now = [self._empty(state) for state in self.states]
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Prepare for a first token."""
+        self.clear()
+
+    def wipes(self, rows: Sequence[int]) -> bool:
+        """Always: rows that follow begin with empty states."""
+        return True
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Nothing has to be done."""
+
+    def rewinds(self, tokens: int, filled: int) -> bool:
+        """Any number, where every state has its tokens along an axis, in a type that numpy has and in memory that can
+        be read back.
+        """
+        if tokens == 0:
+            return True
+        places = [self._session.fresh_memory(state.past).memory for state in self.states]  # of what a step makes
+        known = all(memory in (HOST_MEMORY, CUDA_MEMORY) for memory in places)
+        plain = all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
+        return known and plain
+
+    def rewind(self, row: int, tokens: int) -> None:
+        """Keep all but the last tokens of every state; by way of the host."""
+        if tokens:
+            self._now = [_shortened(buffer, s, tokens) for buffer, s in zip(self._now, self.states, strict=True)]
+
+    def release_row(self, row: int) -> None:
+        """Nothing: `begin` empties what is there."""
+
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """What the states of a row are that has so many tokens, given out."""
+        return {
+            state.past: (
+                tuple(tokens if axis == state.grows else size for axis, size in enumerate(state.shape) if axis),
+                state.dtype,
+            )
+            for state in self.states
+        }
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """After any of the row's tokens where every state has an entry for each of them, else after its last; nowhere
+        where a state's first axis is not that of rows.
+        """
+        if any(state.shape[0] != self._batch for state in self.states):
+            return False
+        least = 0 if all(state.grows is not None for state in self.states) else filled
+        return least <= tokens <= filled and all(buffer.readable for buffer in self._now)
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """The states of a row after its first tokens, as copies."""
+        found = {}
+        for state, buffer in zip(self.states, self._now, strict=True):
+            part = buffer.seen()[row]
+            found[state.past] = np.array(part if state.grows is None else _first(part, state.grows - 1, tokens))
+        return found
+
+    def loads(self) -> bool:
+        """Where what does not grow can be written."""
+        fixed = [buffer for state, buffer in zip(self.states, self._now, strict=True) if state.grows is None]
+        return all(buffer.readable for buffer in fixed)
+
+    def load_row(self, row: Place, states: RowStates) -> None:
+        """Take in the states of all rows: what grows is in host memory until the next step has read it."""
+        for index, state in enumerate(self.states):
+            values = states[state.past]
+            if state.grows is None:
+                self._now[index] = self._empty(state)
+            else:
+                self._now[index] = host_buffer((self._batch, *values.shape), state.dtype)
+
+            def write(whole: npt.NDArray[Any], values: npt.NDArray[Any] = values) -> None:
+                whole[...] = values
+
+            self._now[index].change(write)
+
+    def look(self, outputs: Mapping[str, int]) -> None:
+        """Take note of where a run left the states."""
+        for state, buffer, residence in zip(self.states, self._now, self._seen, strict=True):
+            residence.look(buffer.address(), outputs[state.present])
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """What was seen of every state."""
+        rows = zip(self.states, self._now, self._seen, self._copied, strict=True)
+        return tuple(residence.fact(state, buffer, copied) for state, buffer, residence, copied in rows)
+
+    def release(self) -> None:
+        """Let go of the buffers."""
+        self._now = [buffer.released() for buffer in self._now]
+
+
+def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:
+    """Raise GenerationError for a present that is not past with the step's tokens behind it: then nothing that is
+    computed of it means what it should.
+    """
+    before, after = list(past.value.shape()), list(present.value.shape())
+    wanted = [size + tokens if axis == state.grows else size for axis, size in enumerate(before)]
+    if after != wanted:
+        raise GenerationError(
+            f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, not {wanted}: "
+            "the graph keeps its cache in another way than its contract says"
+        )
+
+
+def _first(part: npt.NDArray[Any], axis: int, count: int) -> npt.NDArray[Any]:
+    """The first entries along an axis."""
+    return part[(*[slice(None)] * axis, slice(count))]
+
+
+def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:
+    """A state without its last tokens, in host memory."""
+    assert state.grows is not None
+    whole = buffer.value.numpy()
+    kept = whole.shape[state.grows] - tokens
+    shape = tuple(kept if axis == state.grows else size for axis, size in enumerate(whole.shape))
+    shorter = host_buffer(shape, state.dtype)
+    if math.prod(shape):
+        shorter.host[...] = np.take(whole, range(kept), axis=state.grows)
+    return shorter

@@ -1,0 +1,112 @@
+"""What requests have to be so that a package can take them, and what to do about those that are not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from partita.errors import GenerationError, UsageError
+from partita.package.folder import Manifest
+from partita.remedies import Remedy
+
+_ANEW = ("partita", "export", "{checkpoint}", "{out}")
+PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
+"""What only the user knows."""
+SHORTEN = Remedy("shorten it")
+SHORTEN_OR_ANEW = replace(
+    SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
+)
+SHORTEN_OR_ALLOW = replace(
+    SHORTEN, otherwise=Remedy("open the folder for longer texts", options=("--max-length", "{max_length}"))
+)
+SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
+BEGIN_WITH_ONE = Remedy("give one or more")
+BEGIN = Remedy("give at least one token to begin with")
+
+
+class RowLimits(Protocol):
+    """What a row of a batch can take."""
+
+    @property
+    def max_length(self) -> int:
+        """N: prompt and answer together, in tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Of which token ids are below."""
+
+    @property
+    def longest(self) -> int | None:
+        """What N can be set to where the package is opened; None where its export has decided it."""
+
+    @property
+    def model_positions(self) -> int | None:
+        """Most positions that the model supports; None where that is unknown."""
+
+
+def check_budget(max_new_tokens: int) -> None:
+    """Raise UsageError for a number of new tokens that makes no sense."""
+    if max_new_tokens < 1:
+        raise UsageError(f"`max_new_tokens` is {max_new_tokens}; it must be at least 1")
+
+
+def check_chunk(prefill_chunk: int) -> None:
+    """Raise UsageError for a number of prompt tokens per run that makes no sense."""
+    if prefill_chunk < 1:
+        raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
+
+
+def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:
+    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it.
+
+    `answered`: an answer is wanted, of which a token at least must have room beside them. The loop itself takes a
+    prompt that fills the cache, and adds nothing to it.
+    """
+    if not len(prompt):
+        raise GenerationError(f"{where} is empty", remedy=BEGIN)
+    if len(prompt) + answered > limits.max_length:
+        full = ", which leaves no room for an answer" if len(prompt) == limits.max_length else ""
+        raise GenerationError(
+            f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
+            remedy=room_for(len(prompt), limits),
+        )
+    if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
+        position = next(index for index, token in enumerate(prompt) if not 0 <= token < limits.vocab_size)
+        raise GenerationError(
+            f"{where} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
+            f"{limits.vocab_size - 1}",
+        )
+
+
+def room_for(tokens: int, limits: RowLimits) -> Remedy:
+    """What gives a text of so many tokens room, and an answer."""
+    most = limits.model_positions if limits.longest is None else limits.longest
+    if most is not None and tokens >= most:
+        return SHORTEN_TO_MODEL.filled(positions=most)
+    wanted = min(1 << tokens.bit_length(), most or sys.maxsize)
+    if limits.longest is None:
+        return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
+    return SHORTEN_OR_ALLOW.filled(max_length=wanted)
+
+
+def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
+    """Raise UsageError, which lists the names, where the package has no adapter called `name`."""
+    names = [record.name for record in manifest.switchable]
+    if name is None or name in names:
+        return
+    merged = [record.name for record in manifest.adapters if record.merged]
+    if names:
+        told = f"choose one of {', '.join(names)}, or leave it out"
+    elif merged:
+        told = f"{', '.join(merged)} is merged into its weights; leave it out"
+    elif manifest.foreign is not None:
+        takes = manifest.foreign.adapter_inputs
+        told = (
+            "no *.onnx_adapter file lies in it" if takes else "its graph has no inputs that an adapter gives values for"
+        )
+    else:
+        told = "it has none; export it with `with_adapters`"
+    raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {told}")

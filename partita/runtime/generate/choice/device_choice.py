@@ -1,0 +1,196 @@
+"""The largest logits of a step, selected on the device, so that no whole vocabulary is copied.
+
+A session of a TopK and a ReduceSum runs on the output of the model's session. ONNX does not define how TopK orders NaN
+or equal values: the sum shows whether all logits are finite, and equal values at the end of the selection leave the
+choice to the host. Correctness and speed of the device are checked once, on rows with known results.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita import dtypes
+from partita.errors import PartitaError
+from partita.package.contract import Port
+from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
+from partita.runtime.ort.errors import one_line
+from partita.runtime.ort.session import NativeFailureError, Session
+
+SELECTED = 64
+"""More than `MOST_DRAWN`, so that values equal to the last one of a draw are among them as a rule."""
+LEAST_BYTES = 1 << 15
+"""Fewer are copied before a kernel has started."""
+ROUNDS = 5
+OPSET, IR_VERSION = 14, 8
+DTYPES = ("float32", "float16")
+"""Of logits that the host compares as they are."""
+FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, OSError, *NATIVE_ERRORS)
+"""Errors of a selection that the host can make instead."""
+Row = npt.NDArray[np.float32]
+"""[vocab]."""
+Found = tuple[npt.NDArray[np.int64], Row]
+"""Places in the vocabulary, ascending, and the logits there."""
+
+
+class DeviceChoice:
+    """Selects the largest logits of one session's decode steps on its device."""
+
+    def __init__(self, session: Session, port: Port, shape: Sequence[int], batch: int) -> None:
+        """`port`: the logits, which the device has; `shape`: theirs in a decode step of `batch` rows."""
+        self._session, self._port, self._shape, self._batch = session, port, tuple(shape), batch
+        self._is_checked = port.dtype not in DTYPES or dtypes.size_bytes(port.dtype, shape) < LEAST_BYTES
+        self.is_used = False
+        self.failure: str | None = None
+        """Why the host selects again after the device did."""
+        self.seconds = self.copy_seconds = 0.0
+        """To select for every row of a decode step, and to copy all their logits and select on the host."""
+
+    def check(self) -> float:
+        """Find out once whether the device selects correctly and faster than the host; seconds that this took."""
+        if self._is_checked:
+            return 0.0
+        self._is_checked, began = True, time.perf_counter()
+        try:
+            self.is_used = self._is_right() and self.seconds < self.copy_seconds
+        except FAILURES:
+            self.is_used = False
+        if not self.is_used:
+            self._session.forget(_model(self._port.dtype, len(self._shape)))
+        return time.perf_counter() - began
+
+    def selection(self, logits: Buffer, rows: int) -> Selection:
+        """The selection among one buffer of logits, `rows` of each row of the batch.
+
+        Raises NativeFailureError, or as `Binding.run` does.
+        """
+        model = _model(logits.dtype, len(logits.value.shape()))
+        return Selection(self._session.beside(self._port.name, model), logits, (self._batch, rows))
+
+    def fail(self, error: Exception) -> None:
+        """Leave the choice to the host, because the device cannot make it, for want of memory for example."""
+        self.is_used, self.failure = False, one_line(str(error))
+
+    def _is_right(self) -> bool:
+        """Whether the device selects what the host does in rows with known results; measures both."""
+        vocab, dtype = self._shape[-1], self._port.dtype
+        logits = self._session.state_buffer(self._port.name, self._shape, dtype)
+        held = host_buffer(self._shape, dtype)
+        rows = math.prod(self._shape[:-1]) // self._batch
+        selected = self.selection(logits, rows)
+        for case in _cases(vocab):
+            held.host[...] = case
+            logits.write(held)
+            selected.run()
+            stored = held.host.reshape(-1, vocab)[0].astype(np.float32)  # rounded, where logits are float16
+            for count in (1, MOST_DRAWN):
+                every = [selected.found(row, column, count) for row in range(self._batch) for column in range(rows)]
+                if not all(_is_selection(stored, count, found) for found in every):
+                    return False
+
+        def on_host() -> None:
+            for row in logits.copy(held).reshape(-1, vocab).astype(np.float32):
+                row.argmax()
+
+        self.seconds, self.copy_seconds = _lowest(selected.run), _lowest(on_host)
+        return True
+
+
+class Selection:
+    """The largest of one buffer of logits [B, K, vocab], on its device."""
+
+    def __init__(self, binding: Binding, logits: Buffer, batch_and_rows: tuple[int, int]) -> None:
+        axes = tuple(logits.value.shape())[:-1]
+        shape = (*axes, SELECTED)
+        places, sums = host_buffer(shape, "int64"), host_buffer(axes, "float32")
+        values = host_buffer(shape, logits.dtype)
+        binding.bind_input("logits", logits)
+        for name, buffer in (("places", places), ("sum", sums), ("values", values)):
+            binding.bind_output(name, buffer)
+        self.size_bytes = places.size_bytes + sums.size_bytes + values.size_bytes
+        self._binding = binding
+        self._places = places.host.reshape((*batch_and_rows, -1))
+        self._values = values.host.reshape(self._places.shape)
+        self._sums = sums.host.reshape(batch_and_rows)
+
+    def run(self) -> None:
+        """Select among the logits as they are now. Raises GenerationError, ProviderError or ResourceError."""
+        self._binding.run()
+
+    def found(self, row: int, column: int, count: int) -> Found | None:
+        """The `count` largest of a row, and all that equal the last of them; None where some may not be finite, or more
+        may be equal.
+        """
+        values = self._values[row, column]
+        edge = values[count - 1]
+        if not math.isfinite(self._sums[row, column]) or not values[-1] < edge:
+            return None
+        kept = int(np.count_nonzero(values >= edge))
+        places = self._places[row, column][:kept]
+        order = np.argsort(places)
+        return places[order], values[:kept][order].astype(np.float32)
+
+    def release(self) -> None:
+        """Let go of the logits and of the session."""
+        self._binding.release()
+
+
+def _is_selection(row: Row, count: int, found: Found | None) -> bool:
+    """Whether a selection is the host's. None is right too, for rows that are not finite or have many equal values."""
+    if not np.isfinite(row).all():
+        return found is None
+    places = largest(row, count)
+    if found is None:
+        return len(places) >= SELECTED
+    return np.array_equal(found[0], places) and np.array_equal(found[1], row[places])
+
+
+def _cases(vocab: int) -> Iterator[Row]:
+    """Rows [vocab] in which providers may differ: the order of equal values, infinities, NaN."""
+    plain = np.random.default_rng(0).standard_normal(vocab).astype(np.float16).astype(np.float32)
+    middle, last = vocab // 2, vocab - 1
+    changes = [{place: value} for place in (0, middle, last) for value in (9.0, math.nan, math.inf)]
+    changes += [{}, {0: 9.0, last: 9.0}, {middle: 9.0, middle + 1: 9.0, last: 9.0}, {last: -math.inf, middle: 9.0}]
+    for change in changes:
+        row = plain.copy()
+        for place, value in change.items():
+            row[place] = value
+        yield row
+    yield np.zeros_like(plain)
+
+
+def _lowest(work: Callable[[], object]) -> float:
+    """Seconds of the fastest of some runs."""
+    return min(timeit.repeat(work, number=1, repeat=ROUNDS))
+
+
+def _model(dtype: str, rank: int) -> bytes:
+    """The model of a selection: logits […, vocab] to places, values and sum."""
+    import onnx
+    from onnx import helper
+
+    element, integer, wide = dtypes.named(dtype).number, onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    sizes: list[Any] = [f"d{axis}" for axis in range(rank - 1)]
+    constants = [helper.make_tensor(name, integer, [1], [value]) for name, value in (("count", SELECTED), ("last", -1))]
+    nodes = [
+        helper.make_node("TopK", ["logits", "count"], ["values", "places"]),
+        helper.make_node("Cast", ["logits"], ["wide"], to=wide),
+        helper.make_node("ReduceSum", ["wide", "last"], ["sum"], keepdims=0),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("places", integer, [*sizes, SELECTED]),
+        helper.make_tensor_value_info("values", element, [*sizes, SELECTED]),
+        helper.make_tensor_value_info("sum", wide, sizes),
+    ]
+    inputs = [helper.make_tensor_value_info("logits", element, [*sizes, "vocab"])]
+    graph = helper.make_graph(nodes, "choice", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", OPSET)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION).SerializeToString())

@@ -1,0 +1,408 @@
+"""Speculative decoding: one step verifies several draft tokens of a row.
+
+A step that is fed a row's last token and k draft tokens gives the logits after each. The sampler chooses a token from
+the first logits, and goes on while it chooses the draft token. The tokens are those of decoding without drafts, drawn
+ones included; only the number of steps changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import PartitaError
+from partita.observations.text_format import listing, name_families
+from partita.runtime.generate.bound_graph import FEW_TOKENS
+from partita.runtime.generate.cache.in_place import KINDS
+from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.planner import RowView, StepPlan, plan_step
+from partita.runtime.generate.request import Row
+
+
+class Verified(NamedTuple):
+    """The draft tokens of one row in one step."""
+
+    drafted: int
+    accepted: int
+
+
+class DraftControl(Protocol):
+    """Chooses how many draft tokens a step verifies."""
+
+    def count(self, live: int) -> int:
+        """Draft tokens per row for the next step of `live` rows; 0 for none."""
+
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+        """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The draft tokens of the next step."""
+
+    live: int = 0
+    """Rows that decode, when the control counts this step; else 0."""
+    plan: StepPlan | None = None
+    """The step that verifies the draft tokens; None without any."""
+    seconds: float = 0.0
+    """Wall time of drafting."""
+
+
+NO_DRAFTS = Drafts()
+
+
+def draft(
+    rows: Sequence[Row | None], runner: Runner, control: DraftControl | None, plan: Callable[[], StepPlan | None]
+) -> Drafts:
+    """Have the rows' drafters write draft tokens, and plan the step that verifies them.
+
+    There are none while a prompt is read or runs are profiled, when the cache cannot be rewound, and when no graph
+    gives the logits of several tokens of so many rows. `plan` makes the step of the rows as they are. Without `control`
+    each row gets as many draft tokens as fit.
+    """
+    began, filled = time.perf_counter(), runner.cache.filled
+    going = [(row, count) for row, count in zip(rows, filled, strict=True) if row is not None and row.finish is None]
+    drafting = [(row, room) for row, count in going if (room := row.room_for_drafts(count))]
+    if not drafting or not runner.takes_back or runner.graph("decode").window.open:
+        return NO_DRAFTS
+    live = sum(count >= row.read_until for row, count in going)
+    if not runner.capacity.appends(live):
+        return NO_DRAFTS
+    if live < len(going) and (unchanged := plan()) is not None and unchanged.reads:
+        return NO_DRAFTS
+    most = None if control is None else control.count(live)
+    if most == 0:
+        return Drafts(live)
+    for row, room in drafting:
+        ask(row, room if most is None else min(room, most))
+    made = plan() if any(row.drafted for row, _ in drafting) else None
+    if made is None or not all(row is None or _is_verified(made, index, row) for index, row in enumerate(rows)):
+        for row, _ in drafting:
+            row.drafted = 0
+        made = None
+    return Drafts(live, made, time.perf_counter() - began)
+
+
+def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> None:
+    """Have drafters read the prompts that a step has read to their end, if the rows can draft after it."""
+    if not plan.reads or not runner.capacity.appends(sum(row is not None and row.finish is None for row in rows)):
+        return
+    for index, _ in plan.ends:
+        row = rows[index]
+        if row is not None and row.request.drafter is not None and row.finish is None:
+            ask(row, 0)
+
+
+def ask(row: Row, most: int) -> None:
+    """Have a row's drafter write at most `most` draft tokens. One that fails is not used any more."""
+    try:
+        row.draft(most)
+    except PartitaError as error:
+        row.stop_drafting(str(error))
+
+
+def _is_verified(plan: StepPlan, index: int, row: Row) -> bool:
+    """Whether a plan feeds a row all of its draft tokens, and gives the logits before each."""
+    wanted = row.drafted + 1
+    return wanted == 1 or (plan.take[index] == wanted and set(range(wanted)) <= set(plan.positions))
+
+
+COUNTS = (0, 2, 4, 8)
+OFF_STEPS = 32
+"""Steps without drafting after draft tokens did not pay."""
+EMPTY_STEPS = 8
+"""Steps without drafting after one in which the drafters proposed nothing."""
+REFRESH_STEPS = 64
+"""Steps with draft tokens after which one without is measured again."""
+PRIOR, PRIOR_WEIGHT = 0.8, 1.0
+"""Acceptance rate before any draft token was verified, and the number of tokens that it counts for."""
+FADE = 0.95
+"""Weight of earlier draft tokens after each new one."""
+NEWEST = 0.2
+"""Weight of the newest time in the average."""
+OUTLIER = 3.0
+"""A step counts as at most so many times the average: a longer one waited for another process."""
+SLOPE = 0.2
+"""Assumed cost of a draft token before it is measured, in steps without any."""
+MARGIN = 1.02
+"""Least gain that is worth draft tokens."""
+
+
+class DraftLength:
+    """Chooses 0, 2, 4 or 8 draft tokens for the rows of one package, by expected tokens over measured time.
+
+    With acceptance rate a, a step with k draft tokens gives E(k) = 1 + a + ... + a^k tokens per row (Leviathan et al.,
+    arXiv 2211.17192). The best k has the largest E(k) / t(k), where t(k) is the measured time of such a step, drafting
+    included. When k = 0 is the best, drafting is off for 32 steps, then tried again with two tokens.
+    """
+
+    def __init__(self) -> None:
+        self._by_rows: dict[int, _Measured] = {}
+
+    def count(self, live: int) -> int:
+        """Draft tokens per row for the next step of `live` rows; 0 for none."""
+        return self._of(live).count()
+
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+        """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
+        self._of(live).record(drafted, seconds, verified)
+
+    def _of(self, live: int) -> _Measured:
+        return self._by_rows.setdefault(live, _Measured())
+
+
+class _Measured:
+    """Times and acceptance for one number of rows."""
+
+    def __init__(self) -> None:
+        self._accepted = self._judged = 0.0
+        self._seconds: dict[int, float] = {}
+        """Average time of a step by its draft tokens."""
+        self._made: set[int] = set()
+        """Numbers of draft tokens whose first step, which allocates buffers, is over."""
+        self._off = 0
+        """Steps for which drafting stays off."""
+        self._since_plain = 0
+        self._asked = False
+        """Draft tokens were requested for the current step."""
+
+    def count(self) -> int:
+        self._asked = False
+        if self._off:
+            self._off -= 1
+            return 0
+        if 0 not in self._seconds or self._since_plain >= REFRESH_STEPS:
+            return 0
+        counts = COUNTS if self._judged else COUNTS[:2]
+        best = max(counts, key=self._tokens_per_second)
+        if best and self._tokens_per_second(best) > MARGIN * self._tokens_per_second(0):
+            self._asked = True
+            return best
+        self._off = OFF_STEPS
+        self._accepted = self._judged = 0.0
+        self._seconds = {0: self._seconds[0]}
+        return 0
+
+    def record(self, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+        for row in verified:
+            # Tokens after the first rejected one were not judged.
+            judged = min(row.accepted + 1, row.drafted)
+            fade = FADE**judged
+            self._accepted = self._accepted * fade + row.accepted
+            self._judged = self._judged * fade + judged
+        if self._asked and not drafted:
+            self._off = EMPTY_STEPS
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        if drafted in COUNTS and drafted in self._made:
+            average = self._seconds.get(drafted, seconds)
+            self._seconds[drafted] = average + NEWEST * (min(seconds, OUTLIER * average) - average)
+        self._made.add(drafted)
+
+    def _tokens_per_second(self, count: int) -> float:
+        rate = (self._accepted + PRIOR * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
+        return sum(rate**place for place in range(count + 1)) / self._time(count)
+
+    def _time(self, count: int) -> float:
+        """Seconds of a step; one that was not measured is on the line through those without and with fewer tokens."""
+        if count in self._seconds:
+            return self._seconds[count]
+        plain, fewer = self._seconds[0], max(known for known in self._seconds if known < count)
+        slope = (self._seconds[fewer] - plain) / fewer if fewer else SLOPE * plain
+        return plain + max(slope, 0.0) * count
+
+
+CHUNK_TOKENS = 512
+"""Tokens per run in which a draft package reads a prompt."""
+Ids = npt.NDArray[np.int64]
+
+
+class DraftModel:
+    """Draft tokens of one row at a time, by a smaller package.
+
+    Raises GenerationError when the draft's logits are not finite, ProviderError or ResourceError when its run fails.
+    """
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        """`runner`: of the draft package, batch size 1. `vocab_size`: of the model that verifies."""
+        self._runner, self._vocab_size = runner, vocab_size
+        self._fed = np.zeros(runner.contract.max_length, np.int64)
+        runner.cache.prepare()
+
+    def __call__(self, history: Ids, most: int, /) -> list[int]:
+        """At most `most` tokens that the draft model continues `history` [n] with; with 0 it only reads it."""
+        longest = self._runner.contract.max_length
+        if len(history) > longest:
+            return []
+        self._rewind(history)
+        logits, tokens = self._read(history), list[int]()
+        while len(tokens) < most:
+            token = int(logits.argmax())
+            if token >= self._vocab_size or not np.isfinite(logits[token]):
+                break
+            tokens.append(token)
+            if len(tokens) == most or len(history) == longest:
+                break
+            history = np.append(history, token)
+            logits = self._read(history)
+        return tokens
+
+    def _rewind(self, history: Ids) -> None:
+        """Forget what is not the row's text, and at least its last token, whose logits are needed."""
+        cache = self._runner.cache
+        same = min(cache.filled[0], len(history) - 1)
+        wrong = np.flatnonzero(self._fed[:same] != history[:same])
+        same = int(wrong[0]) if len(wrong) else same
+        if not cache.rewind(0, cache.filled[0] - same):
+            cache.release_row(0)
+
+    def _read(self, text: Ids) -> npt.NDArray[np.float32]:
+        """Feed what is not in the cache yet; the logits [vocab] after the last token."""
+        runner = self._runner
+        filled = runner.cache.filled
+        logits = np.zeros(0, np.float32)
+        while pending := len(text) - filled[0]:
+            begin = filled[0]
+            view = RowView(begin, pending, reads=pending > FEW_TOKENS or not begin)
+            plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
+            assert plan is not None
+            graph, count = runner.prepare(plan), plan.take[0]
+            graph.tokens.fill(0)
+            graph.tokens[0, :count] = self._fed[begin : begin + count] = text[begin : begin + count]
+            runner.run(plan, graph, 0)
+            if plan.ends:
+                logits = graph.logits(0, plan.ends[0][1])
+        return logits
+
+
+NAMED = 6
+SEVERAL = 2
+ANY = 512
+CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
+
+
+def why_not(runner: Runner) -> str | None:
+    """Why no step of this package can verify draft tokens; None if one can."""
+    roped = CHANGING_ROPE if runner.takes_rope_length else None
+    return _cannot_go_back(runner) or roped or _takes_no_several(runner)
+
+
+def why_no_draft(runner: Runner) -> str | None:
+    """Why this package cannot draft for another; None where it can."""
+    if runner.contract.batch_size != 1:
+        return f"its batch size is {runner.contract.batch_size}, and a draft has one row"
+    if runner.takes_rope_length:
+        return CHANGING_ROPE
+    return _cannot_go_back(runner)
+
+
+def _cannot_go_back(runner: Runner) -> str | None:
+    """Why a rejected draft token cannot be rewound."""
+    contract = runner.contract
+    if contract.rereads:
+        return "its graph keeps no cache, so every step reads the whole text"
+    if contract.rereads_at is not None:
+        return f"cached keys do not hold beyond {contract.rereads_at} tokens, so none can be taken back"
+    if runner.cache.can_rewind(1):
+        return None
+    recurrent = [state for state in contract.states if state.kind not in KINDS]
+    if recurrent:
+        kinds = listing(sorted({str(state.kind) for state in recurrent}))
+        names = name_families([state.past for state in recurrent], NAMED)
+        return f"its {kinds} states ({names}) take in every token that they are fed, and it cannot be taken out again"
+    if any(state.rolls for state in contract.states):
+        return (
+            "its cache holds the window of some layers alone, and a token that it dropped cannot be put back; export "
+            "with `cache=fixed`"
+        )
+    return "its cache grows, and here it cannot be shortened: bfloat16, or memory of a device"
+
+
+def _takes_no_several(runner: Runner) -> str | None:
+    """Why no step takes several tokens after others and gives the logits of each: of all rows, or of one alone where
+    that is how several are taken.
+    """
+    contract, graphs = runner.contract, runner.capacity
+    live = runner.rows if graphs.appends(runner.rows) else 1
+    rows = [RowView(1, SEVERAL, every_logit=True)] * live
+    rows += [RowView(0, 0, live=False)] * (runner.rows - live)
+    plan = plan_step(rows, graphs, ANY)
+    if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
+        return None
+    if graphs.chunk is not None:
+        return "its graphs take a fixed number of tokens; export without `static_shapes`"
+    if not graphs.appends(live):
+        return (
+            f"at batch size {contract.batch_size} its attention takes one token at a time, and no row has a step of "
+            "its own; export with `batch_size=1`, or with `attention=onnx24`"
+        )
+    return "its graph gives the logits of the last token alone"
+
+
+LONGEST = 20
+"""Tokens before a place that are compared."""
+PLACES = 24
+"""Latest places of the last two tokens that are compared."""
+SAME = 16
+"""Last tokens that have to be the same for a history to count as a longer one of the same text."""
+
+
+class NgramDrafter:
+    """Draft tokens of one row from its own text, by n-gram lookup.
+
+    Of the latest earlier places of the last two tokens, the one counts before which most tokens agree, and of equals
+    the latest. The tokens after it are the draft. A text that repeats itself reaches into its own end:
+
+        history   ... a b c d e ... a b c          draft  d e ...
+    """
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._pairs: dict[tuple[int, int], list[int]] = {}
+        """Places after each pair of tokens, ascending, but not the end of the text."""
+
+    def __call__(self, history: Ids, most: int, /) -> list[int]:
+        """At most `most` tokens that followed the longest earlier occurrence of the end of `history` [n]."""
+        self._follow(history)
+        place = self._find()
+        if place is None:
+            return []
+        found = self._text[place : place + most]
+        period = len(found)
+        while len(found) < most:
+            found.append(found[-period])
+        return found
+
+    def _follow(self, history: Ids) -> None:
+        """Index what is new of the text; all of it after the row was rewound."""
+        count = len(self._text)
+        same = self._text[-SAME:]
+        fresh: list[int] = history[count - len(same) :].tolist()
+        if fresh[: len(same)] == same:
+            del fresh[: len(same)]
+        else:
+            fresh = history.tolist()
+            self._text, self._pairs = [], {}
+        text = self._text
+        for token in fresh:
+            if len(text) > 1:
+                self._pairs.setdefault((text[-2], text[-1]), []).append(len(text))
+            text.append(token)
+
+    def _find(self) -> int | None:
+        """The place whose past agrees longest with the end of the text."""
+        text = self._text
+        best, longest = None, 0
+        for place in reversed(self._pairs.get((text[-2], text[-1]), ())[-PLACES:] if len(text) > 1 else ()):
+            agree = 2
+            while agree < min(LONGEST, place) and text[place - 1 - agree] == text[-1 - agree]:
+                agree += 1
+            if agree > longest:
+                best, longest = place, agree
+            if longest >= LONGEST:
+                break
+        return best

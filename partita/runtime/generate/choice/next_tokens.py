@@ -1,0 +1,152 @@
+"""The next tokens of rows, by the logits of a step: sampled, or verified against draft tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError
+from partita.runtime.generate.bound_graph import BoundGraph
+from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.choice.device_choice import Found
+from partita.runtime.generate.choice.sampling import Draws, greedy
+from partita.runtime.generate.planner import StepPlan
+from partita.runtime.generate.request import Row
+
+
+class Seen(NamedTuple):
+    """The logits of one position, as many as a sampler needs."""
+
+    few: Found | None
+    """The largest, if the device selected them."""
+    whole: npt.NDArray[np.float32] | None
+    """[vocab], if it did not."""
+    finite: bool
+
+
+def look(row: Row, graph: BoundGraph, index: int, position: int) -> Seen:
+    """The logits of a position of a row, for its sampler."""
+    sampler = row.request.sampler
+    count = 1 if sampler is greedy else sampler.few if isinstance(sampler, Draws) else 0
+    few = graph.largest(index, position, count) if count else None
+    if few is not None:
+        return Seen(few, None, finite=True)
+    whole = graph.logits(index, position)
+    return Seen(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any of them is
+
+
+@dataclass(slots=True)
+class NextTokens:
+    """Adds tokens to the rows of a batch."""
+
+    cache: Cache
+    made: int = 0
+    """Steps so far."""
+
+    def after_run(self, rows: list[Row | None], plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
+        """Pass logits to listeners, and add tokens to each row that was fed its last known one. [B]: the new tokens."""
+        tokens: list[tuple[int, ...]] = [()] * len(rows)
+        for index, row in enumerate(rows):
+            if row is not None and row.request.listener is not None:
+                begin = self.cache.filled[index] - plan.take[index]
+                for position in plan.positions:
+                    if position < plan.take[index] and begin + position >= row.request.listens_from:
+                        row.request.listener(begin + position, graph.logits(index, position))
+        for index, position in plan.ends:
+            row = rows[index]
+            assert row is not None
+            row.again = False
+            if row.drafted:
+                tokens[index] = self._verify(index, row, graph)
+            elif row.request.sampler is not None:
+                tokens[index] = self._add(index, row, look(row, graph, index, position))
+            elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
+                self._fail(index, row)  # no sampler would find it, and a prefix would keep it
+        return tuple(tokens)
+
+    def after_steady(
+        self, index: int, row: Row, logits: npt.NDArray[np.float32] | None, graph: BoundGraph
+    ) -> tuple[int, ...]:
+        """Add the next token to a row of a steady step. `logits` [vocab]; None: not float32 in host memory."""
+        if logits is not None and row.request.sampler is greedy:
+            token = int(logits.argmax())
+            if isfinite(logits[token]):  # NaN if any is
+                row.add(token)
+                return (token,)
+        return self._add(index, row, look(row, graph, index, 0))
+
+    def _verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
+        """Choose the token after the last known one and after each accepted draft token; remove the rejected ones.
+
+        The sampler draws from the model's logits, so the distribution does not change. Logits before the last draft
+        token may be infinite or NaN because of a draft token after them.
+        """
+        drafts, row.drafted = row.drafts, 0
+        found: tuple[int, ...] = ()
+        spoilt = False
+        for position, token in enumerate((*drafts, None)):
+            seen = look(row, graph, index, position)
+            spoilt = token is not None and not seen.finite
+            if spoilt:
+                break
+            new = self._add(index, row, seen)
+            found += new
+            if row.finish is not None or new != (token,):
+                break
+        rejected = len(drafts) + 1 - max(len(found), 1)
+        if rejected:
+            spoilt = spoilt or not look(row, graph, index, len(drafts)).finite
+            self._take_back(index, row, rejected, spoilt=spoilt)
+        return found
+
+    def _take_back(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
+        """Rewind rejected draft tokens. `spoilt`: they left values that are not finite, which change results even where
+        they are masked (0 * NaN): the row reads its text again and drafts no more.
+        """
+        cache = self.cache
+        if spoilt:
+            row.stop_drafting("a rejected draft token gave numbers that are not finite")
+        if spoilt and row.finish is None and cache.wipe(index):
+            cache.release_row(index)
+            row.read_again()
+            return
+        cache.rewind(index, tokens)
+        if spoilt and row.finish is None:  # the row cannot be zeroed, and others may read it
+            cache.dirty = True
+        elif spoilt:
+            cache.unjudged.add(index)
+
+    def _add(self, index: int, row: Row, seen: Seen) -> tuple[int, ...]:
+        """Add the next token of a row; none when the cache has no room for it."""
+        sampler = row.request.sampler
+        assert sampler is not None
+        if not seen.finite and self._fail(index, row):
+            return ()
+        if row.known == len(row.history):
+            row.finish = "cache_full"
+            return ()
+        if seen.few is not None:
+            token = sampler.among(*seen.few) if isinstance(sampler, Draws) else int(seen.few[0][0])
+        else:
+            assert seen.whole is not None
+            token = sampler(seen.whole, row.history[: row.known])
+        row.add(token)
+        return (token,)
+
+    def _fail(self, index: int, row: Row) -> bool:
+        """Handle logits that are not finite: end the row (True), raise GenerationError, or ignore them (False)."""
+        message = (
+            f"the logits of step {self.made}, row {index}, are not finite; export the checkpoint in a higher "
+            "`precision`, or check its weights"
+        )
+        if row.request.fails_alone and self.cache.wipe(index):
+            row.finish, row.error = "error", message
+            return True
+        self.cache.dirty = True
+        if not row.request.any_logits:
+            raise GenerationError(message)
+        return False

@@ -1,0 +1,265 @@
+"""An opened package: its graphs, one cache, and the buffers that each graph is bound to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from partita.package.contract import Contract, Dimension
+from partita.providers.resolve import Resolution
+from partita.runtime.cpu.settings import will_repeat
+from partita.runtime.generate.adapters import NOTHING, Adapters, Given, stacked
+from partita.runtime.generate.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph
+from partita.runtime.generate.cache.base import Span
+from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.choice.device_choice import DeviceChoice
+from partita.runtime.generate.feeds import as_declared, logits_given, logits_port, port_by_role
+from partita.runtime.generate.planner import Capacity, GraphName, StepPlan
+from partita.runtime.generate.record.recorder import Recorder, Step
+from partita.runtime.ort.buffers import Buffer, host_buffer
+
+
+class Runner:
+    """The opened graphs of a package and its cache: a plan in, logits out. One loop at a time uses it.
+
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        contract: Contract,
+        graphs: tuple[LoadedGraph, ...],
+        rss: tuple[int, int],
+        anonymous: int | None = None,
+    ) -> None:
+        """`rss`: resident memory before and after the graphs were opened; `anonymous`: growth of anonymous memory."""
+        self.folder, self.contract, self.graphs = folder, contract, graphs
+        self.rss_before_load_bytes, self.rss_after_load_bytes = rss
+        self.anonymous_growth_bytes = anonymous
+        self.recorder = Recorder()
+        self.adapters: Adapters | None = None
+        """Switchable adapters of the package; set by `load_runner`."""
+        self.adapter_names: list[str | None] = [None] * contract.batch_size
+        """[B]: the adapter of each row."""
+        self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
+        decode = self.graph("decode")
+        self.cache = Cache(contract.states, decode.session, contract.batch_size)
+        apart = self.cache.separate and not contract.rereads and not _needs_even_rows(graphs)
+        self.rows = contract.batch_size if apart else 1
+        """Sequences at a time. Where it is 1, every row of the batch is fed the same."""
+        if self.rows == 1:
+            self.cache.hold_one()
+        self.capacity = self._capacity()
+        roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
+        self.takes_rope_length = roped or contract.rereads_at is not None
+        self.choice: DeviceChoice | None = None
+        """Selects tokens on the device; None where logits are made on the host."""
+        logits = logits_port(decode.graph)
+        if decode.session.on_device(logits.name):
+            shape = as_declared(logits.shape, (contract.batch_size, 1, contract.vocab_size))
+            self.choice = DeviceChoice(decode.session, logits, shape, contract.batch_size)
+        self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
+        """By graph, and S for steps that verify draft tokens; else S is 1 for decode steps of several tokens, or 0."""
+        self._observed: dict[GraphName, BoundGraph] = {}
+        """Buffers of the last profiled run, for the report."""
+        self._adapters: list[Given] = [NOTHING] * contract.batch_size
+        self._stacked: dict[Span, Given] = {}
+        self._zeros: dict[tuple[tuple[Dimension, ...], str], Buffer] = {}
+
+    def _capacity(self) -> Capacity:
+        contract, prefill, decode = self.contract, self.graph("prefill"), self.graph("decode").graph
+        rows = port_by_role(prefill.graph, "logits_rows")
+        fixed = rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None
+        return Capacity(
+            max_length=contract.max_length,
+            chunk=prefill.graph.sequence_length,
+            logits_rows=1 if logits_given(prefill.graph) == "last" else fixed,
+            appends_chunks=contract.appends_chunks and not contract.rereads,
+            padding_is_safe=self.cache.padding_is_safe,
+            decode_takes_several=contract.rereads or (len(self.graphs) > 1 and decode.sequence_length is None),
+            prefill_reads_past=all(state.past in prefill.model.inputs for state in contract.states),
+            takes_fewer_rows=contract.takes_fewer_rows and self.rows > 1 and self.cache.has_parts,
+        )
+
+    # --- the record ---------------------------------------------------------------------------------------------------
+
+    def begin(self, *, takes_turns: bool = False) -> None:
+        """Begin a new record; see `Recorder.begin`."""
+        self.recorder.begin(takes_turns=takes_turns)
+        for entry in self.graphs:
+            entry.window.begin()
+
+    @property
+    def steps(self) -> list[Step]:
+        """The recorded steps."""
+        return self.recorder.steps
+
+    @property
+    def resolutions(self) -> tuple[Resolution, ...]:
+        """The outcome of each provider of the chain, after the sessions were opened."""
+        return self.graphs[-1].session.resolutions
+
+    # --- adapters -----------------------------------------------------------------------------------------------------
+
+    def use_adapters(self, *names: str | None) -> None:
+        """Use these adapters from the next run on: one for all rows, or one for each row [B]; None for no adapter.
+
+        The cache of a row stays as its earlier adapter computed it. Raises UsageError for an unknown name, PackageError
+        for a damaged file.
+        """
+        if self.adapters is None:
+            return
+        every = [*names] if len(names) > 1 else [names[0]] * self.contract.batch_size
+        given = [self.adapters.named(name) for name in every]
+        changed = [new is not old for new, old in zip(given, self._adapters, strict=True)]
+        self.adapter_names = every
+        if not any(changed):
+            return
+        for place, graph in [*self._bound.items()]:
+            if any(changed[slice(*graph.span or (None,))]):  # a bound input stays bound
+                self._release(graph)
+                del self._bound[place]
+        self._adapters = given
+        self._stacked.clear()
+
+    def _adapter_inputs(self, entry: LoadedGraph, span: Span) -> Mapping[str, Buffer]:
+        """Values of a graph's adapter inputs. Without an adapter an input has its default, or zeros if it has none."""
+        zeros = {}
+        for port in entry.graph.adapter_inputs:
+            if port.name in entry.model.inputs:
+                key = port.shape, port.dtype
+                if key not in self._zeros:
+                    shape = tuple(size if isinstance(size, int) else 0 for size in port.shape)
+                    self._zeros[key] = host_buffer(shape, port.dtype)
+                zeros[port.name] = self._zeros[key]
+        if span not in self._stacked:
+            rows = self._adapters[slice(*span or (None,))]
+            self._stacked[span] = stacked(rows, every=self.contract.adapters_of_every_row)
+        return {**zeros, **self._stacked[span]}
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def takes_back(self) -> bool:
+        """Whether the last token of a row can be removed from the cache."""
+        contract = self.contract
+        return contract.rereads_at is None and not contract.rereads and self.cache.can_rewind(1)
+
+    def graph(self, name: GraphName) -> LoadedGraph:
+        """The opened graph of a phase."""
+        return self._by_phase[name]
+
+    def bound(
+        self, name: GraphName, new_tokens: int, rows: int, span: Span = None, *, drafts: bool = False
+    ) -> BoundGraph:
+        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits, of the rows in `span`.
+
+        The last ones of a graph are kept, and with `drafts` those of each small S.
+        """
+        entry = self.graph(name)
+        given = logits_given(entry.graph)
+        if given == "all":
+            rows = new_tokens
+        elif given == "last":
+            rows = 1
+        elif name == "prefill":
+            rows = self.capacity.logits_rows or rows
+        several = int(name == "decode" and new_tokens > 1)
+        place = name, new_tokens if drafts and 1 < new_tokens <= FEW_TOKENS else several
+        kept = self._bound.get(place)
+        if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
+            old = self._bound.pop(place, None)  # free the old buffers before the new ones are made
+            if old is not None and old.recorded:
+                self._release(old)  # else the device keeps the captured graph as long as the session lives
+            kept = self._bound[place] = BoundGraph(
+                entry,
+                self.cache,
+                self.contract,
+                phase=name,
+                held=self.rows,
+                new_tokens=new_tokens,
+                rows=rows,
+                given=self._adapter_inputs(entry, span),
+                span=span,
+                choice=self.choice if entry is self.graph("decode") else None,
+            )
+        return kept
+
+    def _release(self, graph: BoundGraph) -> None:
+        graph.release()
+        self._observed = {name: kept for name, kept in self._observed.items() if kept is not graph}
+
+    def seen_bound(self, name: GraphName) -> BoundGraph:
+        """The buffers of a graph's last profiled run; else of its last run, else those of a first run."""
+        kept = self._observed.get(name) or self._bound.get((name, 0))
+        return kept if kept is not None else self.bound(name, self.capacity.chunk or 1 if name == "prefill" else 1, 1)
+
+    def prepare(self, plan: StepPlan) -> BoundGraph:
+        """The graph of a plan with its logits chosen. Write `tokens` [B, S] before `run`."""
+        rows = len(plan.positions)
+        if logits_given(self.graph(plan.graph).graph) == "kept":
+            rows = plan.new_tokens - plan.positions[0]
+        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, drafts=not plan.reads)
+        graph.choose(plan.positions)
+        return graph
+
+    def will_decode(self) -> float:
+        """Prepare the decode session for many runs; seconds that this took, 0 once it is prepared."""
+        seconds = will_repeat(self.graph("decode").session)
+        return seconds + (0.0 if self.choice is None else self.choice.check())
+
+    def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> float:
+        """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors; seconds of the session run.
+
+        Raises GenerationError, ProviderError or ResourceError. After any exception the cache is dirty.
+        """
+        try:
+            if plan.begins:
+                self.cache.begin(plan.begins)
+            graph.place(np.array(plan.starts, np.int64), rope_length)
+            seconds = graph.run()
+            if graph.observed and plan.graph == self.graph(plan.graph).phases[-1]:
+                self._observed[plan.graph] = graph
+            self.cache.advance(graph.binding, plan.starts, plan.take, plan.span)
+        except BaseException:
+            self.cache.dirty = True
+            raise
+        return seconds
+
+    def close(self) -> None:
+        """End profiling, free the buffers, then the sessions, and delete their files. Facts stay available."""
+        for entry in self.graphs:
+            entry.window.close()
+        for graph in {*self._bound.values(), *self._observed.values()}:
+            graph.release()
+        self.cache.release()
+        for entry in self.graphs:
+            entry.session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> bool:
+    """Whether an active provider has a node that it computes correctly only for rows of equal length.
+
+    A node in no list counts as its own, because the list can miss nodes (see `Session.assigned`).
+    """
+    for entry in loaded:
+        listed = {node.name: node.provider for node in entry.session.assigned() or ()}
+        for provider in (each.provider for each in entry.session.resolutions if each.status == "active"):
+            theirs = (node for node in entry.model.nodes if listed.get(node.name) in (None, provider.ort_name))
+            if provider.even_rows and any(node.op_type in provider.even_rows for node in theirs):
+                return True
+    return False

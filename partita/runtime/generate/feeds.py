@@ -1,0 +1,164 @@
+"""What a graph is fed besides tokens and states, and where its logits go: buffers by role, and who writes them.
+
+A port has the shape of its role, or the same sizes in more or fewer dimensions: [B] may be declared as [B, 1], and one
+row's as [].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.package.contract import Contract, Dimension, GraphFile, Port
+from partita.runtime.ort.buffers import Buffer, host_buffer, reshaped
+
+Starts = npt.NDArray[np.int64]
+"""[B]: cache positions of the rows' next tokens."""
+Cursor = Callable[[Starts, npt.NDArray[Any]], object]
+"""Writes one cursor input, given the starts."""
+LogitsGiven = Literal["chosen", "kept", "last", "all"]
+"""Which positions a graph computes logits for: those that it is told, as many of the last ones as it is told, the last
+one, or all.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The buffer of a port."""
+
+    buffer: Buffer
+    array: npt.NDArray[Any]
+    """The same memory in the shape of the role."""
+
+
+def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
+    """How an input of `role` follows from the starts when S = `new_tokens`; None for inputs that are no cursor."""
+    steps, last = np.arange(new_tokens), new_tokens - 1
+    writers: dict[str, Cursor] = {
+        "positions": lambda starts, out: np.add(starts[:, None], steps, out=out, casting="unsafe"),
+        "last_index": lambda starts, out: np.add(starts, last, out=out, casting="unsafe"),
+        "total_length": lambda starts, out: out.fill(starts.max() + new_tokens),
+        "write_start": lambda starts, out: np.copyto(out, starts, casting="unsafe"),
+        "valid_length": lambda starts, out: np.add(starts, new_tokens, out=out, casting="unsafe"),
+        "mask": lambda starts, out: write_mask(starts + new_tokens, out),
+        "cache_branch": lambda starts, out: out.fill(bool(starts.max() > 0)),
+    }
+    return writers.get(role)
+
+
+def write_mask(valid: Starts, out: npt.NDArray[Any]) -> None:
+    """Write [B, T]: 1 up to the `valid` [B] rows of the cache, 0 beyond."""
+    np.less(np.arange(out.shape[1])[None, :], valid[:, None], out=out, casting="unsafe")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask [B, T] whose T is another in each step; in one buffer that has room for all of them."""
+
+    name: str
+    room: Buffer
+    """[B, N]."""
+    batch: int
+    new_tokens: int
+
+    @classmethod
+    def of(cls, port: Port, contract: Contract, new_tokens: int) -> Mask | None:
+        """The mask of a port; None where T is fixed, and it is a cursor like others."""
+        if len(port.shape) != 2 or isinstance(port.shape[1], int):
+            return None
+        room = host_buffer((contract.batch_size, contract.max_length), port.dtype)
+        return cls(port.name, room, contract.batch_size, new_tokens)
+
+    def written(self, starts: Starts) -> Buffer:
+        """The mask of a step, with T = max start + S."""
+        valid = starts + self.new_tokens
+        mask = reshaped(self.room, (self.batch, int(valid.max())))
+        write_mask(valid, mask.host)
+        return mask
+
+    def written_as(self, values: Sequence[int]) -> Buffer:
+        """The mask of a step with these values [T] in every row."""
+        mask = reshaped(self.room, (self.batch, len(values)))
+        mask.host[...] = values
+        return mask
+
+
+def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
+    """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`, N = `length`."""
+    return {
+        "tokens": (batch, new_tokens),
+        "positions": (batch, new_tokens),
+        "last_index": (batch,),
+        "total_length": (),
+        "write_start": (batch,),
+        "valid_length": (batch,),
+        "logits_rows": (rows,),
+        "rope_length": (),
+        "mask": (batch, length),
+        "cache_branch": (1,),
+        "logits_kept": (),
+        "logits": (batch, rows, vocab_size),
+    }
+
+
+def bound(
+    ports: Sequence[Port], shapes: dict[str, tuple[int, ...]], bind: Callable[[str, Buffer], None]
+) -> dict[str, Feed]:
+    """Allocate and bind a buffer for each port; by role."""
+    feeds: dict[str, Feed] = {}
+    for port in ports:
+        shape = repeated(port, shapes[port.role])
+        buffer = host_buffer(as_declared(port.shape, shape), port.dtype)
+        feeds[port.role] = Feed(buffer, buffer.host.reshape(shape))
+    for port in ports:
+        bind(port.name, feeds[port.role].buffer)
+    return feeds
+
+
+def repeated(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a role [B, S], as often as a port has it: positions [3, B, S] are of the time, row and column of a
+    picture, and three times the same for text.
+    """
+    times = port.shape[0] if port.role == "positions" and len(port.shape) == 3 else None
+    return (times, *shape) if isinstance(times, int) else shape
+
+
+def as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a role in as many dimensions as a port has: sizes of 1 come before it, behind it where the port
+    declares them there, or are left out.
+    """
+    missing = len(declared) - len(shape)
+    if missing >= 0:
+        behind = next((count for count in range(missing) if declared[len(declared) - 1 - count] != 1), missing)
+        return (*(1,) * (missing - behind), *shape, *(1,) * behind)
+    return shape[-missing:] if all(size == 1 for size in shape[:-missing]) else shape
+
+
+def port_by_role(graph: GraphFile, role: str) -> Port | None:
+    """The input with `role`, if the graph has one."""
+    return next((port for port in graph.inputs if port.role == role), None)
+
+
+def logits_port(graph: GraphFile) -> Port:
+    """The output that has logits. Raises StopIteration for a graph without."""
+    return next(port for port in graph.outputs if port.role == "logits")
+
+
+def logits_given(graph: GraphFile) -> LogitsGiven:
+    """Which logits a graph gives."""
+    if port_by_role(graph, "logits_rows") is not None:
+        return "chosen"
+    if port_by_role(graph, "logits_kept") is not None:
+        return "kept"
+    logits = logits_port(graph)
+    if graph.sequence_length == 1:
+        return "all"
+    if len(logits.shape) == 3:
+        return "last" if logits.shape[1] == 1 else "all"
+    tokens = next(port for port in graph.inputs if port.role == "tokens")
+    one_each = (1, tokens.shape[0]) if len(tokens.shape) > 1 else (1,)  # [B, vocab]; [S, vocab] has the size of [S]
+    return "last" if logits.shape[:1] and logits.shape[0] in one_each else "all"

@@ -1,0 +1,454 @@
+"""The loop: schedule, plan, run, sample. Rows join with a request and leave when it has finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError
+from partita.observations.text_format import plural
+from partita.runtime.generate.checks import check_prompt, room_for
+from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftControl, Drafts, Verified, draft, get_ready
+from partita.runtime.generate.choice.logprobs import Watched
+from partita.runtime.generate.choice.next_tokens import NextTokens
+from partita.runtime.generate.choice.sampling import Sampler
+from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
+from partita.runtime.generate.prefixes import Prefixes
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.request import (
+    Drafter,
+    Prefix,
+    Request,
+    Row,
+    check_loads,
+    endings,
+    load_prefix,
+    logprobs,
+    saved_prefix,
+)
+from partita.runtime.generate.steady import SteadyStep, steady_step
+
+PREFILL_CHUNK_TOKENS = 512
+PADDING = 0
+"""Any id of the vocabulary will do."""
+
+
+@dataclass
+class Engine:
+    """The rows of one batch. One at a time per runner."""
+
+    runner: Runner
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS
+    policy: Policy = prompts_first
+    shares: bool = False
+    """Common beginnings of prompts are read once and copied."""
+    patience: int | None = None
+    """Prompt tokens to read at most before decoding rows have a step; None: prompts first."""
+    records: bool = False
+    """Requests and steps go to the runner's recorder."""
+    control: DraftControl | None = None
+    """Chooses the number of draft tokens; None: as many as fit."""
+    new_drafter: Callable[[], Drafter] | None = None
+    """Makes the drafter of a request that has none."""
+    prefix: Prefix | None = None
+    """Every prompt begins with it."""
+    rows: list[Row | None] = field(init=False)
+    """[B]: None for a free row."""
+    rope_length: int = field(default=0, init=False)
+    """The text length that the rotary frequencies of the last step were for."""
+    mark: float = field(default=0.0, init=False)
+    """When the last step ended."""
+    longest_rope: int = field(default=0, init=False)
+    """The largest `rope_length` so far."""
+    read: int = field(default=0, init=False)
+    """Tokens of prompts, padding included, since the last decode step."""
+    prefixes: Prefixes | None = field(default=None, init=False)
+    steady: SteadyStep | None = field(default=None, init=False)
+    """The decode step to repeat; None once a row has changed."""
+
+    def __post_init__(self) -> None:
+        runner = self.runner
+        self.rows = [None] * runner.rows
+        self.adapter = runner.adapter_names[0]
+        """The adapter of requests that name none."""
+        runner.cache.prepare()
+        self.tokens = NextTokens(runner.cache)
+        if self.shares and not runner.contract.rereads:
+            self.prefixes = Prefixes(runner.cache, runner.capacity, self.keeps_keys)
+        self._rested = True
+        """No row was running, so the time until the next step is no overhead."""
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def join(self, request: Request) -> int:
+        """Give a request a free row of the batch; its index.
+
+        Raises GenerationError when there is none, and for a bad prompt; UsageError and PackageError for its adapter.
+        """
+        self._changes()
+        check_prompt(request.prompt, self.runner.contract, "the prompt")
+        if None not in self.rows:
+            raise GenerationError(
+                "no row of the batch is free; wait for one to finish, or export with a larger `batch_size`"
+            )
+        row, cache = self.rows.index(None), self.runner.cache
+        if not any(self.rows):
+            self.rope_length = 0  # that of earlier texts
+        request = replace(
+            request,
+            adapter=self.adapter if request.adapter is None else request.adapter,
+            drafter=self.new_drafter() if request.drafter is None and self.new_drafter else request.drafter,
+            prefix=request.prefix or self.prefix,
+        )
+        cache.release_row(row)
+        self.rows[row] = Row.of(request, self.runner.contract.max_length)
+        try:
+            self._use_adapters(row)
+            if request.prefix is not None:
+                load_prefix(cache, row, request.prefix, request.prompt, usable=self.keeps_keys(len(request.prompt)))
+            elif self.prefixes is not None:
+                self.prefixes.join(row, self.rows)
+        except BaseException:
+            self.leave(row)
+            raise
+        if self.records:
+            loaded = 0 if request.prefix is None else cache.filled[row]
+            self.runner.recorder.on_request(row, self.row(row), loaded)
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free a row, finished or not."""
+        self.steady = None
+        self.rows[row] = None
+        if self.prefixes is not None:
+            self.prefixes.leave(row)
+        self.runner.cache.release_row(row)
+        if self.runner.contract.adapters_by_row:
+            self._use_adapters(row)
+
+    def _changes(self) -> None:
+        """A row is about to begin or continue."""
+        self.steady = None
+        self._rested = self._rested or not any(row is not None and row.finish is None for row in self.rows)
+
+    def _use_adapters(self, index: int) -> None:
+        """Run each row with its adapter; all rows with that of row `index` where they cannot have their own."""
+        names = [self.adapter if row is None else row.request.adapter for row in self.rows]
+        self.runner.use_adapters(*(names if self.runner.contract.adapters_by_row else names[index : index + 1]))
+
+    def give(self, prefix: Prefix) -> None:
+        """Let prompts that begin with a prefix copy its states. Raises GenerationError where no row can."""
+        if self.prefixes is None:
+            check_loads(self.runner.cache, len(prefix.tokens), usable=False)
+        else:
+            self.prefixes.give(prefix)
+
+    def saved(self, row: int) -> Prefix:
+        """The tokens that a row has read, and its states. Raises GenerationError where they cannot be read back."""
+        entry, count = self.row(row), self.runner.cache.filled[row]
+        return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))
+
+    def keeps_keys(self, length: int) -> bool:
+        """Whether the cached keys of a text of this length hold for any longer one."""
+        limit = self.runner.contract.rereads_at
+        if limit is None:
+            return not (self.runner.takes_rope_length or self.runner.contract.rereads)
+        return max(length, self.longest_rope) <= limit
+
+    def halt(self, row: int) -> None:
+        """End a row as a stop token would. It keeps its cache."""
+        entry = self.row(row)
+        self.steady = None
+        entry.finish = entry.finish or "stop"
+
+    def extend(
+        self, row: int, tokens: Sequence[int], sampler: Sampler | None = None, max_new_tokens: int | None = None
+    ) -> None:
+        """Give a row the tokens of a next turn, which follow its cache; with its whole budget, also if it had finished.
+
+        Raises GenerationError for tokens that it cannot take, and for a row that failed.
+        """
+        entry, contract, cache = self.row(row), self.runner.contract, self.runner.cache
+        self._changes()
+        check_prompt(tokens, contract, "what follows")
+        known = entry.known + len(tokens)
+        if known > contract.max_length:
+            raise GenerationError(
+                f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}",
+                remedy=room_for(known, contract),
+            )
+        if entry.error is not None:
+            raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
+        old = entry.request.sampler
+        if sampler is not None and isinstance(old, Watched):
+            sampler = old.over(sampler)
+        budget = entry.request.max_new_tokens if max_new_tokens is None else max_new_tokens
+        entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
+        limit = contract.rereads_at
+        outgrows = limit is not None and self.rope_length <= limit < known
+        if outgrows or row in cache.spoiled or row in cache.unjudged:  # all is read again
+            cache.release_row(row)
+        entry.extend(tokens)
+        if self.records:
+            self.runner.recorder.on_turn(row, entry, len(tokens))
+
+    def rewind(self, row: int, tokens: int) -> bool:
+        """Remove so many of a row's last known tokens; it continues from there, also if it had finished.
+
+        The last token that stays is fed again, for its logits. False, and nothing done, where the cache cannot go back:
+        a recurrent state, or rotary frequencies that depend on the length of the text. Raises GenerationError unless a
+        token is left.
+        """
+        entry, cache = self.row(row), self.runner.cache
+        self.steady = None
+        if not 0 < tokens < entry.known:
+            raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
+        back = max(0, cache.filled[row] - (entry.known - tokens - 1))
+        changes = self.runner.takes_rope_length or self.runner.contract.rereads_at is not None
+        if entry.error is not None or changes or not cache.rewind(row, back):
+            return False
+        entry.rewind(tokens)
+        if self.prefixes is not None:
+            self.prefixes.leave(row)
+        return True
+
+    def row(self, index: int) -> Row:
+        """The request of a row. Raises GenerationError for a free one."""
+        entry = self.rows[index]
+        if entry is None:
+            raise GenerationError(f"row {index} of the batch is free")
+        return entry
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step | None:
+        """Make the next step; None when no row has anything to do.
+
+        Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
+        """
+        began = time.perf_counter()
+        if self._rested:
+            self.mark, self._rested = began, False
+        steady, self.steady = self.steady, None  # none where this step fails
+        steady = steady if steady is not None and steady.graph.is_bound else None
+        drafts = NO_DRAFTS
+        if steady is None:
+            self._reread_if_outgrown()
+        if steady is None or steady.drafts:
+            drafts = draft(self.rows, self.runner, self.control, self.plan)
+        if steady is not None and drafts.plan is None:
+            step = self._step_again(steady, drafts, began)
+        else:
+            plan = drafts.plan or self.plan()
+            if plan is None:
+                return None
+            step = self._step(plan, drafts, began)
+        if self.records:
+            self.runner.recorder.on_step(step)
+        return step
+
+    def _step(self, plan: StepPlan, drafts: Drafts, began: float) -> Step:
+        """Make the step of a plan."""
+        runner, filled = self.runner, self.runner.cache.filled
+        if not plan.reads:
+            ready = runner.will_decode()  # once; in the time of no step
+            self.mark, began = self.mark + ready, began + ready
+        graph = runner.prepare(plan)
+        _write_tokens(graph.tokens, plan, self.rows, filled)
+        again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
+        if runner.takes_rope_length:
+            self.rope_length = max(self._next_rope_length(plan), self.rope_length if plan.reads else 0)
+            self.longest_rope = max(self.longest_rope, self.rope_length)
+        seconds = runner.run(plan, graph, self.rope_length)
+        drafted = [0 if row is None else row.drafted for row in self.rows]
+        self._note_judged(plan)
+        tokens = self.tokens.after_run(self.rows, plan, graph)
+        get_ready(self.rows, runner, plan)
+        kept = self._kept(plan, drafted, tokens)
+        verified = [Verified(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new]
+        finish, errors, gave_up = endings(self.rows)
+        now = time.perf_counter()
+        step = Step(
+            phase="prefill" if plan.reads else "decode",
+            new_tokens=max(kept),
+            row_tokens=sum(kept),
+            tokens=tokens,
+            run_seconds=seconds,
+            overhead_seconds=now - self.mark - seconds,
+            finish=finish,
+            observed=graph.observed,
+            file=graph.file,
+            again=plan.reads and again,
+            drafted=sum(drafted),
+            accepted=sum(row.accepted for row in verified),
+            width=plan.new_tokens,
+            draft_seconds=drafts.seconds,
+            errors=errors,
+            logprobs=logprobs(self.rows),
+            copied=() if self.prefixes is None else self.prefixes.told(len(self.rows)),
+            gave_up=gave_up,
+        )
+        self.mark = now
+        self.tokens.made += 1
+        first, end = plan.span or (0, len(self.rows))
+        self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
+        if self.prefixes is not None:
+            self.prefixes.after_step(step.row_tokens if plan.reads else 0, seconds)
+        if self.control is not None and drafts.live and not plan.reads:
+            self.control.record(drafts.live, max(drafted), now - began, verified)
+        self.steady = steady_step(graph, runner, self.rows, plan)
+        return step
+
+    def _step_again(self, steady: SteadyStep, drafts: Drafts, began: float) -> Step:
+        """Repeat a decode step with the next tokens."""
+        cache, rows = self.runner.cache, self.rows
+        try:
+            seconds = steady.run()
+        except BaseException:  # Ctrl-C included
+            cache.dirty = True
+            raise
+        tokens: list[tuple[int, ...]] = [()] * len(rows)
+        ended = False
+        for place, row, logits in steady.rows:
+            tokens[place] = self.tokens.after_steady(place, row, logits, steady.graph)
+            ended = ended or row.finish is not None
+        finish, errors, gave_up = endings(rows) if ended or steady.drafts else steady.endings
+        now = time.perf_counter()
+        step = Step(
+            "decode",
+            1,
+            len(steady.rows),
+            tuple(tokens),
+            seconds,
+            now - self.mark - seconds,
+            finish,
+            False,
+            steady.graph.file,
+            width=1,
+            draft_seconds=drafts.seconds,
+            errors=errors,
+            logprobs=logprobs(rows) if steady.watched else (),
+            gave_up=gave_up,
+        )
+        self.mark = now
+        self.tokens.made += 1
+        self.read = 0
+        if cache.dirty and self.prefixes is not None:
+            self.prefixes.after_step(0, seconds)
+        if drafts.live and self.control is not None:
+            self.control.record(drafts.live, 0, now - began, ())
+        if not ended:
+            self.steady = steady
+        return step
+
+    def _kept(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
+        """[B]: tokens that each row took in. Rejected draft tokens do not count, nor what a graph without a cache reads
+        again to make a token.
+        """
+        rereads = self.runner.contract.rereads and not plan.reads
+        anew = [row is not None and row.again for row in self.rows]
+        return [
+            max(len(new), 1 - again) if count or (rereads and take) else take
+            for take, count, new, again in zip(plan.take, drafted, tokens, anew, strict=True)
+        ]
+
+    def _note_judged(self, plan: StepPlan) -> None:
+        """Note the rows in the middle of a prompt, whose logits are not looked at."""
+        unjudged, ended = self.runner.cache.unjudged, {index for index, _ in plan.ends}
+        if plan.reads:
+            unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
+        unjudged -= ended
+
+    def plan(self) -> StepPlan | None:
+        """The next step of the rows as they are."""
+        capacity, filled = self.runner.capacity, self.runner.cache.filled
+        if self.runner.contract.rereads:
+            views = [self._begin_again(index, row) for index, row in enumerate(self.rows)]
+            return plan_step(views, capacity, self.prefill_chunk)
+        if self.prefixes is not None:
+            self.prefixes.before_step(self.rows)
+        views = [
+            RowView(0, 0, live=False) if row is None else row.view(count)
+            for row, count in zip(self.rows, filled, strict=True)
+        ]
+        if self.prefixes is not None:
+            views = self.prefixes.views(self.rows, views)
+        waited = self.patience is not None and self.read >= self.patience
+        policy = rows_at_work_first if waited else self.policy
+        return plan_step(policy(views, capacity), capacity, self.prefill_chunk)
+
+    def _begin_again(self, index: int, row: Row | None) -> RowView:
+        """A row of a graph without a cache: all of its text is fed again."""
+        cache = self.runner.cache
+        if row is None or row.finish is not None or cache.filled[index] == row.known:
+            return RowView(0, 0, live=False)
+        reads = cache.filled[index] < row.read_until
+        cache.release_row(index)
+        return RowView(0, row.known, reads, reads and row.request.listener is not None)
+
+    # --- rotary frequencies that depend on the length of the text -----------------------------------------------------
+
+    def _reread_if_outgrown(self) -> None:
+        """Have running rows read again when the text outgrows the length that the cached keys are for."""
+        limit = self.runner.contract.rereads_at
+        if limit is None or not self.rope_length or not self.rope_length <= limit < self._next_length():
+            return
+        for index, row in enumerate(self.rows):
+            if row is not None and row.finish is None:
+                self.runner.cache.release_row(index)
+                row.read_again()
+        self.rope_length = 0
+
+    def _next_length(self) -> int:
+        """Tokens of the longest row after the next step. Finished rows count: other keys were computed with theirs."""
+        taken = [(row, n) for row, n in zip(self.rows, self.runner.cache.filled, strict=True) if row is not None]
+        return max((count + (row.finish is None) for row, count in taken), default=0)
+
+    def _next_rope_length(self, plan: StepPlan) -> int:
+        """The text length for this step's rotary frequencies."""
+        rows = [row for row in self.rows if row is not None]
+        wanted = max((row.request.rope_length for row in rows), default=0)
+        going = (row.read_until for row in rows if row.finish is None)
+        return max(wanted, max(going, default=0) if plan.reads else self._next_length())
+
+
+def serve(
+    runner: Runner,
+    requests: Iterable[Request],
+    *,
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    policy: Policy = prompts_first,
+    control: DraftControl | None = None,
+    records: bool = False,
+) -> Generator[Step, None, None]:
+    """The steps of requests that all begin now, at most one per row, until every one has finished.
+
+    `records`: begin a new record of the runner.
+    """
+    engine = Engine(runner, prefill_chunk, policy, control=control, records=records)
+    if records:
+        runner.begin()
+    for request in requests:
+        engine.join(request)
+
+    def steps() -> Generator[Step, None, None]:
+        while (step := engine.step()) is not None:
+            yield step
+
+    return steps()
+
+
+def _write_tokens(
+    tokens: npt.NDArray[np.int64], plan: StepPlan, rows: Sequence[Row | None], filled: Sequence[int]
+) -> None:
+    """Fill [B, S] with the rows' own tokens, and padding after them."""
+    tokens.fill(PADDING)
+    for index, row in enumerate(rows):
+        if row is not None and (count := plan.take[index]):
+            begin = filled[index]
+            tokens[index, :count] = row.history[begin : begin + count]

@@ -1,0 +1,285 @@
+"""What prompts begin with alike is read once: the states after it are kept, and copied into the rows that begin so.
+
+A row copies from a row that is still there, or from what was kept of earlier ones. One whose prompt begins as that of a
+row does which is being read waits for that row, for as long as it reads what both have:
+
+    row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
+    row 1   ...............▒▒▒▒       the same 15, copied as soon as row 0 has read them, and a question of 4
+
+On the host that costs next to nothing. A device's memory is read and written as a whole, so there a row copies only
+what takes longer to read, by the time that steps and copies were seen to take.
+
+Keys and values can be given out up to any token. A recurrent state is what it is after the last token that its row took
+in, so a row whose state others will want stops there for a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.planner import Capacity, RowView
+from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads, common_tokens, cut, most_shared
+
+LEAST_TOKENS = 16
+"""Fewer than these are read sooner than looked after."""
+SEEN_PROMPTS = 16
+"""Prompts that are remembered, to find what they have in common."""
+KEPT = 8
+"""States that are kept at most; the one that was not used for longest goes first."""
+DEVICE_PASSES = 3
+"""A device's cache is read to give out a row, and read and written to take one in."""
+DEVICE_BYTES_PER_SECOND = 4e9
+"""Of such a pass, until one was seen: what a bus of some years ago does."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a row that reads its prompt has to do with others."""
+
+    row: Row
+    keep_at: int | None = None
+    """Tokens after which its states are kept for others."""
+    waits_for: tuple[int, Row, int] | None = None
+    """The row of the batch, and the tokens of it, that this one copies as soon as they are there."""
+
+
+class Prefixes:
+    """What the rows of one batch have in common, and what is kept of rows that have gone.
+
+    `usable(length)`: whether what a prompt of this length has in common with another has the same keys in both.
+    `most_bytes`: of what is kept, on the host; None: as many as the cache itself has when it is full.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        capacity: Capacity,
+        usable: Callable[[int], bool] = lambda length: True,
+        most_bytes: int | None = None,
+    ) -> None:
+        self._cache, self._capacity, self._usable = cache, capacity, usable
+        self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
+        self._given: list[Prefix] = []
+        """What was read in an earlier run, and stays."""
+        self._kept: list[Prefix] = []
+        self._seen: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
+        self._plans: dict[int, _Plan] = {}
+        self.copied_tokens = 0
+        """Tokens that were copied into rows instead of read, so far."""
+        self.copies = 0
+        """Rows that were begun so."""
+        self._untold: dict[int, int] = {}
+        """Of them, those that nobody was told of yet, by row."""
+        self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
+        """A copy took last, or is taken to take."""
+        self._read_seconds: float | None = None
+        """A token of a prompt took in the last step that read some; None: not known yet."""
+
+    @property
+    def kept(self) -> tuple[Prefix, ...]:
+        """What is kept, the one that was used last behind the others."""
+        return tuple(self._kept)
+
+    def give(self, prefix: Prefix) -> None:
+        """Have rows begin with a prefix of an earlier run, from now on and for good.
+
+        Raises GenerationError where no row could.
+        """
+        check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
+        self._given.append(prefix)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def join(self, index: int, rows: Sequence[Row | None]) -> None:
+        """A row has joined: copy what is there of its prompt, and plan what is to come."""
+        row = rows[index]
+        assert row is not None
+        plan = self._plans[index] = _Plan(row)
+        prompt, adapter = row.history[: row.known].copy(), row.request.adapter
+        common = [common_tokens(prompt, other) for with_adapter, other in self._seen if with_adapter == adapter]
+        seen = max(common, default=0) if self._cache.keeps_every_token else most_shared(common)
+        self._seen.append((adapter, prompt))
+        if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
+            return
+        if not self._pays(rows, index):
+            return
+        kept, length = self._longest_kept(prompt, adapter)
+        plan.waits_for = self._source(index, rows, prompt, length + LEAST_TOKENS)
+        if plan.waits_for is not None:
+            self._ask_to_keep(plan.waits_for)
+            self._copy_from_row(index, plan, rows)
+        elif kept is not None:
+            if kept not in self._given:
+                self._kept.remove(kept)
+                self._kept.append(kept)
+            self._load(index, cut(kept, length, self._cache))
+        wanted = self._limited(max(seen, row.request.shares), prompt)
+        if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
+            plan.keep_at = wanted
+
+    def leave(self, index: int) -> None:
+        """A row is free."""
+        self._plans.pop(index, None)
+        self._untold.pop(index, None)
+
+    def before_step(self, rows: Sequence[Row | None]) -> None:
+        """Copy into the rows that wait what has come by now."""
+        for index, plan in self._plans.items():
+            if plan.waits_for is not None:
+                self._copy_from_row(index, plan, rows)
+
+    def views(self, rows: Sequence[Row | None], views: Sequence[RowView]) -> list[RowView]:
+        """The rows for the planner: those that wait have nothing to do, and those whose states others will want stop
+        where they do.
+        """
+        return [self._view(index, rows[index], view) for index, view in enumerate(views)]
+
+    def after_step(self, read_tokens: int, seconds: float) -> None:
+        """Keep the states of rows that have got as far as others want them.
+
+        `read_tokens`: of prompts, that the step took in within `seconds`; 0 when it read none.
+        """
+        if read_tokens:
+            self._read_seconds = seconds / read_tokens
+        if self._cache.dirty:
+            self._kept.clear()  # nobody knows since when it is not finite
+            return
+        for index, plan in self._plans.items():
+            count, filled = plan.keep_at, self._cache.filled[index]
+            if count is not None and filled >= count:
+                intact = index not in self._cache.spoiled and plan.row.error is None  # else it was wiped
+                if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
+                    states = self._cache.save_row(index, count)
+                    self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
+                plan.keep_at = None
+
+    def told(self, rows: int) -> tuple[int, ...]:
+        """Tokens that each row [B] has copied since this was asked last; empty where none has."""
+        if not self._untold:
+            return ()
+        untold, self._untold = self._untold, {}
+        return tuple(untold.get(index, 0) for index in range(rows))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _pays(self, rows: Sequence[Row | None], index: int) -> bool:
+        """Whether a row that begins in the middle is read faster. Where graphs take chunks only while every row is at
+        its beginning, its first token ends that for all of them, unless another has ended it.
+        """
+        others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
+        return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
+
+    def _limited(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
+        """Of tokens in common, those that may be copied: the last token of a prompt is always read. `given`: somebody
+        took the trouble to have them read before.
+        """
+        limited = min(common, len(prompt) - 1)
+        worth = limited >= LEAST_TOKENS and self._is_worth(limited, given=given)
+        return limited if worth and self._usable(len(prompt)) else 0
+
+    def _is_worth(self, tokens: int, *, given: bool) -> bool:
+        """Whether reading so many tokens takes longer than copying them."""
+        if self._cache.on_host:
+            return True
+        if self._read_seconds is None:
+            return given
+        return tokens * self._read_seconds > self._copy_seconds
+
+    def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
+        """What has most tokens of a prompt of all that is kept of rows with this adapter, and how many."""
+        found: tuple[Prefix | None, int] = None, 0
+        for prefix in (*self._given, *self._kept):
+            if prefix.adapter != adapter:
+                continue
+            common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._given)
+            whole = len(prefix.tokens)
+            if common > found[1] and (common == whole or self._cache.saves(common, whole)):
+                found = prefix, common
+        return found
+
+    def _source(
+        self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int
+    ) -> tuple[int, Row, int] | None:
+        """The row that has most tokens of a prompt, at least so many, or is on its way to them."""
+        best: tuple[int, Row, int] | None = None
+        for place, row in enumerate(rows):
+            if row is None or row.error is not None or place == index or self._waits(place):
+                continue
+            if row.request.adapter != self._plans[index].row.request.adapter:
+                continue
+            common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
+            filled = self._cache.filled[place]
+            there = self._cache.saves(common, filled) and place not in self._cache.spoiled
+            comes = filled < common <= row.read_until and row.finish is None
+            if (there or comes) and common >= (least if best is None else best[2] + 1):
+                best = place, row, common
+        return best
+
+    def _waits(self, index: int) -> bool:
+        plan = self._plans.get(index)
+        return plan is not None and plan.waits_for is not None
+
+    def _ask_to_keep(self, source: tuple[int, Row, int]) -> None:
+        """Have a row that others wait for keep what they want of it."""
+        place, row, count = source
+        plan = self._plans.get(place)
+        if plan is not None and plan.row is row and self._cache.filled[place] < count:
+            plan.keep_at = count if plan.keep_at is None else min(plan.keep_at, count)
+
+    def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
+        """Copy what a row waits for once it is there; where it will not be, the row reads its prompt itself."""
+        assert plan.waits_for is not None
+        place, row, count = plan.waits_for
+        wanted, filled = plan.row.history[:count], self._cache.filled[place]
+        adapter = plan.row.request.adapter
+        there = (entry for entry in self._kept if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
+        kept = next(there, None)
+        same = rows[place] is row and np.array_equal(row.history[:count], wanted)
+        if kept is None and same and filled < count and row.finish is None:
+            return
+        if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.spoiled:
+            kept = Prefix(wanted.copy(), self._cache.save_row(place, count), adapter)
+            self._keep(kept)
+        plan.waits_for = None
+        if kept is not None:
+            self._load(index, kept)
+
+    def _view(self, index: int, row: Row | None, view: RowView) -> RowView:
+        plan = self._plans.get(index)
+        if plan is None or plan.row is not row:
+            return view
+        if plan.waits_for is not None:
+            return RowView(view.filled, 0, live=False)
+        if plan.keep_at is None or view.filled >= plan.keep_at or self._cache.keeps_every_token:
+            return view
+        until = plan.keep_at - view.filled
+        return view._replace(most=until if view.most is None else min(view.most, until))
+
+    def _load(self, index: int, prefix: Prefix) -> None:
+        began = time.perf_counter()
+        self._cache.load_row(index, len(prefix.tokens), prefix.states)
+        self._copy_seconds = time.perf_counter() - began
+        self.copied_tokens += len(prefix.tokens)
+        self._untold[index] = self._untold.get(index, 0) + len(prefix.tokens)
+        self.copies += 1
+
+    def _keep(self, prefix: Prefix) -> None:
+        """Keep a prefix in the place of those that it has all of, and let go of what was used longest ago."""
+        self._kept = [other for other in self._kept if not _covers(prefix, other, self._cache)]
+        self._kept.append(prefix)
+        while len(self._kept) > KEPT or sum(entry.size_bytes for entry in self._kept) > self._most_bytes:
+            self._kept.pop(0)
+
+
+def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:
+    """Whether whatever could be copied of another can be copied of this one."""
+    if prefix.adapter != other.adapter:
+        return False
+    common = common_tokens(prefix.tokens, other.tokens)
+    return common == len(other.tokens) and (common == len(prefix.tokens) or cache.keeps_every_token)

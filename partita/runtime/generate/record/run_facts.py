@@ -1,0 +1,317 @@
+"""Facts about the last generation of a runner, for the report, with the optimised graph of each session.
+
+ONNX Runtime writes that graph while it opens a session. A second session with the same chain, options, pins and model
+does so after the run. The graph counts only if its plan is that of the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.files import temporary_directory
+from partita.observations.facts import GraphNode, PortFact, RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
+from partita.observations.records import Memory
+from partita.observations.text_format import human_bytes, plural
+from partita.process import peak_rss_bytes
+from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
+from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.generate.record.recorder import Recorder, Step
+from partita.runtime.generate.request import Finish
+from partita.runtime.generate.runner import Runner
+from partita.runtime.ort.buffers import HOST_MEMORY
+from partita.runtime.ort.errors import one_line
+from partita.runtime.ort.evidence import unread_profile
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
+from partita.runtime.place.model_file import all_nodes, bodies, graph_node, reads
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def run_facts(
+    runner: Runner,
+    *,
+    finish_reason: str | None = None,
+    finish_detail: str = "",
+    tokenizer_load_seconds: float = 0.0,
+    notes: Sequence[str] = (),
+    speculation: SpeculationFact | None = None,
+) -> RunFacts:
+    """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
+
+    `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
+    """
+    steps, recorder = runner.steps, runner.recorder
+    sessions = tuple(_graph_facts(runner, entry) for entry in runner.graphs)
+    seen = tuple(window for session in sessions for window in session.runs)
+    return RunFacts(
+        sessions=sessions,
+        states=runner.cache.facts(),
+        steps=tuple(step_fact(step) for step in steps),
+        memory=_memory_facts(runner),
+        tokenizer_load_seconds=tokenizer_load_seconds,
+        first_token_seconds=first_token_seconds(steps),
+        prompt_tokens=recorder.prompt_tokens,
+        new_tokens=_new_tokens(steps) if recorder.requests is None else recorder.new_tokens,
+        row_prompts=recorder.row_prompts if recorder.requests is None else None,
+        all_new_tokens=recorder.new_tokens,
+        requests=recorder.requests,
+        finish_reason=finish_reason or _finished(steps),
+        finish_detail=finish_detail,
+        notes=(
+            *notes,
+            *_open_notes(runner.recorder),
+            *_prompt_notes(runner),
+            *_earlier_notes(seen),
+            *_choice_notes(runner),
+            *unread_profile(sum(step.observed for step in steps), seen),
+        ),
+        speculation=speculation,
+    )
+
+
+def _open_notes(recorder: Recorder) -> tuple[str, ...]:
+    """Notes on the figures when requests take turns."""
+    if recorder.requests is None:
+        return ()
+    turns = f"{plural(recorder.requests, 'request')} took turns in the rows of the batch"
+    notes = (f"{turns}; prompt tokens and new tokens are those of all of them together",)
+    if not recorder.forgotten:
+        return notes
+    known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
+    return (*notes, f"times and speed are of {known:,} of {every:,} steps: the last ones, and those that were profiled")
+
+
+def _prompt_notes(runner: Runner) -> tuple[str, ...]:
+    """Notes on prompt tokens of the decode graph, and on tokens that were prefilled again."""
+    prefill = runner.graph("prefill").graph.file
+    elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
+    notes = []
+    if elsewhere:
+        tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
+        why = "would not fit the cache or the rows"
+        if not runner.cache.padding_is_safe:
+            why += ", or would have been padded, which would spoil the states"
+        notes.append(
+            f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
+            f"{runner.capacity.chunk} {why}; they count as prefill steps"
+        )
+    again = [step for step in runner.steps if step.again]
+    if again:
+        tokens = sum(step.row_tokens for step in again)
+        limit = runner.contract.rereads_at
+        why = "after a rejected draft token gave numbers that are not finite"
+        if limit is not None:
+            why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
+        notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
+    return tuple(notes)
+
+
+def _choice_notes(runner: Runner) -> tuple[str, ...]:
+    """A note on the choice of tokens on the device."""
+    choice = runner.choice
+    if choice is None:
+        return ()
+    if choice.failure is not None:
+        return (f"tokens are chosen on the host again, because the device failed to: {choice.failure}",)
+    if not choice.is_used:
+        return ()
+    return (
+        f"tokens are chosen on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step, where a copy of "
+        f"all logits and a choice on the host take {choice.copy_seconds * 1e3:.3f} ms; draws from all logits copy them",
+    )
+
+
+def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
+    """A note on profiled runs of an earlier generation."""
+    phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
+    if not phases:
+        return ()
+    return (
+        f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded model is profiled "
+        "once: node times, copies and bytes are theirs; steps, tokens and speed are those of the last generation",
+    )
+
+
+def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
+    session = entry.session
+    events, runs = entry.window.events()
+    return session_facts(
+        session,
+        session.resolutions,
+        graph=entry.model.nodes,
+        inner=entry.model.inner,
+        file=entry.graph.file,
+        phases=entry.phases,
+        ports=_port_facts(entry, runner.seen_bound(entry.phases[-1]), session.wanted_memory),
+        events=events,
+        runs=runs,
+    )
+
+
+def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
+    """Wanted and bound memory of each input and output; sizes are those of one run of `feed`."""
+    roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
+    outputs, crossing = frozenset(entry.model.outputs), feed.crossing
+    of_adapters = {port.name for port in entry.graph.adapter_inputs}
+    return tuple(
+        PortFact(
+            name=name,
+            direction="output" if name in outputs else "input",
+            role=roles.get(name, "state"),
+            wanted_memory=wanted[name],
+            bound_memory=HOST_MEMORY if name in crossing else buffer.memory,
+            bytes_per_decode_step=crossing.get(name, buffer.size_bytes),
+        )
+        for name, buffer in feed.binding.buffers.items()
+        # Inputs of adapters move to the device when they are bound, not in a run.
+        if name in wanted and name not in of_adapters
+    )
+
+
+def _memory_facts(runner: Runner) -> Memory:
+    """Memory of the process so far, of the weights by the manifest, and of the cache buffers."""
+    return Memory(
+        weight_bytes=runner.contract.weight_bytes,
+        cache_bytes=runner.cache.size_bytes,
+        rss_before_load_bytes=runner.rss_before_load_bytes,
+        rss_after_load_bytes=runner.rss_after_load_bytes,
+        peak_rss_bytes=max(peak_rss_bytes(), runner.rss_before_load_bytes, runner.rss_after_load_bytes),
+        anonymous_growth_bytes=runner.anonymous_growth_bytes,
+    )
+
+
+def step_fact(step: Step) -> StepFact:
+    """A step as a fact."""
+    return StepFact(
+        step.phase,
+        step.new_tokens,
+        step.run_seconds,
+        step.overhead_seconds,
+        step.observed,
+        step.row_tokens,
+        step.again,
+        step.width,
+        step.drafted,
+        step.accepted,
+        step.draft_seconds,
+    )
+
+
+def first_token_seconds(steps: Sequence[Step]) -> float | None:
+    """Time from the start of the generation to the first new token of any row; None when none came."""
+    seconds = 0.0
+    for step in steps:
+        seconds += step.run_seconds + step.overhead_seconds
+        if any(step.tokens):
+            return seconds
+    return None
+
+
+def _new_tokens(steps: Sequence[Step]) -> int:
+    """New tokens of the row that got most of them."""
+    rows = zip(*(step.tokens for step in steps), strict=True)
+    return max((sum(map(len, row)) for row in rows), default=0)
+
+
+def _finished(steps: Sequence[Step]) -> str:
+    """Finish reason of a generation: `interrupted` unless every row has finished; then the worst of the rows'."""
+    reasons: tuple[Finish | None, ...] = steps[-1].finish if steps else (None,)
+    if None in reasons:
+        return "interrupted"
+    return next(reason for reason in ("error", "cache_full", "length", "stop") if reason in reasons)
+
+
+LIMIT_BYTES = 256 << 20
+"""Largest weights for a second session, which loads them again and writes them to disk."""
+MESSAGE_LENGTH = 200
+Plan = tuple[tuple[str, ...], ...]
+
+
+def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
+    """The facts with the optimised graph of each session, or with the reason for none.
+
+    `sessions`: in the order of the facts; they may be open or closed.
+    """
+    pairs = zip(facts.sessions, sessions, strict=True)
+    weight_bytes = facts.memory.weight_bytes
+    return replace(facts, sessions=tuple(add_optimised(known, session, weight_bytes) for known, session in pairs))
+
+
+def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
+    """The facts of one session with its optimised graph, or with the reason for none."""
+    compiling = [entry.provider.name for entry in session.active if entry.provider.compiles]
+    why = ""
+    if compiling:
+        why = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
+    elif weight_bytes > LIMIT_BYTES:
+        why = f"its weights of {human_bytes(weight_bytes)} are more than {human_bytes(LIMIT_BYTES)}, and a second "
+        why += "session would load them again"
+    if why:
+        return replace(facts, optimised_why=why)
+    try:
+        nodes, plan = read_optimised(session)
+    except (NativeFailureError, OSError, MemoryError, ValueError) as error:
+        message = one_line(str(error), MESSAGE_LENGTH)
+        return replace(facts, optimised_why=f"the second session that should have written it failed: {message}")
+    why = difference(facts.plan, plan)
+    return replace(facts, optimised=None if why else nodes, optimised_why=why)
+
+
+def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None]:
+    """Nodes of the optimised graph of a second session, and its plan.
+
+    Raises NativeFailureError when it cannot be opened, OSError when the file cannot be written or read, ValueError for
+    a damaged file.
+    """
+    with temporary_directory() as folder:
+        path = Path(folder) / "optimised.onnx"
+        opening = replace(session.opening, observe=False, optimised=path)
+        with closing(open_native(session.path, session.active, opening)) as second:
+            return _read_nodes(path), second.plan
+
+
+def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
+    """Nodes of the file `path`, with those of their subgraphs inside. Raises OSError, and ValueError for damage."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except DecodeError as error:
+        raise ValueError(f"the file that it wrote is not an ONNX file ({error})") from error
+    return tuple(
+        replace(
+            with_captured(graph_node(node), node),
+            inside=tuple(graph_node(inner) for body in bodies(node) for inner in all_nodes(body)),
+        )
+        for node in graph.node
+    )
+
+
+def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
+    """The node with the outer tensors that its subgraphs read among its inputs."""
+    captured = dict.fromkeys(name for name in reads(node) if name not in known.inputs)
+    return replace(known, inputs=(*known.inputs, *captured)) if captured else known
+
+
+def difference(ran: Plan | None, wrote: Plan | None) -> str:
+    """How the plan of the session that wrote the graph differs from the run's; empty when both have the same nodes.
+
+    ONNX Runtime numbers the nodes that it adds per graph, so their names are the same in every session.
+    """
+    if ran is None or wrote is None:
+        return "ONNX Runtime wrote no plan, so nothing shows that a second session's graph matches the run"
+    ours, theirs = (Counter(name for stream in plan for name in stream) for plan in (ran, wrote))
+    if ours == theirs:
+        return ""
+    only_ours, only_theirs = (ours - theirs).total(), (theirs - ours).total()
+    return (
+        f"the second session placed the graph differently, so it is not used: {plural(only_ours, 'node')} only in the "
+        f"plan of the run, {only_theirs} only in its own"
+    )

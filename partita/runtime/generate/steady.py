@@ -1,0 +1,97 @@
+"""The steady state of decoding: the same rows, one token more of each, in the buffers of the step before.
+
+A steady step writes the tokens and cursors of its rows, runs, and leaves the choice of tokens to the loop. It holds for
+as long as its graph is bound and its rows go on; the loop drops it when a row joins, leaves, ends or is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.runtime.generate.bound_graph import BoundGraph
+from partita.runtime.generate.choice.logprobs import Watched
+from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.planner import StepPlan
+from partita.runtime.generate.request import Row, endings
+
+
+class LiveRow(NamedTuple):
+    """A row that goes on."""
+
+    place: int
+    """In the batch."""
+    row: Row
+    logits: npt.NDArray[np.float32] | None
+    """[vocab] of its token, as runs write it; None where it is on a device or of another dtype."""
+
+
+class SteadyStep:
+    """A decode step that can be repeated."""
+
+    def __init__(self, graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> None:
+        """`rows` [B] of the batch and the `plan` of the step that is repeated, which `graph` has run."""
+        live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.take[index]]
+        self.graph = graph
+        self.rows = tuple(LiveRow(index, row, graph.host_logits(index)) for index, row in live)
+        self.endings = endings(rows)
+        self.watched = any(isinstance(row.request.sampler, Watched) for _, row in live)
+        """Some row notes log-probabilities."""
+        self.drafts = any(entry.row.request.drafter is not None for entry in self.rows)
+        """Some row may have draft tokens when drafting is on."""
+        self._filled = runner.cache.filled
+        first = graph.span[0] if graph.span else 0
+        cursors = graph.cursors
+        flat = {role: array.reshape(-1) for role, array in cursors.items() if role in OFFSETS}
+        self._tokens = graph.fed.reshape(-1)
+        self._places = tuple((index, index - first, row.history) for index, row in live)
+        self._cursors = tuple((array, OFFSETS[role]) for role, array in flat.items())
+        self._total: npt.NDArray[Any] | None = cursors.get("total_length")
+        self._mask: npt.NDArray[Any] | None = cursors.get("mask")
+        self._resting = max((plan.starts[i] for i in range(len(rows)) if not plan.take[i]), default=0)
+        if "cache_branch" in cursors:
+            cursors["cache_branch"].fill(True)
+
+    def run(self) -> float:
+        """Feed every row its last token, run, and move the rows' cursors; seconds that the run took."""
+        filled, furthest, mask = self._filled, self._resting, self._mask
+        for index, seat, history in self._places:
+            start = filled[index]
+            self._tokens[seat] = history[start]
+            for array, offset in self._cursors:
+                array[seat] = start + offset
+            if mask is not None:
+                mask[seat, start] = 1
+            if start > furthest:
+                furthest = start
+        if self._total is not None:
+            self._total[()] = furthest + 1
+        seconds = self.graph.repeat()
+        for index, _, _ in self._places:
+            filled[index] += 1
+        return seconds
+
+
+OFFSETS = {"positions": 0, "last_index": 0, "write_start": 0, "valid_length": 1}
+"""Cursors [B] of a decode step, by role, less the position of the row's token."""
+
+
+def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:
+    """The step after one that `graph` has just run by `plan`, if it is that one again with the next tokens; else None.
+
+    That is so when the step fed one token to each row that goes on, none of them ended with it, and nobody asks
+    for logits. Not while runs are profiled, nor where a step needs more than tokens and cursors.
+    """
+    if plan.reads or plan.new_tokens != 1 or not graph.repeats or runner.takes_rope_length:
+        return None
+    filled = runner.cache.filled
+    for row, take, count in zip(rows, plan.take, filled, strict=True):
+        goes_on = row is not None and row.finish is None
+        if goes_on != (take == 1):
+            return None
+        if row is not None and goes_on and (count != row.known - 1 or not row.is_plain):
+            return None
+    return SteadyStep(graph, runner, rows, plan)

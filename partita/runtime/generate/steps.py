@@ -1,0 +1,40 @@
+"""Generation with a loaded package: prompts in, steps out, kept in the runner's record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+
+from partita.runtime.generate.checks import check_budget, check_chunk, check_prompt
+from partita.runtime.generate.choice.sampling import Sampler
+from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, serve
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.request import Request
+
+__all__ = ["PREFILL_CHUNK_TOKENS", "Step", "generate"]
+
+
+def generate(
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampler: Sampler | Sequence[Sampler],
+    stop_ids: Collection[int] = frozenset(),
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+) -> Generator[Step, None, None]:
+    """Generate up to `max_new_tokens` tokens after each prompt, at most one prompt of token ids per row that is held.
+
+    `sampler`: one for all rows, or one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or
+    `cache_full` (prompt and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option,
+    GenerationError for a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or
+    ResourceError when a run fails. Closing it is always safe.
+    """
+    check_budget(max_new_tokens)
+    check_chunk(prefill_chunk)
+    for row, prompt in enumerate(prompts):
+        check_prompt(prompt, runner.contract, f"prompt {row + 1}" if len(prompts) > 1 else "the prompt")
+    samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)
+    stops = frozenset(stop_ids)
+    requests = [Request(prompt, each, max_new_tokens, stops) for prompt, each in zip(prompts, samplers, strict=True)]
+    return serve(runner, requests, prefill_chunk=prefill_chunk, records=True)

@@ -1,0 +1,434 @@
+"""Text to token ids and back: tokenizer, chat template, streaming, stop strings.
+
+Knows the tokenizer files of a package; knows nothing of models or sessions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from partita.capped import check_size, read_capped, read_json_value
+from partita.errors import GenerationError, PackageError, UsageError
+from partita.extras import explain
+from partita.package.folder import TokenizerKind, refuse_absent
+from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime.generate.text import chat_templates
+from partita.runtime.generate.text.chat_templates import Message, as_named_in, conversation, template_of_processor
+from partita.runtime.generate.text.stop_strings import StopStrings
+from partita.runtime.in_time import LateError, in_time
+from partita.runtime.ort.native_log import captured_output
+from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
+
+INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are no whole character yet."""
+CONTEXT_TOKENS = 6
+"""Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
+LONGEST_BYTES = 4
+"""Of a character in UTF-8; a byte is a token at least."""
+AT_ONCE_BYTES, MOST_BYTES = 1 << 18, 32 << 20
+"""A longer normalized text is counted in parts, and a longer one than the second is not encoded: either takes up to 300
+times as much memory.
+"""
+ENCODE_SECONDS, ENCODE_BYTES = 10.0, 1 << 20
+"""For a text, and again for as many bytes."""
+MOST_BACK = 16
+"""More tokens of the prompt at most, so that the context begins where a character does."""
+WITH_TOKENIZER = Remedy(
+    "export a checkpoint that has one",
+    otherwise=Remedy("give token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
+)
+TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+class TooLongError(GenerationError):
+    """A text that has more tokens than the package holds, whatever they are."""
+
+
+class PlainTokenizer:
+    """tokenizer.json read by `tokenizers` alone."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        text = read_capped(folder / "tokenizer.json")
+        self.growth = growth_of(text)
+        self.core: Any = Tokenizer.from_str(text)
+        # Of the training that the file was saved after; transformers goes without unless it is asked for.
+        self.core.no_truncation()
+        self.core.no_padding()
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; `special` adds what the tokenizer puts around a text."""
+        # Other threads go on meanwhile, which they cannot beside `encode`: it keeps the interpreter's lock.
+        (encoded,) = self.core.encode_batch([text], add_special_tokens=special)
+        return list(encoded.ids)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text; `special`: with special tokens."""
+        return str(self.core.decode(list(ids), skip_special_tokens=not special))
+
+    def special(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return {token.content: id for id, token in self.core.get_added_tokens_decoder().items() if token.special}
+
+
+class FullTokenizer:
+    """The tokenizer as transformers loads it."""
+
+    def __init__(self, folder: Path) -> None:
+        # Without torch, transformers says on import that models will not be available; nobody asked for one.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        self.native, self.growth = load_full(folder)
+        self.core: Any = getattr(self.native, "backend_tokenizer", self.native)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; `special` adds what the tokenizer puts around a text."""
+        return [int(token) for token in self.native(text, add_special_tokens=special, verbose=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text; `special`: with special tokens."""
+        return str(self.native.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+    def special(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return dict(zip(map(str, self.native.all_special_tokens), self.native.all_special_ids, strict=True)) | {
+            token.content: id for id, token in self.native.added_tokens_decoder.items() if token.special
+        }
+
+
+class Text:
+    """The tokenizer of one package."""
+
+    def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path, max_length: int | None) -> None:
+        """`max_length`: tokens of prompt and output together; None: texts of any number of tokens are encoded."""
+        self._tokenizer, self._folder, self._max_length = tokenizer, folder, max_length
+        self._written: dict[int, str] = {}
+        self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
+        """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
+
+    def encode(self, prompt: str, *, fits: bool = True) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text.
+
+        Raises UsageError for what is no text, GenerationError for one that the tokenizer cannot take apart and, with
+        `fits`, for one that has more tokens than the package holds.
+        """
+        return self._encoded(_unicode(prompt), special=True, fits=fits)
+
+    def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
+        """Token ids of a conversation of one user message, up to where the assistant begins to speak.
+
+        Raises as `encode_messages` does.
+        """
+        return self.encode_messages(conversation(prompt, system))
+
+    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant begins to speak. Contents are texts.
+
+        Raises UsageError when the package has no chat template, GenerationError when the template refuses the
+        messages.
+        """
+        if (size := sum(len(message["content"]) for message in messages)) > MOST_BYTES:
+            raise _too_long(size, self._max_length)
+        chat_templates.start()  # it gets ready while the tokenizer is loaded
+        full = self._full = self._full or _loaded(FullTokenizer, self._folder)
+        other = None if full.native.chat_template else template_of_processor(self._folder)
+        if not full.native.chat_template and other is None:
+            raise UsageError(
+                "`chat` needs a chat template, which the tokenizer lacks; leave it out",
+                where=self._folder,
+            )
+
+        try:
+            template = str(full.native.get_chat_template(other))
+            names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
+            whole = chat_templates.render(template, names, as_named_in(template, messages), MOST_BYTES)
+        except (GenerationError, ValueError) as error:
+            raise GenerationError(str(error), where=self._folder) from error
+        if isinstance(whole, int):
+            raise _too_long(whole, self._max_length)
+        # The template writes the special tokens itself.
+        return self._encoded(_unicode(whole), special=False)
+
+    def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
+        size, most = len(text.encode()), self._max_length if fits else None
+        if size > MOST_BYTES:
+            raise _too_long(size, most)
+
+        def encode() -> list[int]:
+            if size * self._tokenizer.growth > AT_ONCE_BYTES:
+                self._check_parts(text, size, most)
+            return self._tokenizer.encode(text, special=special)
+
+        seconds = ENCODE_SECONDS * (1 + size / ENCODE_BYTES)
+        parts = (getattr(self._tokenizer.core, name, None) for name in ("normalizer", "pre_tokenizer"))
+        may_panic = any(part is not None and REPEATED_GROUP.search(part.__getstate__().decode()) for part in parts)
+        try:
+            with _panics_hidden() if may_panic else nullcontext():
+                return in_time(encode, lambda: None, seconds)
+        except (KeyboardInterrupt, SystemExit, GenerationError):
+            raise
+        except LateError as error:
+            raise GenerationError(f"the tokenizer takes more than {seconds:.0f} s for this text") from error
+        except BaseException as error:  # a vocabulary without a token for what it does not know, say; a panic of Rust
+            said = " ".join(str(error).split())[:200]
+            raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
+
+    def _check_parts(self, text: str, size: int, most_tokens: int | None) -> None:
+        """Raise TooLongError for a text of far more tokens than fit, from parts that take little memory each."""
+        normalizer = getattr(self._tokenizer.core, "normalizer", None)
+        step = max(1, AT_ONCE_BYTES // (LONGEST_BYTES * self._tokenizer.growth))
+        normalized = tokens = 0
+        for start in range(0, len(text), step):
+            part = text[start : start + step]
+            normalized += len(part if normalizer is None else normalizer.normalize_str(part))
+            tokens += len(self._tokenizer.encode(part, special=False))
+            # Twice: at the ends of the parts there are tokens that the whole text does not have.
+            if normalized > MOST_BYTES or (most_tokens is not None and tokens > 2 * most_tokens):
+                raise _too_long(size, most_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out: what a stream of them shows.
+
+        Where bytes are no UTF-8, a tokenizer with a token per byte gives up on the whole run of such tokens. Here the
+        characters that were complete before the stray byte stay, for they have been shown when it comes.
+        """
+        stream = self.stream()
+        return "".join([*(stream.push(token) for token in ids), stream.finish()])
+
+    def decode_at_once(self, ids: Sequence[int]) -> str:
+        """Text as the tokenizer itself decodes it, special tokens left out. Raises GenerationError where it cannot."""
+        return self._decoded(ids)
+
+    def _decoded(self, ids: Sequence[int], *, special: bool = False) -> str:
+        try:
+            return self._tokenizer.decode(ids, special=special)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # no piece for an id beyond its vocabulary, say; a panic of Rust is no Exception
+            raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
+
+    def special(self, text: str) -> int | None:
+        """The special token that is written so, which no decoded text has; None for any other text."""
+        token = self._specials.get(text)
+        return token if token in self.silent else None
+
+    @cached_property
+    def _specials(self) -> dict[str, int]:
+        """Ids of special tokens by name."""
+        return self._tokenizer.special()
+
+    @cached_property
+    def silent(self) -> frozenset[int]:
+        """Special tokens, which no decoded text has."""
+        return frozenset(token for token in self._specials.values() if not self._decoded([token]))
+
+    def decoder(self, ids: Sequence[int]) -> Callable[[int | list[int]], str | None] | None:
+        """Decodes what follows token `ids`, as far as it is whole characters; None where the tokenizer has no such
+        decoder. It raises where a token changes the text that it has given out.
+        """
+        if not isinstance(self._tokenizer, PlainTokenizer):
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        return partial(DecodeStream(list(ids), skip_special_tokens=True).step, self._tokenizer.core)
+
+    def written(self, token: int) -> str:
+        """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
+
+        A special token by its name.
+        """
+        if token not in self._written:
+            one, two = (self.decode_at_once([token] * count) for count in (1, 2))
+            said = two[len(one) :] if two.startswith(one) else one
+            self._written[token] = said or self._decoded([token], special=True)
+        return self._written[token]
+
+    def stream(
+        self, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
+    ) -> TextStream:
+        """A stream of the text that follows `prompt`, ending at the first of `stops`, without tokens that end it."""
+        return TextStream(self, prompt, stops, stop_ids)
+
+
+@contextmanager
+def _panics_hidden() -> Iterator[None]:
+    """Hold back what this block writes to stderr, and drop it if the block raises: a panic of Rust writes there."""
+    with captured_output((2,)) as captured:
+        yield
+    for line in captured.lines:
+        os.write(2, f"{line}\n".encode())
+
+
+def _too_long(size: int, most_tokens: int | None) -> TooLongError:
+    most = f"{MOST_BYTES:,} bytes" if most_tokens is None else f"{most_tokens:,} tokens of prompt and output together"
+    return TooLongError(f"the text is too long: it has {size:,} bytes, and at most {most} fit")
+
+
+def _unicode(text: str) -> str:
+    """The text. Raises UsageError where it has half of a surrogate pair, as `"\\ud83d"` in JSON, which no text has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text has half of a surrogate pair, {text[error.start]!a}, at position {error.start}; "
+            "write whole characters"
+        ) from error
+    return text
+
+
+class TextStream:
+    """Text of tokens as they come: whole characters only, up to the first stop string.
+
+    A stop string that is the name of a special token is that token, since decoded text does not have its name. Tokens
+    of `stop_ids` are not shown either; not every tokenizer calls them special.
+    """
+
+    def __init__(
+        self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
+    ) -> None:
+        self._text = text
+        self._stops = StopStrings(stops)
+        self._ends = {text.special(stop) for stop in stops} - {None}
+        self._hidden = text.silent.union(stop_ids, self._ends)
+        self._ended = False
+        self._ids, self._shown = _context(text, prompt)
+        """Tokens since two pieces ago, and how many of them have been shown: they are the context of the others."""
+        self._pushed = False
+        known = self._ids[: self._shown]
+        whole = not text.decode_at_once(known).endswith(INCOMPLETE)
+        self._decoder = text.decoder(known) if whole else None
+        """None where the text is decoded here."""
+        if self._decoder is not None and self._shown < len(self._ids):
+            self._decoder(self._ids[self._shown :])
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has come; only `finish` returns more text."""
+        return self._ended or self._stops.found is not None
+
+    def push(self, token: int) -> str:
+        """Add one token and return the text that can be shown now, often empty."""
+        if token in self._hidden:  # a run of these would be decoded again with each
+            self._ended = self._ended or token in self._ends
+            return ""
+        self._ids.append(token)
+        self._pushed = True
+        fresh = self._decoded(token)
+        if not fresh:
+            return ""
+        del self._ids[: self._shown]
+        self._shown = len(self._ids)
+        return self._stops.push(fresh)
+
+    def _decoded(self, token: int) -> str:
+        """Whole characters that a token completes."""
+        if self._decoder is not None:
+            try:
+                return self._decoder(token) or ""
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # noqa: BLE001 - stray bytes change earlier text; a panic of Rust is no Exception
+                self._decoder = None
+        fresh = self._fresh()
+        return "" if fresh.endswith(INCOMPLETE) else fresh
+
+    def _fresh(self) -> str:
+        """Text of the tokens that have not been shown."""
+        whole, known = self._text.decode_at_once(self._ids), self._text.decode_at_once(self._ids[: self._shown])
+        if whole.startswith(known):
+            return whole[len(known) :]
+        # Behind stray bytes some decoders give up on bytes that were characters before.
+        return self._text.decode_at_once(self._ids[self._shown :])
+
+    def finish(self) -> str:
+        """The text that was held back; call it once, at the end. Bytes that never became a character show as U+FFFD."""
+        rest = self._fresh() if self._pushed and self._shown < len(self._ids) else ""
+        return self._stops.push(rest) + self._stops.finish()
+
+
+def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:
+    """The last tokens of a prompt from where a character begins, and how many of them are whole characters.
+
+    Bytes of a character that the prompt does not complete are left over. All are counted where there is no such place
+    nearby, as in stray bytes.
+    """
+    for back in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BACK):
+        tokens = list(prompt[-back:])
+        for whole in range(len(tokens), max(-1, len(tokens) - LONGEST_BYTES), -1):
+            known = text.decode_at_once(tokens[:whole])
+            if not known.startswith(INCOMPLETE) and not known.endswith(INCOMPLETE):
+                return tokens, whole
+        if back >= len(prompt):
+            break
+    return list(prompt[-CONTEXT_TOKENS:]), min(CONTEXT_TOKENS, len(prompt))
+
+
+def load_text(
+    folder: Path, kind: TokenizerKind = "transformers", max_length: int | None = None, *, takes_ids: bool = True
+) -> Text:
+    """Load the tokenizer of the package in `folder` as `kind` says; nothing is downloaded and no code of it is run.
+
+    `max_length`: tokens of prompt and output that the package holds; None: texts of any number of tokens are encoded.
+    `takes_ids`: token ids can be given in place of text. Raises PackageError when the package has no tokenizer, or it
+    cannot be loaded.
+    """
+    remedy = TOKEN_IDS if takes_ids else WITH_TOKENIZER.filled(package=folder)
+    if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise PackageError("the package has no tokenizer", where=folder, remedy=remedy)
+    if kind == "tokenizers":
+        return Text(_loaded(PlainTokenizer, folder, remedy), folder, max_length)
+    return Text(_loaded(FullTokenizer, folder, remedy), folder, max_length)
+
+
+Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
+
+
+def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> Loaded:
+    """Load a tokenizer; PackageError when it does not."""
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            refuse_absent(folder / name)
+            try:
+                check_size(folder / name)
+            except ValueError as error:
+                raise PackageError(f"damaged, {error}", where=folder / name, remedy=remedy) from error
+    try:
+        with _panics_hidden():
+            return reader(folder)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        lacking = explain(error)
+        if lacking is not None:
+            raise lacking from error
+        reason = " ".join(str(error).split())[:300]
+        raise PackageError(f"the tokenizer does not load ({reason})", where=folder, remedy=remedy) from error
+
+
+def stop_token_ids(folder: Path) -> frozenset[int]:
+    """Ids of the tokens that end a text: of onnxruntime-genai's own file where there is one, as its runtime reads them,
+    else of generation_config.json or of config.json; none when none of them says.
+
+    Raises PackageError when the file is damaged.
+    """
+    for name in ("genai_config.json", "generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            said = read_json_value(path)
+            ids = said.get("eos_token_id", said.get("model", {}).get("eos_token_id"))
+            if ids is not None:
+                listed = ids if isinstance(ids, list) else [ids]
+                if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+                    raise TypeError(f"eos_token_id is {ids!r}")
+                return frozenset(listed)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
+    return frozenset()

@@ -1,0 +1,1 @@
+"""Placement of any ONNX file: read, checked, opened and run."""

@@ -1,0 +1,303 @@
+"""Inputs for a model: values from files, or generated values of sizes from the user, the same every time.
+
+Generated floats are small random numbers, strings are empty, and integers are zeros, because they may be indices, or
+ones where the name has mask or length in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita import dtypes
+from partita.capped import MOST_BYTES, check_size
+from partita.errors import ResourceError, UsageError
+from partita.observations.text_format import families, human_bytes, listing, plural
+from partita.options.fields import PathText
+from partita.remedies import Remedy
+from partita.runtime.place.onnx_model import ModelPort
+
+SEED = 0
+SCALE = 0.1
+LARGEST_BYTES = 1 << 40
+BLOCK = 1 << 20
+"""Random numbers to generate; longer inputs repeat them."""
+STRING, STRING_BYTES = "string", 32
+"""Bytes of an empty string in ONNX Runtime."""
+ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
+ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06")
+"""First bytes of a .npz file, with arrays and without."""
+GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
+Shape = tuple[int, ...]
+
+
+def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in the files of these inputs; bfloat16 as uint16.
+
+    Raises UsageError for a name that is no input, and a file without an array of the input's type.
+    """
+    by_name = {port.name: port for port in ports}
+    values: dict[str, npt.NDArray[Any]] = {}
+    for given, path in files.items():
+        text = f"{given}={os.fspath(path)}"
+        name, file = name_and_file(text, by_name)
+        if name not in by_name or not file:
+            names = listing(by_name) if by_name else "none, it has no inputs"
+            raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is an input: {names}")
+        if name in values:
+            raise UsageError(f"`inputs={text}`: {name} is given twice; give it once")
+        values[name] = _read_array(text, by_name[name], Path(file))
+    return values
+
+
+def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
+    """The input and the file of `NAME=FILE`, by the longest matching name: both may contain a =."""
+    fitting = [name for name in names if text.startswith(f"{name}=")]
+    name = max(fitting, key=len, default="")
+    return name, text[len(name) + 1 :] if fitting else ""
+
+
+def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
+    """One array of the type of its input. Raises UsageError."""
+    if why := not_generated(port):
+        raise UsageError(f"`inputs={text}`: {port.name} is {why}, which no .npy file can hold")
+    unreadable = "it is not a .npy file of plain numbers or strings"
+    try:
+        check_size(path, MOST_BYTES)
+        with path.open("rb") as file:
+            is_archive = file.read(4) in ARCHIVES
+        if is_archive and zipfile.is_zipfile(path):
+            raise UsageError(f"`inputs={text}`: {path} holds several arrays; save one with numpy.save")
+        if is_archive:  # cut off: numpy would leave it open
+            raise _no_array(text, path, unreadable)
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, TokenError, OverflowError) as error:
+        raise _no_array(text, path, getattr(error, "strerror", None) or unreadable) from error
+    wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
+    if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
+        stored = f", stored as {wanted}" if wanted != port.dtype else ""
+        raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
+    return array
+
+
+def _no_array(text: str, path: Path, why: str) -> UsageError:
+    return UsageError(f"`inputs={text}`: {path} cannot be read: {why}; write it with numpy.save")
+
+
+def input_shapes(
+    ports: Sequence[ModelPort],
+    asked: Mapping[str, int | Sequence[int]],
+    given: Mapping[str, Shape] | None = None,
+    *,
+    files: Mapping[str, PathText] | None = None,
+) -> dict[str, Shape]:
+    """The shape of every input, by the file, `asked` sizes of inputs or symbols, and `given` shapes of values.
+
+    `files`: of those values. Raises UsageError for a name that is neither, for sizes that contradict the file or each
+    other, and when a size is missing. An input whose values cannot be generated needs none.
+    """
+    made = [port for port in ports if not not_generated(port)]
+    by_name = {port.name: port for port in ports}
+    symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
+    shapes: dict[str, Shape] = {}
+    sizes: dict[str, int] = {}
+    names = [port.name for port in ports]
+    texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
+    sources = {name_and_file(text, names)[0]: f"`inputs={text}`" for text in texts}
+    for name, shape in (given or {}).items():
+        sources.setdefault(name, f"`inputs={name}={','.join(map(str, shape))}`")
+        shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
+    for name, value in asked.items():
+        numbers, text = (value,) if isinstance(value, int) else tuple(value), size_text(name, value)
+        if not all(isinstance(number, int) and number >= 1 for number in numbers):
+            raise UsageError(f"`shapes={text}`: a size must be 1 or more")
+        if name in by_name:
+            if by_name[name].kind != "tensor":
+                raise UsageError(f"`shapes={text}`: {name} is {not_generated(by_name[name])}, which has no sizes")
+            if name in shapes:
+                raise UsageError(f"`shapes={text}`: {name} is given twice; give it once")
+            shapes[name] = _checked_shape(f"`shapes={text}`", by_name[name], numbers)
+        elif name in symbols:
+            if len(numbers) != 1:
+                raise UsageError(f"`shapes={text}`: {name} is one symbolic size, not an input; give one number")
+            _settle(f"`shapes={text}`", sizes, name, numbers[0])
+        else:
+            raise UsageError(
+                f"`shapes={text}`: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
+            )
+    for name, shape in shapes.items():
+        own: dict[str, int] = {}
+        for declared, size in zip(by_name[name].shape or (), shape, strict=False):
+            if isinstance(declared, str):
+                source = sources.get(name) or f"`shapes={name}={','.join(map(str, shape))}`"
+                if own.setdefault(declared, size) != size:
+                    raise UsageError(
+                        f"{source}: {declared} is the size of two axes of {name}, here {own[declared]} and {size}; the "
+                        "file says that they are alike"
+                    )
+                _settle(source, sizes, declared, size)
+    for port in ports:
+        found = _resolved(port, sizes)
+        if port.name not in shapes and found is not None:
+            shapes[port.name] = found
+    missing = [port for port in made if port.name not in shapes]
+    if missing:
+        raise _ask_for(missing, sizes)
+    return {port.name: shapes[port.name] for port in ports if port.name in shapes}
+
+
+def size_text(name: str, sizes: int | Sequence[int]) -> str:
+    """Sizes as on the command line: `x=1,3,224,224`."""
+    return f"{name}={sizes if isinstance(sizes, int) else ','.join(map(str, sizes))}"
+
+
+def not_generated(port: ModelPort) -> str:
+    """The kind of an input whose values cannot be generated; empty for others."""
+    if port.kind != "tensor":
+        return f"an {port.kind}" if port.kind.startswith(tuple("aeiou")) else f"a {port.kind}"
+    element = dtypes.find(port.dtype)
+    numbers = element is not None and element.storage is not None and element.kind != "complex"
+    return "" if numbers or port.dtype == STRING else f"a tensor of {port.dtype}"
+
+
+def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
+    """The shape, if the file allows it. `given`: its option, which holds a `what`."""
+    if port.shape is None:
+        return numbers
+    if len(numbers) != len(port.shape):
+        raise UsageError(
+            f"{given}: {port.name} is {port.declared}, which takes {plural(len(port.shape), 'size')}, not "
+            f"{len(numbers)}: the {what} given is [{','.join(map(str, numbers))}]"
+        )
+    for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
+        if isinstance(declared, int) and declared != number:
+            raise UsageError(
+                f"{given}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
+            )
+    return numbers
+
+
+def _settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
+    """Set a symbolic size. Raises UsageError when it has another value already."""
+    if sizes.setdefault(name, size) != size:
+        raise UsageError(
+            f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} by another option"
+        )
+
+
+def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
+    """The shape of an input once symbolic sizes are known; None when some size is still missing."""
+    if port.shape is None:
+        return None
+    found = [sizes.get(size) if isinstance(size, str) else size for size in port.shape]
+    return None if None in found else tuple(size for size in found if size is not None)
+
+
+def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
+    """The error for inputs without sizes, similar ones together, with the options to add."""
+    symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
+    flags: dict[str, None] = {}
+    for port in missing:
+        if port.shape is not None and None not in port.shape:
+            lacking = [size for size in port.shape if isinstance(size, str) and size not in sizes]
+            flags |= dict.fromkeys(f"{size}={_likely(size, symbols, sizes)}" for size in lacking)
+        else:
+            example = ",".join(
+                str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
+            )
+            flags[f"{port.name}={example}"] = None
+    verb = "needs" if len(missing) == 1 else "need"
+    return UsageError(
+        f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(_together(missing))}",
+        remedy=GIVE_SIZES.filled(sizes=tuple(word for given in flags for word in ("--shape", given))),
+    )
+
+
+def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> int:
+    """A size that can run: 1, or 2 for a total with one past token; the sum for a sum of symbols."""
+    terms = [term.strip() for term in symbol.split("+")]
+    if len(terms) > 1:
+        return sum(
+            int(term) if term.isdecimal() else sizes.get(term) or _likely(term, symbols, sizes) for term in terms
+        )
+    return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
+
+
+def _together(ports: Sequence[ModelPort]) -> list[str]:
+    """Inputs with their declarations; names that differ in numbers only are one entry."""
+    alike: dict[str, list[str]] = {}
+    for port in ports:
+        alike.setdefault(port.declared, []).append(port.name)
+    return [
+        f"{name} {declared}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
+        for declared, names in alike.items()
+        for name, members in families(names).items()
+    ]
+
+
+def _known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
+    """The inputs and symbolic sizes, for a message."""
+    inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
+    return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
+
+
+def _input_bytes(port: ModelPort, shape: Shape) -> int:
+    return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
+
+
+def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
+    """Raise ResourceError when values for the inputs that are not `given` would not fit into free memory."""
+    import psutil
+
+    sizes = {
+        port.name: _input_bytes(port, shapes[port.name])
+        for port in ports
+        if port.name not in given and not not_generated(port)
+    }
+    if not sizes:
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    needed = sum(sizes.values()) + sizes[largest]  # the largest is in memory twice while it is generated
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise ResourceError(
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
+            f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
+            "smaller sizes with `shapes=NAME=SIZES` where the file leaves them open"
+        )
+
+
+def make_values(
+    port: ModelPort, shape: Shape, rng: np.random.Generator, *, fitting: int | None = None
+) -> npt.NDArray[Any]:
+    """Generated values for one input, in the type that stores them. Raises UsageError when they are too large.
+
+    `fitting`: the value where zero is invalid, as for a divisor or an axis.
+    """
+    if _input_bytes(port, shape) > LARGEST_BYTES:
+        raise UsageError(
+            f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; give smaller sizes"
+        )
+    if port.dtype == STRING:
+        return np.full(shape, "")
+    if port.dtype == "bool":
+        return np.ones(shape, np.bool_)
+    if dtypes.named(port.dtype).kind == "integer":
+        value = int(ONES.search(port.name) is not None) if fitting is None else fitting
+        return np.full(shape, value, port.dtype)
+    count = math.prod(shape)
+    block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
+    if fitting is not None:
+        block = np.full_like(block, fitting)
+    if dtypes.named(port.dtype).upper_half:
+        return np.resize((block.view(np.uint32) >> 16).astype(dtypes.storage(port.dtype)), shape)
+    return np.resize(block.astype(port.dtype), shape)

@@ -1,0 +1,275 @@
+"""Structure of an ONNX file without its weights: nodes, their origin, and external data.
+
+It is read before ONNX Runtime opens the file, so that weights outside the package folder are refused first.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.diagnosis.naming import module_in
+from partita.errors import PackageError
+from partita.observations.facts import GraphNode
+from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, again, inside, refuse_absent
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.cpu.attention import Attention, find_attention
+
+if TYPE_CHECKING:
+    import onnx
+    from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]
+    from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
+SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+STACK = "pkg.torch.onnx.stack_trace"
+LONGEST_LIST = 1 << 14
+"""Most characters of a list of scopes or classes."""
+DIGITS = re.compile(r"[0-9]{1,19}")
+"""An offset or length: a number of 64 bits."""
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """Structure of one ONNX file."""
+
+    nodes: tuple[GraphNode, ...]
+    """Nodes of the main graph, in file order."""
+    inner: tuple[GraphNode, ...]
+    """Nodes in control-flow subgraphs."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    data_files: frozenset[str]
+    """External data files, by the name in the file."""
+    attention: Attention | None = None
+    """Attention for which the CPU provider has two implementations."""
+
+
+def read_model_file(path: Path, folder: Path) -> ModelFile:
+    """Read the structure of the ONNX file `path`; the weights stay on disk.
+
+    Raises PackageError when the file is damaged, or names weights that lie outside the package `folder`.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    refuse_absent(path)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, ValueError, OSError) as error:
+        raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
+    if bad := bytes_for_text(model):
+        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8", remedy=FROM_CHECKPOINT)
+    check_external_data(model, path, folder)
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    return ModelFile(
+        nodes=_graph_nodes(model.graph),
+        inner=inner_nodes(model.graph),
+        inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
+        outputs=tuple(port.name for port in model.graph.output),
+        data_files=data_files(model),
+        attention=find_attention(model),
+    )
+
+
+def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
+    """The nodes of a serialised model, and those in control-flow subgraphs."""
+    import onnx
+
+    graph = onnx.load_model_from_string(model).graph
+    return _graph_nodes(graph), inner_nodes(graph)
+
+
+def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
+    """The nodes of a graph, without subgraphs."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    return tuple(replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node)
+
+
+def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
+    """Element type of the largest constant of rank 2 or more that a node reads; empty for none."""
+    read = [constants[name] for name in node.input if name in constants]
+    matrices = [tensor for tensor in read if len(tensor.dims) > 1]
+    largest = max(matrices, key=lambda tensor: math.prod(tensor.dims), default=None)
+    return "" if largest is None else dtypes.name_of(largest.data_type)
+
+
+def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
+    """Raise PackageError when a tensor's external data has no valid position, is not in `folder`, or is cut off."""
+    remedy = again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
+    for location, end in sorted(_data_ends(model, path).items()):
+        data = inside(folder, location)
+        if not data.is_file():
+            raise PackageError(f"{path}: its weights file {location[:SHOWN]!r} is missing", remedy=remedy)
+        refuse_absent(data)
+        size = data.stat().st_size
+        if size < end:
+            raise PackageError(
+                f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
+                f"byte {end:,}",
+                remedy=remedy,
+            )
+
+
+def _data_ends(model: onnx.ModelProto, path: Path) -> dict[str, int]:
+    """The end of the last tensor in each external data file. Raises PackageError for an invalid position."""
+    ends: dict[str, int] = {}
+    for tensor in all_tensors(model):
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if not entries and tensor.data_location != tensor.EXTERNAL:
+            continue
+        numbers = {key: entries.get(key, "0") for key in ("offset", "length")}
+        odd = [f"{key} {text[:40]!r}" for key, text in numbers.items() if not DIGITS.fullmatch(text)]
+        odd += [] if "location" in entries else ["no location"]
+        if odd:
+            name = tensor.name[:200]
+            raise PackageError(f"{path}: damaged: the external data of tensor {name!r} has {odd[0]}", remedy=GET_AGAIN)
+        location = entries["location"]
+        ends[location] = max(ends.get(location, 0), sum(map(int, numbers.values())))
+    return ends
+
+
+def data_files(model: onnx.ModelProto) -> frozenset[str]:
+    """External data files of the model, by the name in it."""
+    entries = (entry for tensor in all_tensors(model) for entry in tensor.external_data)
+    return frozenset(entry.value for entry in entries if entry.key == "location")
+
+
+def bytes_for_text(message: Message, path: str = "") -> str | None:
+    """Path of the first text that is not UTF-8, e.g. graph.node[3].name; None without one.
+
+    Such a text is bytes in Python. ONNX Runtime opens the file, and its Python package fails on the text later.
+    """
+    for name, is_text, several in _fields(message.DESCRIPTOR):
+        if not several and not message.HasField(name):
+            continue
+        found = getattr(message, name)
+        for place, value in enumerate(found if several else (found,)):
+            if not is_text:
+                inner = bytes_for_text(value, f"{path}{name}{f'[{place}]' if several else ''}.")
+                if inner is not None:
+                    return inner
+            elif isinstance(value, bytes):
+                return f"{path}{name}{f'[{place}]' if several else ''}"
+    return None
+
+
+@functools.cache
+def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
+    """Fields of a message with texts or messages: name, whether a text, whether repeated."""
+    wanted = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
+    return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in wanted)
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the file: initializers and attributes, of subgraphs and functions too."""
+    yield from _initializers(model.graph)
+    for root in (model.graph, *model.functions):
+        for node in all_nodes(root):
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+            for body in bodies(node):
+                yield from _initializers(body)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph or a function, then those of its subgraphs."""
+    yield from graph.node
+    for node in graph.node:
+        for body in bodies(node):
+            yield from all_nodes(body)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and its subgraphs, at any depth."""
+    yield graph
+    for node in graph.node:
+        for body in bodies(node):
+            yield from all_graphs(body)
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Tensors that a node reads: its inputs, and outer tensors that its subgraphs read."""
+    yield from (name for name in node.input if name)
+    for body in bodies(node):
+        own = defines(body)
+        inside = (name for entry in body.node for name in reads(entry))
+        yield from (name for name in (*inside, *(port.name for port in body.output)) if name not in own)
+
+
+def defines(graph: onnx.GraphProto) -> frozenset[str]:
+    """Tensors of a graph: inputs, constants and outputs of its nodes; not those of subgraphs."""
+    given = (*graph.input, *graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return frozenset(entry.name for entry in given).union(*(filter(None, node.output) for node in graph.node))
+
+
+def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
+    """Nodes in control-flow subgraphs, at any depth, in the order of `all_nodes`."""
+    found: list[GraphNode] = []
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found += (replace(graph_node(inner), body=attribute.name) for inner in body.node)
+                found += inner_nodes(body)
+    return tuple(found)
+
+
+def graph_node(node: onnx.NodeProto) -> GraphNode:
+    """One node as a fact, by Partita's metadata, the node name, or torch's metadata, in this order."""
+    notes = {entry.key: entry.value for entry in node.metadata_props}
+    return GraphNode(
+        name=node.name,
+        op_type=node.op_type,
+        domain=node.domain,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        module=(notes[MODULE] if MODULE in notes else module_in(node.name) or _innermost(notes.get(SCOPES))) or None,
+        module_class=notes.get(CLASS) or _innermost(notes.get(CLASSES)),
+        source=notes.get(SOURCE) or _last_frame(notes.get(STACK)),
+    )
+
+
+def _innermost(listed: str | None) -> str | None:
+    """The innermost module in torch's list of scopes or classes, whose last entry is the operator."""
+    if not listed:
+        return None
+    try:
+        entries = ast.literal_eval(listed[:LONGEST_LIST])
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two by deep nesting
+        return None
+    if not isinstance(entries, list) or len(entries) < 2:
+        return None
+    return str(entries[-2]) or None
+
+
+def _last_frame(trace: str | None) -> str | None:
+    """`file:line` of the innermost frame of a stack trace, the file relative to its package's folder."""
+    frames = list(FRAME.finditer(trace or ""))
+    if not frames:
+        return None
+    parts = PurePath(frames[-1]["file"]).parts
+    if "site-packages" in parts:
+        parts = parts[parts.index("site-packages") + 1 :]
+    return f"{PurePath(*parts).as_posix()}:{frames[-1]['line']}"

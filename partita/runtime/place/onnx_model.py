@@ -1,0 +1,299 @@
+"""Any ONNX model, read and checked before ONNX Runtime opens it, with a unique name for every node.
+
+ONNX Runtime refuses a graph with two nodes of one name, and its sources name a node without a name differently. Such
+nodes get a name in a copy in memory; the file does not change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.errors import PackageError
+from partita.observations.facts import GraphNode
+from partita.observations.text_format import plural
+from partita.package.folder import refuse_absent, unreadable
+from partita.runtime.place.model_file import (
+    all_graphs,
+    all_nodes,
+    all_tensors,
+    bytes_for_text,
+    check_external_data,
+    data_files,
+    defines,
+    graph_node,
+    inner_nodes,
+)
+from partita.strangers import recognise
+
+if TYPE_CHECKING:
+    import onnx
+
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+DIVIDING: Mapping[str, tuple[int, ...]] = {
+    "Div": (1,),
+    "Mod": (1,),
+    "Range": (2,),
+    "Slice": (4,),
+    "OneHot": (1,),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "GroupQueryAttention": (6,),
+    "DFT": (1,),
+    "STFT": (1, 3),
+    "HannWindow": (0,),
+    "HammingWindow": (0,),
+    "BlackmanWindow": (0,),
+    "MelWeightMatrix": (0, 1, 2),
+}
+"""Positions of inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
+AXES: Mapping[str, tuple[int, int]] = {"DFT": (2, -2)}
+"""Position and default of inputs that are an axis. For axis 0 the kernel of ONNX Runtime 1.27 may never end."""
+AGAIN = "get the file again"
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters that would break a name in ONNX Runtime's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPort:
+    """An input of the main graph, as the file declares it."""
+
+    name: str
+    kind: str
+    """tensor, sequence, optional, map or sparse tensor; unknown when the file does not declare it."""
+    dtype: str
+    """Element type, e.g. float32; the kind for an input that is not a tensor."""
+    shape: tuple[int | str | None, ...] | None
+    """Fixed sizes, names of symbolic sizes, None for a size without a name; None for an unknown rank."""
+
+    @property
+    def declared(self) -> str:
+        """Type and shape for people: `float32[batch,3,?,?]`."""
+        if self.shape is None:
+            return f"{self.dtype}, of unknown rank"
+        return f"{self.dtype}[{','.join('?' if size is None else str(size) for size in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """Structure of one ONNX file."""
+
+    path: Path
+    proto: onnx.ModelProto
+    """With unique node names, without external data."""
+    renamed: bool
+    """Nodes got new names, so ONNX Runtime has to open `proto` and not the file."""
+    nodes: tuple[GraphNode, ...]
+    """Of the main graph."""
+    inner: tuple[GraphNode, ...]
+    """In control-flow subgraphs."""
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    """Tensors of the main graph whose values are in the file."""
+    opsets: Mapping[str, int]
+    data_files: tuple[str, ...]
+    weight_bytes: int
+    notes: tuple[str, ...]
+    """Sentences about new names and nodes that no source lists."""
+
+    @property
+    def fitting(self) -> Mapping[str, int]:
+        """Values of integer inputs for which zero is invalid: 1 for divisors and lengths, a default for axes."""
+        values: dict[str, int] = {}
+        for node in (*self.nodes, *self.inner):
+            if node.op_type in AXES:
+                position, axis = AXES[node.op_type]
+                values |= {name: axis for name in node.inputs[position : position + 1] if name not in values}
+            for position in DIVIDING.get(node.op_type, ()):
+                values |= dict.fromkeys(node.inputs[position : position + 1], 1)
+        return values
+
+    def to_bytes(self) -> bytes | None:
+        """The model to open instead of the file; None when the file can be opened."""
+        return self.proto.SerializeToString() if self.renamed else None
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Read and check the ONNX file `path`, without its external data.
+
+    Raises PackageError when it is missing, damaged or not an ONNX file, or its weights are missing or outside its
+    folder.
+    """
+    proto = _parse(path)
+    if bad := bytes_for_text(proto):
+        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
+    try:
+        return _describe(path, proto)
+    except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not have
+        raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
+
+
+def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
+    """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
+    check_external_data(proto, path, path.parent)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    notes = (*_name_nodes(proto.graph), *_name_in_functions(proto))
+    return OnnxModel(
+        path=path,
+        proto=proto,
+        renamed=bool(notes),
+        nodes=tuple(graph_node(node) for node in proto.graph.node),
+        inner=inner_nodes(proto.graph),
+        inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
+        outputs=tuple(read_port(port).name for port in proto.graph.output),
+        constants=frozenset(initializers).union(
+            output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
+        ),
+        opsets={entry.domain: entry.version for entry in proto.opset_import},
+        data_files=tuple(sorted(data_files(proto))),
+        weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
+        notes=(*notes, *_structure_notes(proto)),
+    )
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    """The protobuf message in the file. Raises PackageError."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        if path.is_dir():
+            stranger = recognise(path)
+            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+        if path.exists() and not path.is_file():
+            raise PackageError(f"{path}: not a regular file; name an ONNX file or a package")
+        size = path.stat().st_size
+        refuse_absent(path)
+        if size > PROTOBUF_LIMIT_BYTES:
+            raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights in external data")
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError as error:
+        raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
+    except PermissionError as error:
+        raise unreadable(path) from error
+    except OSError as error:
+        raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except DecodeError as error:
+        stranger = recognise(path)
+        if stranger.remedy.command and path.suffix != ".onnx":
+            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy) from error
+        raise PackageError(f"{path}: not an ONNX file, or cut off: it cannot be parsed; {AGAIN}") from error
+    if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
+        raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")
+    if not proto.graph.node:
+        raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
+    return proto
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
+    name = dtypes.name_of(tensor.data_type)
+    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
+
+
+def read_port(port: onnx.ValueInfoProto) -> ModelPort:
+    """An input or output of a graph. Raises ValueError for an element type that ONNX does not have."""
+    kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
+    if kind != "tensor":
+        return ModelPort(port.name, kind, kind, None)
+    tensor = port.type.tensor_type
+    dtype = dtypes.numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
+    if not tensor.HasField("shape"):
+        return ModelPort(port.name, kind, dtype, None)
+    return ModelPort(port.name, kind, dtype, tuple(_read_size(size) for size in tensor.shape.dim))
+
+
+def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """A size of a shape. Negative ones are how some exporters write that they do not know."""
+    if size.HasField("dim_value"):
+        return size.dim_value if size.dim_value >= 0 else None
+    return size.dim_param or None
+
+
+def _name_nodes(graph: onnx.GraphProto) -> Iterator[str]:
+    """Give every node of the graph and its subgraphs a unique name on one line; a sentence per kind of change."""
+    nodes = list(all_nodes(graph))
+    named = [[node.name for node in each.node if node.name] for each in all_graphs(graph)]
+    refused = any(len(names) > len(set(names)) for names in named)
+    broken = sum(CONTROL.search(node.name) is not None for node in nodes)
+    for node in nodes:
+        node.name = CONTROL.sub("_", node.name)
+    taken = {node.name for node in nodes}
+    seen: set[str] = set()
+    nameless = repeated = 0
+    for position, node in enumerate(nodes):
+        if not node.name or node.name in seen:
+            nameless += not node.name
+            repeated += bool(node.name)
+            node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
+        seen.add(node.name)
+    if nameless:
+        yield f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here"
+    if repeated:
+        note = f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here"
+        yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
+    if broken:
+        yield f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _"
+
+
+def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
+    """Name the nodes of the file's functions that have no name; a sentence about them.
+
+    ONNX Runtime names inlined nodes after those of the function; without a name its log and list of nodes have a blank.
+    """
+    named = 0
+    for function in proto.functions:
+        nodes = list(all_nodes(function))
+        taken = {node.name for node in nodes}
+        for position, node in enumerate(nodes):
+            if not node.name:
+                node.name = _free_name(f"{node.op_type}_{position}", taken)
+                named += 1
+    if named:
+        yield f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here"
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """`wanted` with as many underscores as make it unique; it is added to `taken`."""
+    while wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
+
+
+def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Sentences about nodes that ONNX Runtime's sources do not list as the file does."""
+    notes = []
+    holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]
+    if holders:
+        inner = sum(1 for _ in all_nodes(proto.graph)) - len(proto.graph.node)
+        notes.append(
+            f"{plural(inner, 'node')} in control-flow subgraphs count as part of the {plural(len(holders), 'node')} "
+            "that contains them: the plan does not list nodes of subgraphs"
+        )
+    functions = {(function.domain, function.name) for function in proto.functions}
+    calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
+    if calls:
+        notes.append(
+            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime inlines "
+            "them, under names of its own, which cannot be matched with the file"
+        )
+    return tuple(notes)
+
+
+def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Tensors of the main graph whose shapes are declared, or inferred from the shapes of the inputs."""
+    from partita.runtime.place.tensor_types import (  # imports ONNX Runtime; reading a file does not
+        is_fixed,
+        tensor_types,
+    )
+
+    types = tensor_types(proto, inputs)
+    return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))

@@ -1,0 +1,375 @@
+"""Opens any ONNX model or package, runs it a few times, and returns facts for a report.
+
+A package runs through the engine that generates, on dummy token ids. Another model runs on given or generated inputs in
+host memory. The facts of an opened session are returned even when its run fails.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita import dtypes
+from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
+from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.names import RUN
+from partita.observations.records import Memory
+from partita.observations.text_format import listing
+from partita.package.folder import Manifest
+from partita.process import peak_rss_bytes, rss_bytes
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution, resolve
+from partita.remedies import Remedy
+from partita.runtime.chain.open_chain import open_session
+from partita.runtime.chain.pins import Pin
+from partita.runtime.chain.run_errors import (
+    RUN_ERRORS,
+    RunInterruptedError,
+    RunLateError,
+    crashed_in_run,
+    cut_short,
+    failure_notes,
+    late_notes,
+    let_go,
+    told_error,
+)
+from partita.runtime.chain.settling import without_crashed
+from partita.runtime.cpu.settings import will_repeat
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.generate.record.run_facts import run_facts, with_optimised
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.in_time import LateError, in_time, left
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
+from partita.runtime.ort.errors import SHORTER
+from partita.runtime.ort.evidence import parse_profile, unread_profile
+from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.session import Session
+from partita.runtime.place.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
+from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
+
+PHASE = "run"
+PREFILL_TOKENS = 16
+"""Dummy prompt length of a package whose graph takes any number of tokens."""
+DUMMY_TOKEN = 0
+SMALLER_INPUTS = Remedy("free memory, or give its inputs smaller sizes")
+NOT_FAILED = (RunInterruptedError, RunLateError)
+"""Errors of runs that were ended from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """How to open and run a model."""
+
+    chain: tuple[Provider, ...]
+    options: Mapping[str, Mapping[str, str]]
+    """Provider options by provider name."""
+    pins: tuple[Pin, ...]
+    threads: int | None
+    runs: int
+    """Session runs per phase."""
+    run_seconds: float = math.inf
+    """Time limit for all runs of an ONNX file."""
+    values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Values of inputs of an ONNX file, by name; the others are generated."""
+    crashed: Mapping[str, str] = field(default_factory=dict)
+    """Providers to skip, by name, whose native code crashed on this model; the value is how."""
+    dry: bool = False
+    """A dry run: generated floats are zeros, which take no memory until they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """Outcome of the runs of an ONNX file."""
+
+    steps: tuple[StepFact, ...]
+    """Runs that succeeded."""
+    error: PartitaError | None = None
+    """Error of the next run; None when it only exceeded the time limit after other runs."""
+    late: bool = False
+    """The next run exceeded the time limit."""
+    left: bool = False
+    """It also ignored the request to stop: a thread still runs the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Facts of a placement."""
+
+    facts: RunFacts
+    resolutions: tuple[Resolution, ...]
+    """State of each provider of the chain."""
+    error: PartitaError | None
+    """Error of a run; the facts are those of the runs before it."""
+
+
+def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
+    """Open a model on the chain and run it on inputs of these shapes.
+
+    Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
+    ResourceError when memory runs out.
+    """
+    if not where.dry:
+        check_room(model.inputs, shapes, where.values)
+    before = rss_bytes()
+    renamed = model.to_bytes()
+    resolutions = without_crashed(resolve(where.chain, available_ort_names(), where.options), where.crashed)
+    session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
+    with closing(session):
+        after = rss_bytes()
+        will_repeat(session)
+        not_run = _not_run(model)
+        crashed = where.crashed.get(RUN)
+        opened_only = bool(not_run or crashed)
+        ran, ports = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
+        error, steps = ran.error, ran.steps
+        if crashed and error is None:
+            error = crashed_in_run(model, crashed, where.values)
+        seen = _model_session_facts(model, session, ports, len(steps))
+        facts = RunFacts(
+            sessions=(seen,),
+            states=(),
+            steps=steps,
+            memory=Memory(
+                weight_bytes=model.weight_bytes,
+                cache_bytes=0,
+                rss_before_load_bytes=before,
+                rss_after_load_bytes=after,
+                peak_rss_bytes=max(peak_rss_bytes(), before, after),
+            ),
+            tokenizer_load_seconds=0.0,
+            first_token_seconds=None,
+            prompt_tokens=0,
+            new_tokens=0,
+            finish_reason=None,
+            interrupted=cut_short(error),
+            notes=(
+                *model.notes,
+                *not_run,
+                *failure_notes(len(steps), where.runs, error),
+                *(late_notes(len(steps), where.runs, where.run_seconds, left=ran.left) if ran.late else ()),
+                *(unread_profile(len(steps), seen.runs) if not ran.left else ()),
+            ),
+        )
+        if not ran.left:  # a second session could wait for a run that does not end
+            facts = with_graphs(facts, (session,), error)
+        return Placed(facts, session.resolutions, error)
+
+
+def _not_run(model: OnnxModel) -> tuple[str, ...]:
+    """A sentence about inputs whose values cannot be generated, so that the model is not run."""
+    kinds = {port.name: not_generated(port) for port in model.inputs}
+    lacking = listing(f"{name} is {kind}" for name, kind in kinds.items() if kind)
+    missing = "not run, so what only a run can tell is missing: no values can be generated for inputs: "
+    return (missing + lacking,) if lacking else ()
+
+
+def _run_session(
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
+) -> tuple[_Ran, tuple[PortFact, ...]]:
+    """Outcome of the runs; inputs and outputs.
+
+    The binding is released here, before the session: on WebGPU device values that outlive their session crash.
+    """
+    binding = session.binding()
+    ran = _run_model(model, shapes, binding, where)
+    if ran.left:
+        session.leave()
+    ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.left)
+    let_go(ran.error)
+    if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
+        ran = replace(ran, error=told_error(model, session, ran.error, where.values))
+    if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
+        ran = replace(ran, error=ResourceError(ran.error.said, remedy=SMALLER_INPUTS))
+    return ran, ports
+
+
+def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:
+    """Run on given or generated inputs within the time limit.
+
+    Inputs are bound before every run, as with new data, so that ONNX Runtime copies them to a device each time.
+    """
+    rng = np.random.default_rng(SEED)
+    steps: list[StepFact] = []
+    buffers: dict[str, Buffer] = {}
+
+    def step() -> None:
+        began = time.perf_counter()
+        for name, buffer in buffers.items():
+            binding.bind_input(name, buffer)
+        bound = time.perf_counter()
+        binding.run()
+        steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+
+    try:
+        for port in model.inputs if where.runs else ():
+            buffers[port.name] = filled_buffer(model, port, shapes[port.name], where, rng)
+        for name in model.outputs:
+            binding.bind_fresh_output(name)
+        until = time.monotonic() + where.run_seconds
+        for _ in range(where.runs):
+            in_time(step, binding.stop, until - time.monotonic())
+    except KeyboardInterrupt:
+        return _Ran(tuple(steps), RunInterruptedError(model.path), left=left(step))
+    except LateError as late:
+        error = None if steps else RunLateError(model, where.run_seconds, where.values)
+        return _Ran(tuple(steps), error, late=True, left=late.left)
+    except RUN_ERRORS as error:
+        return _Ran(tuple(steps), error)
+    return _Ran(tuple(steps))
+
+
+def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator) -> Buffer:
+    """The buffer of an input in host memory, with its values."""
+    values, fitting = where.values.get(port.name), model.fitting.get(port.name)
+    if port.dtype == STRING:
+        return text_buffer(make_values(port, shape, rng) if values is None else values)
+    buffer = host_buffer(shape, port.dtype)
+    if values is None and where.dry and dtypes.is_float(port.dtype) and fitting is None:
+        return buffer
+    buffer.host[...] = make_values(port, shape, rng, fitting=fitting) if values is None else values
+    return buffer
+
+
+def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
+    """Facts of the session of an ONNX file after `runs` successful runs. Ends profiling."""
+    profile = session.end_profiling()
+    events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
+    return session_facts(
+        session,
+        session.resolutions,
+        graph=model.nodes,
+        inner=model.inner,
+        file=model.path.name,
+        phases=(PHASE,),
+        ports=ports,
+        events=events,
+        runs=windows,
+    )
+
+
+def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
+    """Memory that the session wants for inputs and outputs; all are bound in host memory."""
+    wanted = session.wanted_memory
+    sizes: dict[str, int | None] = {
+        name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
+    }
+    if ran:
+        types = {port.name: port.type for port in session.outputs}
+        sizes |= {name: output_bytes(types[name], shape) for name, shape in binding.output_shapes().items()}
+    named = [("input", port.name) for port in model.inputs] + [("output", name) for name in model.outputs]
+    return tuple(
+        PortFact(name, direction, direction, wanted[name], HOST_MEMORY, sizes.get(name))
+        for direction, name in named
+        if name in wanted
+    )
+
+
+def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
+    """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and types without a shape."""
+    element = type_text.removeprefix("tensor(").removesuffix(")")
+    return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
+
+
+def place_package(folder: Path, where: Where, manifest: Manifest | None = None) -> Placed:
+    """Open a package on the chain and run its prefill and decode graphs on dummy tokens.
+
+    `manifest`: of a folder that has none on disk. Raises PackageError, ProviderError, ResourceError.
+    """
+    with load_runner(
+        folder,
+        where.chain,
+        threads=where.threads,
+        observe=True,
+        manifest=manifest,
+        options=where.options,
+        pins=where.pins,
+        crashed=where.crashed,
+        wants_tokens=False,
+    ) as runner:
+        error = run_package(runner, where.runs)
+        let_go(error)
+        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
+        facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
+        # The dummy tokens are no result.
+        facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
+        return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
+
+
+def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:
+    """The facts with the optimised graphs, unless memory ran out or the run was interrupted."""
+    return facts if isinstance(error, ResourceError | RunInterruptedError) else with_optimised(facts, sessions)
+
+
+def run_package(runner: Runner, runs: int) -> PartitaError | None:
+    """`runs` prompts of one step each, then `runs` decode steps, with the engine that generates; the error of a run."""
+    engine = Engine(runner, PREFILL_TOKENS)
+    graphs = runner.capacity
+    try:
+        for _ in range(runs):
+            _begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
+            engine.step()
+        for _ in range(runs if graphs.max_length > 1 else 0):
+            decode(engine)
+    except KeyboardInterrupt:
+        return RunInterruptedError(runner.folder)
+    except RUN_ERRORS as error:
+        return error
+    return None
+
+
+def _begin(engine: Engine, tokens: int) -> None:
+    """Begin a dummy prompt of so many tokens in every row, in place of the last one."""
+    for row, request in enumerate(engine.rows):
+        if request is not None:
+            engine.leave(row)
+    engine.records = False  # steps only
+    budget = engine.runner.capacity.max_length  # never reached: the cache is full before
+    for _ in engine.rows:
+        engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
+    engine.records = True
+
+
+def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+    """The next token; a dry run has no logits to choose by."""
+    return DUMMY_TOKEN
+
+
+def decode(engine: Engine) -> None:
+    """One decode step. With a full cache every row is rewound by a token, or begins a new prompt where it cannot be.
+
+    A cache that is full again right after that, of two tokens, gets no decode step.
+    """
+    anew = False
+    while (step := engine.step()) is None or step.phase != "decode":
+        if step is not None or all(engine.rewind(row, 1) for row in range(len(engine.rows))):
+            continue
+        if anew:
+            return
+        _begin(engine, 1)
+        anew = True
+
+
+def with_shapes(
+    facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, Shape]]
+) -> RunFacts:
+    """The facts with constants and inferred shapes, for a dry run. `models` and `shapes` of inputs by file name."""
+    sessions = tuple(
+        replace(
+            session,
+            constants=models[session.file].constants,
+            fixed_shapes=fixed_shapes(models[session.file].proto, shapes.get(session.file, {})),
+        )
+        for session in facts.sessions
+    )
+    return replace(facts, sessions=sessions)

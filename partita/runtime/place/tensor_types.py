@@ -1,0 +1,225 @@
+"""Type and shape of every tensor of a graph, declared or inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from partita.runtime.lab.schema import find_operator
+from partita.runtime.place.model_file import all_graphs
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_ROUNDS = 8
+"""Rounds of inference over operators that the onnx package does not know."""
+SMALL_BYTES = 64 << 10
+"""Larger constants do not take part in shape inference."""
+
+
+def tensor_types(
+    proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, onnx.TypeProto]:
+    """Types by tensor name, of subgraphs too. `inputs`: sizes of graph inputs that replace the declared ones.
+
+    Outputs of an operator unknown to the onnx package have no type, unless the file declares one.
+    """
+    light = _weightless(proto)
+    if inputs is not None:
+        _fix_inputs(light, inputs)
+    inferred = _infer(light)
+    for _ in range(MOST_ROUNDS):
+        if not _spread_elements(inferred) and not _look_into_functions(inferred):
+            break
+        inferred = _infer(inferred)
+    types: dict[str, onnx.TypeProto] = {}
+    for graph in reversed(list(all_graphs(inferred.graph))):  # a name of the main graph means that one
+        types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+        types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
+    return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
+
+
+def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with inferred types; unchanged where inference fails or would crash."""
+    import onnx
+
+    if any(_ends_inference(node) for graph in all_graphs(model.graph) for node in graph.node):
+        return model
+    try:
+        made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return model
+    return made
+
+
+def _ends_inference(node: onnx.NodeProto) -> bool:
+    """Whether native code of the onnx package crashes on the node: a Split with a wrong `num_outputs`, in onnx 1.23."""
+    wanted = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), None)
+    return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
+
+
+def _spread_elements(model: onnx.ModelProto) -> bool:
+    """Set the element types of outputs of operators that only ONNX Runtime's schemas know; whether any was set."""
+    graph = model.graph
+    known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+    elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
+    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    found = False
+    for node in graph.node:
+        if not node.domain or all(elements.get(name) for name in node.output if name):
+            continue
+        operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
+        for name, element in operator.outputs_of(node, elements).items() if operator is not None else ():
+            if not elements.get(name):
+                elements[name] = element
+                graph.value_info.add(name=name).type.tensor_type.elem_type = element
+                found = True
+    return found
+
+
+def _look_into_functions(model: onnx.ModelProto) -> bool:
+    """Set the types of outputs of operators that onnx defines by a function and without an inference rule, such as
+    GroupNormalization; whether any was set.
+    """
+    import onnx
+    import onnx.inliner
+
+    graph = model.graph
+    known = {port.name for port in (*graph.value_info, *graph.output, *graph.input) if _is_typed(port.type)}
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    lacking = {
+        (node.domain, node.op_type)
+        for node in graph.node
+        if any(name and name not in known for name in node.output) and _has_function_only(node, versions)
+    }
+    if not lacking:
+        return False
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    for tensor in graph.initializer:  # a function may depend on their types
+        asked.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    try:
+        unfolded = _infer(onnx.inliner.inline_selected_functions(asked, sorted(lacking), False, True))
+    except Exception:  # noqa: BLE001 - native code that raises anything; the types stay unknown
+        return False
+    made = {name for node in graph.node for name in node.output if name} - known
+    found = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
+    stale = {port.name: port for port in graph.output}
+    for port in (port for port in found if _is_typed(port.type)):
+        if port.name in stale:
+            stale[port.name].type.CopyFrom(port.type)
+        else:
+            graph.value_info.add(name=port.name).type.CopyFrom(port.type)
+    return any(_is_typed(port.type) for port in found)
+
+
+def _is_typed(kind: onnx.TypeProto) -> bool:
+    """Whether a type is known."""
+    return kind.WhichOneof("value") is not None
+
+
+def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
+    """Whether onnx defines the operator by a function and has no inference rule for it."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    described = any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
+    return described and not schema.has_type_and_shape_inference_function
+
+
+def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
+    """Set the sizes of graph inputs and drop the symbolic sizes derived from the old ones."""
+    for port in model.graph.input:
+        if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
+            port.type.CopyFrom(tensor_type(port.type.tensor_type.elem_type, inputs[port.name]))
+    for port in (*model.graph.value_info, *model.graph.output):
+        if port.type.WhichOneof("value") == "tensor_type":
+            for size in port.type.tensor_type.shape.dim:
+                if size.HasField("dim_param"):
+                    size.ClearField("dim_param")
+
+
+def _weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which large initializers are graph inputs of the same type."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name or "graph"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    declared = {port.name for port in graph.input}
+    for tensor in proto.graph.initializer:
+        if is_small(tensor):
+            graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in declared:
+            graph.input.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    return light
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether the values are in the file, and few."""
+    return not tensor.external_data and tensor.ByteSize() <= SMALL_BYTES
+
+
+def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
+    """A tensor type of these sizes."""
+    import onnx
+
+    made: onnx.TypeProto = onnx.helper.make_tensor_type_proto(element, list(sizes))  # type: ignore[call-overload]
+    return made
+
+
+def element_of(kind: onnx.TypeProto) -> int | None:
+    """Element type; None for a type that is not a tensor."""
+    return kind.tensor_type.elem_type if kind.WhichOneof("value") == "tensor_type" else None
+
+
+def _dimensions(kind: onnx.TypeProto | None) -> Sequence[onnx.TensorShapeProto.Dimension] | None:
+    """Dimensions of a tensor; None where the rank is unknown, and for a type that is not a tensor."""
+    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return None
+    dimensions: Sequence[onnx.TensorShapeProto.Dimension] = kind.tensor_type.shape.dim
+    return dimensions
+
+
+def rank_of(kind: onnx.TypeProto | None) -> int | None:
+    """Number of dimensions of a tensor; None where it is unknown."""
+    dimensions = _dimensions(kind)
+    return None if dimensions is None else len(dimensions)
+
+
+def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """Sizes of a tensor; None unless all are known. ONNX Runtime reads a size below 0 as unknown."""
+    dimensions = _dimensions(kind)
+    if dimensions is None or not all(size.HasField("dim_value") and size.dim_value >= 0 for size in dimensions):
+        return None
+    return tuple(size.dim_value for size in dimensions)
+
+
+def is_fixed(kind: onnx.TypeProto | None) -> bool:
+    """Whether all sizes of a tensor are known."""
+    return sizes_of(kind) is not None
+
+
+def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
+    """Sizes of a tensor with 1 in place of each that is 0 or unknown; empty where the rank is unknown."""
+    return tuple(max(size.dim_value, 0) or 1 for size in _dimensions(kind) or ())
+
+
+def with_element(kind: onnx.TypeProto, element: int) -> onnx.TypeProto:
+    """The tensor type with another element type."""
+    import onnx
+
+    copy = onnx.TypeProto()
+    copy.CopyFrom(kind)
+    copy.tensor_type.elem_type = element
+    return copy

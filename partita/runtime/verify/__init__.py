@@ -1,0 +1,1 @@
+"""A package against its known answer: replay, comparison, quality."""

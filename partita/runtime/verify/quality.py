@@ -1,0 +1,264 @@
+"""The quality of a package on a provider, without torch: its text is read again and compared with stored figures.
+
+The package holds the tokens of the text, and for each the original model's loss, its most likely next token, and the
+log-probabilities of its likeliest tokens. Perplexity, ratio and agreement are exact. The divergence treats all other
+tokens as one, so it is a lower bound of that over the whole vocabulary (log sum inequality).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.dtypes import EXACT, PRECISIONS
+from partita.errors import GenerationError, PackageError
+from partita.package.folder import QUALITY, Manifest, read_manifest
+from partita.package.records import Evaluation
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.chain.pins import Pin
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.verify.replay import used_providers
+
+LARGEST_LOSS = 709.0
+"""In nats: e to the power of more overflows."""
+SCORE_CHUNK_TOKENS = 128
+"""Prefill chunk; the logits of a chunk are in memory at once."""
+
+Logits = npt.NDArray[np.float32]
+OnLogits = Callable[[int, int, Logits], object]
+"""Receives the number of a window, a 0-based position in it, and the logits [vocab] after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The original's likeliest next tokens, with all others as one."""
+
+    tokens: npt.NDArray[np.int64]
+    """[W, L - 1, K]."""
+    shares: npt.NDArray[np.float64]
+    """[W, L - 1, K + 1]: their probabilities and, last, that of all others; the sum is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalFigures:
+    """The original model's figures of a text."""
+
+    windows: npt.NDArray[np.int64]
+    """[W, L] tokens; each window starts with an empty cache."""
+    losses: npt.NDArray[np.float32]
+    """[W, L - 1] nats: of the next token."""
+    best: npt.NDArray[np.int64]
+    """[W, L - 1]: the most likely next token."""
+    likely: Likely | None
+    """None in a package that was written without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """An open package that reads windows of tokens."""
+
+    runner: Runner
+
+    @property
+    def rows(self) -> int:
+        """Windows per batch."""
+        return self.runner.rows
+
+    @property
+    def provider(self) -> str:
+        """The providers that have nodes."""
+        return used_providers(self.runner)
+
+    def continues_at(self, length: int) -> int | None:
+        """Tokens of a window that are fed as a prompt, where the decode graph has other weights or more logits; None:
+        all of them.
+        """
+        apart = self.runner.capacity.decode_takes_several or self._one_row_of_logits
+        return max(1, length // 2) if apart else None
+
+    @property
+    def _one_row_of_logits(self) -> bool:
+        """Whether the graph for prompts has the logits of one token of a chunk; the rest is fed token by token."""
+        graphs = self.runner.capacity
+        return graphs.chunk is not None and graphs.logits_rows == 1
+
+    def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
+        """Read windows [up to `rows`][L] of one length and pass on the logits after each token.
+
+        A package with a separate graph for prompts reads the first half of each window with it. Where that graph has
+        the logits of one token of a chunk, the other half is fed token by token.
+        Raises GenerationError, ProviderError or ResourceError when a run fails or a logit is not finite.
+        """
+        self.runner.cache.clear()
+        continues_at = self.continues_at(len(windows[0]))
+        requests = [
+            Request(
+                list(windows[min(row, len(windows) - 1)]),
+                listener=_checked(row, hear) if row < len(windows) else None,
+                any_logits=row < len(windows),
+                rope_length=len(windows[0]) if row < len(windows) else 0,
+                continues_at=continues_at,
+                singly=self._one_row_of_logits,
+            )
+            for row in range(self.rows)
+        ]
+        for _ in serve(self.runner, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
+            pass
+
+    def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Keys and values of the last windows, on the host: past input and [B, KV heads, tokens, head size]."""
+        cache = self.runner.cache
+        filled = max(cache.filled)
+        for state, buffer in zip(cache.states, cache.buffers, strict=True):
+            if state.kind in ("key", "value"):
+                yield state.past, buffer.host[:, :, :filled]
+
+
+def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
+    """A listener of one row that raises GenerationError for logits that are not finite."""
+
+    def listen(position: int, logits: Logits) -> None:
+        if not np.isfinite(logits.max()):
+            raise GenerationError(f"the logits after token {position} of a window are not finite")
+        on_logits(row, position, logits)
+
+    return listen
+
+
+@contextmanager
+def open_scorer(
+    folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
+) -> Iterator[Scorer]:
+    """A package opened on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest) as runner:
+        yield Scorer(runner)
+
+
+def evaluate(
+    folder: Path,
+    chain: Sequence[Provider],
+    *,
+    threads: int | None = None,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
+) -> Evaluation:
+    """Read the package's text on the providers of `chain` and compare it with the original's figures.
+
+    `told` receives the state of the chain. Raises PackageError when the package has no figures, ProviderError,
+    ResourceError, or GenerationError when a run fails.
+    """
+    original = _read_figures(folder, manifest)
+    likely = original.likely
+    losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
+    agrees = np.zeros(original.losses.shape, np.bool_)
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
+        scorer = Scorer(runner)
+        for first in range(0, len(original.windows), scorer.rows):
+
+            def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
+                window = first + row
+                losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
+                agrees[window, position] = int(logits.argmax()) == int(original.best[window, position])
+                if likely is not None:
+                    known = likely.tokens[window, position], likely.shares[window, position]
+                    divergence[window, position] = divergence_at_least(logits, *known)
+
+            scorer.score(original.windows[first : first + scorer.rows, :-1].tolist(), measure)
+        provider = scorer.provider
+    measured = ~np.isnan(losses) & ~np.isnan(original.losses)
+    perplexity = _perplexity(float(losses[measured].mean()))
+    original_perplexity = _perplexity(float(original.losses[measured].astype(np.float64).mean()))
+    return Evaluation(
+        provider=provider,
+        tokens=int(measured.sum()),
+        perplexity=perplexity,
+        original_perplexity=original_perplexity,
+        perplexity_ratio=perplexity / original_perplexity,
+        top1_agreement=float(agrees[measured].mean()),
+        kl_mean_at_least=None if likely is None else float(divergence[measured].mean()),
+        kl_p99_at_least=None if likely is None else float(np.quantile(divergence[measured], 0.99)),
+        kl_tokens=None if likely is None else likely.tokens.shape[-1],
+        kl_share=None if likely is None else float(1.0 - likely.shares[measured][:, -1].mean()),
+    )
+
+
+def _perplexity(nats: float) -> float:
+    """Perplexity of a mean loss, at most the largest float."""
+    return math.exp(min(nats, LARGEST_LOSS))
+
+
+def loss(logits: Logits, token: int) -> float:
+    """Negative log-likelihood of `token` in nats, by `logits` [vocab]."""
+    wide = logits.astype(np.float64)
+    highest = wide.max()
+    return float(highest + np.log(np.exp(wide - highest).sum()) - wide[token])
+
+
+def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]) -> float:
+    """Lower bound in nats of the divergence of `logits` [vocab] from the probabilities `shares` [K + 1] of `tokens`
+    [K] and, last, of all other tokens.
+    """
+    wide = logits.astype(np.float64)
+    wide -= wide.max()
+    weights = np.exp(wide)
+    total = np.log(weights.sum())
+    weights[tokens] = 0.0
+    with np.errstate(divide="ignore"):
+        ours = np.append(wide[tokens], np.log(weights.sum())) - total
+    there = shares > 0
+    return float((shares[there] * (np.log(shares[there]) - ours[there])).sum())
+
+
+def _read_figures(folder: Path, manifest: Manifest | None) -> OriginalFigures:
+    """Read quality.safetensors. Raises PackageError when the package has none or it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / QUALITY
+    if not path.is_file():
+        raise _no_figures(folder, manifest or read_manifest(folder))
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return OriginalFigures(
+                file.get_tensor("windows").astype(np.int64),
+                file.get_tensor("losses"),
+                file.get_tensor("best").astype(np.int64),
+                _read_likely(file) if "likely" in file.keys() else None,  # noqa: SIM118 - it is no mapping
+            )
+    except (SafetensorError, OSError) as error:
+        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
+
+
+def _read_likely(file: Any) -> Likely:
+    """The likeliest tokens from an open quality.safetensors."""
+    logprobs = file.get_tensor("likely_logprobs"), file.get_tensor("rest_logprobs")[..., None]
+    shares = np.exp(np.concatenate(logprobs, axis=-1, dtype=np.float64))
+    return Likely(file.get_tensor("likely").astype(np.int64), shares / shares.sum(-1, keepdims=True))
+
+
+def _no_figures(folder: Path, manifest: Manifest) -> PackageError:
+    """The error for a package without figures."""
+    if manifest.foreign is not None:
+        return PackageError(f"{folder}: it has no {QUALITY}: Partita did not write it, and measured nothing of it")
+    if PRECISIONS[manifest.graph.precision] is not EXACT:
+        return PackageError(
+            f"{folder}: the package has no {QUALITY}: it was exported without its original, or by an older Partita",
+            remedy=FROM_CHECKPOINT,
+        )
+    return PackageError(
+        f"{folder}: the package has no {QUALITY}: nothing is rounded in fp32, so nothing was measured; verify compares "
+        "this one with its model"
+    )

@@ -1,0 +1,414 @@
+"""Replays a package's known answer on a provider chain, without torch; and the smoke run of a new package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError, PackageError, ProviderError
+from partita.observations.text_format import plural
+from partita.package.folder import KNOWN_ANSWER, Manifest, inside, read_manifest
+from partita.package.records import SmokeRecord, Verification
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.chain.open_chain import idle_providers
+from partita.runtime.chain.pins import Pin
+from partita.runtime.generate.feeds import port_by_role
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.planner import Policy, one_row_first, one_token_first, prompts_first
+from partita.runtime.generate.request import Listener, Request
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.verify.comparison import Comparison, Logits, but_for, set_aside
+
+REPLAY_CHUNK_TOKENS = 5
+"""Small and odd, so that even a short prompt takes several chunks and the last one is shorter."""
+SMOKE_TOKENS = 5
+CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
+"""Operators whose result jumps when their input changes slightly."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """Logits of the original model."""
+
+    prompt: npt.NDArray[np.int64]
+    """[P]."""
+    tokens: npt.NDArray[np.int64]
+    """[D] greedy tokens; the first follows the prompt."""
+    prefill_logits: Logits
+    """[K, vocab]: of the last K tokens of the prompt."""
+    decode_logits: Logits
+    """[D, vocab]; row i follows token i."""
+    reference: str
+    own_frequencies: bool = False
+    """The prompt's logits have the rotary frequencies of a text of P tokens; all others those of `length` tokens."""
+    not_exercised: tuple[str, ...] = ()
+    """Windows, attention chunks and rotary frequencies that the text does not reach."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and continuation."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def first(self) -> int:
+        """The first position with logits."""
+        return len(self.prompt) - len(self.prefill_logits)
+
+    def pick(self, logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        """The reference's next token, whatever the logits are."""
+        return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
+
+
+def replay(
+    folder: Path,
+    chain: tuple[Provider, ...],
+    *,
+    threads: int | None = None,
+    tolerance: float | None = None,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
+    answers: Path | None = None,
+) -> Verification:
+    """Replay the known answer of the package in `folder` on the providers of `chain`.
+
+    Every row of the batch is compared: with the prompt as a whole, in chunks, then one token at a time; in a batch also
+    with prompts of different lengths, and alone where the graphs take fewer rows. `tolerance`: largest relative error
+    that passes; None: the one of the package's precision. `manifest`: of a package whose manifest is not written yet.
+    `options`: by provider name. `told` receives the state of the chain. `answers`: folder of the known answer, if not
+    in the package. The result is `unverified`, with the first difference as its detail, when something differs.
+    Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
+    """
+    answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
+    manifest = manifest or read_manifest(folder)
+    with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
+        _check_answer(folder, answer, runner)
+        limit = manifest.tolerance if tolerance is None else tolerance
+        replaying = _Replay(runner, answer, limit)
+        compared = _compare(replaying)
+        for record in manifest.switchable:
+            if record.known_answer is not None:
+                compared += _compare_adapter(folder, replaying, record.name, record.known_answer)
+        if tolerance is None and manifest.rounds and _chooses(runner):
+            set_aside(compared)
+        not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
+        not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
+        missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
+        missed += _unreached(replaying)
+        provider = used_providers(runner)
+    verification = Verification(
+        status="verified",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{but_for(compared)}{missed}",
+        provider=provider,
+        reference=answer.reference,
+        tolerance=limit,
+        proof=manifest.verification.proof,
+        near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
+        rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
+        not_run=not_run,
+        not_exercised=not_exercised,
+        steps=tuple(entry.result() for entry in compared),
+    )
+    difference = first_difference(verification)
+    if difference is None:
+        return verification
+    return verification.model_copy(update={"status": "unverified", "detail": difference})
+
+
+def used_providers(runner: Runner) -> str:
+    """The active providers that have nodes, by ONNX Runtime's names."""
+    idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
+    active = [entry.provider for entry in runner.resolutions if entry.status == "active"]
+    return ", ".join(provider.ort_name for provider in active if provider.name not in idle)
+
+
+def _compare(replaying: _Replay) -> list[Comparison]:
+    """All comparisons with a known answer."""
+    return [
+        *_compare_prompt(replaying),
+        *_compare_generation(replaying),
+        *_compare_rows(replaying),
+        *_compare_rows_alone(replaying),
+    ]
+
+
+def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
+    """All comparisons with the known answer of an adapter."""
+    runner = replaying.runner
+    answer = _read_known_answer(folder, file)
+    _check_answer(folder, answer, runner, file)
+    runner.use_adapters(name)
+    try:
+        compared = _compare(_Replay(runner, answer, replaying.tolerance, replaying.ran))
+    finally:
+        runner.use_adapters(None)
+    for entry in compared:
+        entry.step, entry.kind = f"{name}: {entry.step}", f"{name}: {entry.kind}"
+    return compared
+
+
+def _chooses(runner: Runner) -> bool:
+    """Whether a graph selects the largest of some numbers, as a router of experts does."""
+    return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
+
+
+def first_difference(verification: Verification) -> str | None:
+    """The first step that differs from the reference, as a sentence; None when all agree."""
+    limit = verification.tolerance or 0.0
+    for entry in verification.steps:
+        where = f"first difference in {entry.step}, output {entry.output}"
+        if not entry.max_rel_error <= limit:
+            return f"{where}: max relative error {entry.max_rel_error:.2e}, allowed {limit:.0e}"
+        if not entry.tokens_equal:
+            return (
+                f"{where}: a different greedy token, although the error {entry.max_rel_error:.2e} is within {limit:.0e}"
+            )
+    return None
+
+
+@dataclass(slots=True)
+class _Replay:
+    """A known answer and the package that replays it."""
+
+    runner: Runner
+    answer: KnownAnswer
+    tolerance: float
+    ran: set[str] = field(default_factory=set)
+    """Graph files that made a step."""
+
+    @property
+    def rope_length(self) -> int:
+        """Text length for the rotary frequencies of the logits after the prompt; 0 where it is no input."""
+        decode = self.runner.graph("decode").graph
+        return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
+
+    @property
+    def chunk(self) -> int:
+        """Tokens per chunk of the prompt: five chunks of a long prompt, the last one shorter."""
+        return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
+
+    @property
+    def whole(self) -> Logits:
+        """[K + D, vocab]: the logits of prompt and continuation."""
+        return np.concatenate([self.answer.prefill_logits, self.answer.decode_logits])
+
+    def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
+        """An empty comparison with `reference` [n, vocab]."""
+        output = next(port.name for port in self.runner.graph("decode").graph.outputs if port.role == "logits")
+        return Comparison(step, output, reference, self.tolerance, kind=kind, again=again)
+
+    def request(
+        self,
+        listener: Listener,
+        max_new_tokens: int,
+        *,
+        listens_from: int | None = None,
+        rope_length: int | None = None,
+    ) -> Request:
+        """A request that reads the prompt and goes on with the reference's tokens.
+
+        Logits that are not finite are a difference, not an error.
+        """
+        return Request(
+            self.answer.prompt.tolist(),
+            self.answer.pick,
+            max_new_tokens,
+            listener=listener,
+            listens_from=self.answer.first if listens_from is None else listens_from,
+            any_logits=True,
+            rope_length=self.rope_length if rope_length is None else rope_length,
+        )
+
+    def serve(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+        """Run one request per row, or the only one in every row, with a cache of zeros."""
+        rows = self.runner.rows
+        self.runner.cache.clear()
+        every = [*requests] * (rows if len(requests) == 1 else 1)
+        for step in serve(self.runner, every, prefill_chunk=prefill_chunk, policy=policy):
+            self.ran.add(step.file)
+
+
+def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
+    """Compare every position of the prompt, prefilled in as few steps as the package can."""
+    answer = replaying.answer
+    comparison = replaying.comparison("prefill", answer.prefill_logits, "prefill")
+    request = replaying.request(
+        lambda position, logits: comparison.compare(position - answer.first, logits),
+        1,
+        rope_length=0 if answer.own_frequencies else None,
+    )
+    replaying.serve([request], prefill_chunk=len(answer.prompt))
+    yield comparison
+
+
+def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
+    """Prefill the prompt in chunks, then feed the reference's tokens one by one.
+
+    A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at 0.
+    """
+    runner, answer, count = replaying.runner, replaying.answer, len(replaying.answer.prompt)
+    chunked = replaying.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
+    full = answer.length >= runner.contract.max_length  # then the last token is not fed
+    decoded = [
+        replaying.comparison(f"decode {index + 1}", answer.decode_logits[index : index + 1], "decode")
+        for index in range(len(answer.tokens) - full)
+    ]
+
+    def compare(position: int, logits: Logits) -> None:
+        if position < count:
+            chunked.compare(position - answer.first, logits)
+        else:
+            decoded[position - count].compare(0, logits)
+
+    first = count if answer.own_frequencies else None
+    request = replaying.request(compare, len(answer.tokens) + 1, listens_from=first)
+    policy = prompts_first if runner.capacity.chunk is None else one_token_first
+    replaying.serve([request], prefill_chunk=replaying.chunk, policy=policy)
+    yield from decoded if answer.own_frequencies else (chunked, *decoded)
+
+
+def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
+    """Prefill prompts of different lengths in the rows of a batch, each a prefix of the reference's text.
+
+    Skipped where rotary frequencies depend on the text length. Where prompts have a graph with other weights, only
+    prompts are compared: the reference's continuation follows its own whole prompt.
+    """
+    runner, answer = replaying.runner, replaying.answer
+    lengths = _row_lengths(runner, answer)
+    if len(set(lengths)) < 2 or replaying.rope_length:
+        return
+    sequence = np.concatenate([answer.prompt, answer.tokens])
+    comparison = replaying.comparison("rows of different length", replaying.whole, "rows")
+    prompts_only = runner.capacity.decode_takes_several
+
+    def listener(length: int) -> Listener:
+        def compare(position: int, logits: Logits) -> None:
+            if not prompts_only or position < length:
+                comparison.compare(position - answer.first, logits)
+
+        return compare
+
+    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        return int(sequence[min(len(history), len(sequence) - 1)])
+
+    requests = [
+        replace(
+            replaying.request(listener(length), len(answer.tokens)), prompt=sequence[:length].tolist(), sampler=pick
+        )
+        for length in lengths
+    ]
+    replaying.serve(requests, prefill_chunk=max(lengths))
+    yield comparison
+
+
+def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
+    """Prefill the prompt in each row alone, in chunks, and go on with fewer rows from step to step."""
+    runner, answer = replaying.runner, replaying.answer
+    if not runner.capacity.takes_fewer_rows:
+        return
+    comparison = replaying.comparison("rows by themselves", replaying.whole, "alone", again=True)
+    first = len(answer.prompt) if answer.own_frequencies else None
+
+    def compare(position: int, logits: Logits) -> None:
+        comparison.compare(position - answer.first, logits)
+
+    requests = [
+        replaying.request(compare, max(1, len(answer.tokens) - row), listens_from=first) for row in range(runner.rows)
+    ]
+    replaying.serve(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
+    yield comparison
+
+
+def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
+    """[B]: prompt tokens of each row for rows of different lengths."""
+    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.rows)]
+
+
+def _unreached(replaying: _Replay) -> str:
+    """Why rows of different length were not compared, as the end of a sentence; empty where they were."""
+    different = len(set(_row_lengths(replaying.runner, replaying.answer))) > 1
+    why = "the rotary frequencies depend on the length of the text"
+    return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
+
+
+def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
+    """Read known_answer.safetensors, or that of an adapter.
+
+    Raises PackageError when the package has none or it is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = inside(folder, name)
+    if not path.is_file():
+        raise PackageError(f"{folder}: the package has no {name}; export the checkpoint without `verify=False`")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            return KnownAnswer(
+                prompt=file.get_tensor("prompt"),
+                tokens=file.get_tensor("tokens"),
+                prefill_logits=file.get_tensor("prefill_logits"),
+                decode_logits=file.get_tensor("decode_logits"),
+                reference=metadata.get("reference", "unknown"),
+                own_frequencies=metadata.get("prompt_frequencies") == "own",
+                not_exercised=tuple(filter(None, metadata.get("not_exercised", "").split("; "))),
+            )
+    except (SafetensorError, OSError) as error:
+        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
+
+
+def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
+    """Raise PackageError when the known answer does not belong to this package."""
+    count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
+    shapes = answer.prefill_logits.shape[1:] == (vocab,) and answer.decode_logits.shape == (steps, vocab)
+    if not shapes or not 0 < len(answer.prefill_logits) <= count or count + steps > runner.contract.max_length:
+        raise PackageError(
+            f"{folder / name}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
+        )
+
+
+def smoke(
+    folder: Path,
+    chain: Sequence[Provider],
+    *,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+) -> SmokeRecord:
+    """Open the package in `folder` on `chain`, run a prefill step and a decode step, and check the logits.
+
+    Raises ProviderError when the first provider of the chain has no nodes, PackageError, ResourceError, or
+    GenerationError when a run fails or a logit is not finite.
+    """
+    with load_runner(folder, tuple(chain), manifest=manifest, options=options) as runner:
+        first = runner.resolutions[0]
+        idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
+        if first.status != "active" or all(first.provider.name in names for names in idle):
+            raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
+        size = runner.capacity.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
+        requests = _smoke_requests(runner.contract.vocab_size, runner.rows, size)
+        for rows in (requests, requests[:1] if runner.capacity.takes_fewer_rows else ()):
+            for _ in serve(runner, rows) if rows else ():
+                pass
+        names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
+    detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
+    return SmokeRecord(chain=names, status="ran", detail=detail)
+
+
+def _smoke_requests(vocab_size: int, rows: int, size: int) -> list[Request]:
+    """Prompts of `size` tokens from all over the vocabulary, and two new tokens each."""
+
+    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        if logits.shape != (vocab_size,):
+            raise GenerationError(f"logits have the shape {list(logits.shape)}, expected [{vocab_size}]")
+        return int(logits.argmax())
+
+    spread = np.linspace(0, vocab_size - 1, rows * size, dtype=np.int64).reshape(rows, size)
+    return [Request(prompt.tolist(), pick, max_new_tokens=2) for prompt in spread]

@@ -1,0 +1,279 @@
+"""Every way an adapter can be wrong, or another model's, ends in one line that says what and where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from partita.cli import run
+from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
+from partita.export.checkpoint.adapters.branches import switched
+from partita.export.checkpoint.adapters.config import NOT_MERGED
+from partita.export.checkpoint.adapters.files import read_adapter
+from partita.export.checkpoint.adapters.merge import merged
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.original import auto_class
+from partita.export.pipeline import ExportOptions, export
+from tests.adapters import PREFIX, save_adapter
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.export.test_bad_checkpoints import refuse
+
+
+def settings(folder: Path, **changes: Any) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+@pytest.fixture
+def adapter(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    return save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "IA3"}, "adapter type IA3: only LoRA and DoRA are supported; merge it with peft"),
+        ({"peft_type": "LOHA"}, "adapter type LOHA"),
+        ({"peft_type": "RANDLORA"}, "adapter type RANDLORA: only LoRA and DoRA are supported; merge it with peft"),
+        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING: only LoRA and DoRA are supported; it does not modify weights"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changed the weights of the model as well"),
+        ({"use_qalora": True}, "QALoRA"),
+        ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
+        ({"layer_replication": [[0, 1]]}, "layers that are there several times"),
+        ({"something_new": {"a": 1}}, "something_new is set, which Partita does not know"),
+        ({"use_dora": True, "lora_bias": True}, "lora_bias and use_dora together"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_other_kinds_are_refused_by_name(changes: dict[str, Any], said: str, adapter: Path) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_adapter(settings(adapter, **changes))
+    assert said in str(caught.value) and "adapter_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) -> None:
+    """They were said to be of the checkpoint, or not to fit float32."""
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    name = sorted(tensors)[-1]
+    tensors[name][-1, -1] = number
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"tensor {name} holds NaN or infinity; the adapter is broken"):
+        read_adapter(adapter)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"r": 0}, "r is 0"),
+        ({"r": "8"}, "r is '8'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern is not a positive integer"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is no table of numbers"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "no pattern"),
+        ({"r": 8}, "has lora_A [4, 64] and lora_B [32, 4], and its rank is 8"),
+        ({"use_dora": True}, "has no lora_magnitude_vector"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_damaged_settings(changes: dict[str, Any], said: str, adapter: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_adapter(settings(adapter, **changes))
+    assert said in str(caught.value)
+
+
+def test_missing_and_replaced_files(adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        read_adapter(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"not an adapter, it has no adapter_config\.json"):
+        read_adapter(tmp_path)
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="damaged or cut off"):
+        read_adapter(adapter)
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match="a pointer of Git LFS"):
+        read_adapter(adapter)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="is there but no weights"):
+        read_adapter(adapter)
+    (adapter / "adapter_config.json").write_text("[")
+    with pytest.raises(CheckpointError, match="it is not JSON"):
+        read_adapter(adapter)
+
+
+def test_a_pickled_adapter_is_read_without_running_what_is_in_it(
+    adapter: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    import pickle
+
+    import torch
+    from safetensors.torch import load_file
+
+    weights = adapter / "adapter_model.safetensors"
+    torch.save(load_file(weights), adapter / "adapter_model.bin")
+    weights.unlink()
+    assert len(read_adapter(adapter).modules) == 8
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return print, ("run",)
+
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps({"a": Bomb()}))
+    with pytest.raises(CheckpointError, match="cannot be read as plain weights"):
+        read_adapter(adapter)
+
+
+def test_foreign_tensors(adapter: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"some.weight": torch.zeros(2, 2)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"not weights of an adapter as peft saves them.*some\.weight"):
+        read_adapter(adapter)
+    save_file({f"{PREFIX}a.lora_A.weight": torch.zeros(4, 2)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"a has no lora_B"):
+        read_adapter(adapter)
+
+
+@pytest.mark.parametrize("option", ["adapter", "with_adapters"])
+def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    other = save_adapter(tmp_path / "adapter", tiny_checkpoint("gpt2"), ("c_attn", "c_proj", "c_fc"), turned=True)
+    value = other if option == "adapter" else {"name": other}
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: value})
+    assert "the adapter of another model: not in the model:" in str(error)
+    assert "and 3 more (8 in all)" in str(error) and "it was trained on" in str(error)
+    wider = save_adapter(tmp_path / "wider", tiny_checkpoint("llama", hidden_size=32))
+    error = refuse(
+        tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else {"a": wider}}
+    )
+    assert "of another shape:" in str(error) and "[8 in all]" not in str(error) and "(8 in all)" in str(error)
+    assert "has lora_A [4, 32]" in str(error) and "the model's is [64, 64]" in str(error)
+
+
+def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
+    assert "it changes magnitudes (DoRA) as well, which cannot be switched; merge it with `adapter`" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"with_adapters": {"a b": Path("x")}}, "'a b' is no name of an adapter"),
+        ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is given more than once"),
+        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "`adapter` merges one"),
+        (
+            {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
+            "prompts have weights of their own",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
+    assert isinstance(error, UsageError) and said in str(error)
+
+
+def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
+    assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
+    assert "--with-adapters: a is given more than once" in capsys.readouterr().err
+
+
+def test_force_never_replaces_the_adapter_that_is_read(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, own_copy: Any, tmp_path: Path
+) -> None:
+    package = own_copy(exported(tiny_checkpoint("llama")))
+    inside = save_adapter(package / "adapter", tiny_checkpoint("llama"))
+    with pytest.raises(PackageError, match="contains the adapter that is being exported"):
+        export(
+            ExportOptions(str(tiny_checkpoint("llama")), package, adapter=inside, force=True),
+            replay=lambda *args: pytest.fail("nothing may be written"),
+        )
+    assert (inside / "adapter_config.json").is_file()
+
+
+def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    import torch
+
+    checkpoint = tiny_checkpoint("llama")
+    opened = open_checkpoint(str(checkpoint))
+    with torch.device("meta"):
+        model = auto_class(opened.config).from_config(opened.config)
+    for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
+        adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
+        _, notes = merged(opened, model, read_adapter(adapter))
+        beside = switched(opened, model, "name", read_adapter(adapter)).notes
+        for told, done in ((notes, "merged into"), (beside, "put beside the weights of")):
+            said = f"says that it was trained on someone/another-model, and is {done} {opened.given}"
+            assert any(said in note for note in told) is noted
+
+
+@pytest.mark.filterwarnings("ignore")  # peft and transformers are not ours
+def test_kinds_that_peft_does_not_merge_are_kinds_of_peft() -> None:
+    require("peft")
+    from peft import PeftType
+
+    assert {kind.value for kind in PeftType} >= NOT_MERGED
+
+
+def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
+    import partita
+
+    with (
+        partita.load(exported(tiny_checkpoint("llama")), providers="cpu") as model,
+        pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with `with_adapters`"),
+    ):
+        model.generate([[1, 2]], adapter="any")
+
+
+@pytest.mark.parametrize("ends", [(), ("lm_head",)])
+def test_an_adapter_of_a_resized_vocabulary(
+    ends: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Its embedding is kept whole, or its head is changed by a LoRA."""
+    import torch
+
+    sizes: Any = {"vocab_size": 296}
+    rows = {} if ends else {f"{PREFIX}model.embed_tokens.weight": torch.zeros(296, 64)}
+    resized = save_adapter(tmp_path / "a", tiny_checkpoint("llama", **sizes), ("q_proj", *ends), extra=rows)
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", adapter=resized)
+    assert "has a vocabulary of 296 tokens, the checkpoint 288: " in str(error)
+    assert "resize the checkpoint first (model.resize_token_embeddings(296)" in str(error)
+
+
+def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """peft adds `original_module` where the vocabulary was resized; merged weights are those of `modules_to_save`."""
+    import torch
+
+    rows = {
+        f"{PREFIX}lm_head.{part}weight": torch.full((2048, 64), number)
+        for part, number in (("modules_to_save.", 1.0), ("original_module.", 2.0))
+    }
+    found = read_adapter(save_adapter(tmp_path / "a", tiny_checkpoint("llama"), extra=rows))
+    assert list(found.whole) == ["lm_head.weight"] and "modules_to_save" in found.whole["lm_head.weight"].info.name
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (r"(.|..|...)*\dq", "takes more than 0.5 s for model.layers.0"),
+        ("(" * 2000 + ")" * 2000, "no pattern (maximum recursion depth"),
+        ("x" * 10_000, "no pattern (more than 8,192 characters)"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_pattern_that_takes_too_long_is_named(pattern: str, said: str, key: str, adapter: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        for module in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
+            read_adapter(settings(adapter, **{key: {pattern: 4}})).config.scale(module)
+    assert said in str(caught.value) and repr(pattern)[1:-1][:60] in str(caught.value)

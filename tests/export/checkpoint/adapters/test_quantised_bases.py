@@ -1,0 +1,166 @@
+"""Adapters that were trained on a quantised model (QLoRA): added to what its stored weights stand for, as peft does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import partita
+from partita.errors import UnsupportedModelError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.verify.known_answer import load
+from partita.package.folder import KNOWN_ANSWER, answer_file, read_manifest, record_file, write_manifest
+from tests import quantised_checkpoints as formats
+from tests.adapters import save_adapter
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.export.checkpoint.adapters.test_merge import logits, merged_model
+from tests.export.checkpoint.adapters.test_switched import PROMPT, greedy, tokens_of
+from tests.export.test_bad_checkpoints import refuse
+from tests.gguf_files import save_gguf
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+ORDER = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+BASES: dict[str, tuple[dict[str, Any], formats.Packer]] = {
+    "gptq": (GPTQ, formats.gptq()),
+    "gptq_act_order": ({**GPTQ, "desc_act": True}, formats.gptq(order=ORDER)),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, formats.nf4),
+}
+TIE = 0.01
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture
+def floats(tiny_checkpoint: TinyCheckpoint) -> Path:
+    return tiny_checkpoint("llama")
+
+
+def base_of(name: str, floats: Path, folder: Path) -> Path:
+    """A quantised checkpoint, or a GGUF file."""
+    if name == "gguf":
+        require("gguf")
+        return save_gguf(folder / "model.gguf", floats, "Q4_0")
+    return formats.save_quantised(floats, folder / name, *BASES[name])
+
+
+def taken(package: Path) -> str:
+    """What became of the stored integers."""
+    quantised = read_manifest(package).source.quantised
+    assert quantised is not None
+    return quantised.taken
+
+
+def of_peft(base: Path, adapter: Path) -> Any:
+    """The model of the stored weights with the adapter that peft puts beside them, which merges nothing."""
+    require("peft")
+    import peft
+
+    return peft.PeftModel.from_pretrained(load(open_checkpoint(str(base))), str(adapter))
+
+
+def with_float_products(package: Path) -> Path:
+    """The package, whose products do not round activations to 8 bits any more."""
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    levels = [each for node in model.graph.node for each in node.attribute if each.name == "accuracy_level"]
+    assert levels
+    for each in levels:
+        each.i = 1
+    onnx.save(model, package / "model.onnx")
+    manifest = read_manifest(package)
+    files = tuple(record_file(package, record.name) for record in manifest.files)
+    write_manifest(package, manifest.model_copy(update={"files": files}))
+    return package
+
+
+def same_but_for_a_tie(found: list[int], expected: list[int], wanted: Any) -> None:
+    """Tokens are equal up to one that is as likely as the expected one, as far as 8-bit activations can tell: those of
+    GGUF's rounding are 0.001 apart at the third token, where logits go from -5 to 5.
+    """
+    for place, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if mine != theirs:
+            row = wanted[len(PROMPT) - 1 + place]
+            assert row[theirs] - row[mine] < TIE, f"token {place + 1}"
+            return
+
+
+@pytest.mark.filterwarnings("ignore")  # peft is not ours
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("name", ["gptq", "gptq_act_order", "nf4", "gguf"])
+def test_merged_it_is_what_peft_computes(name: str, dora: bool, floats: Path, tmp_path: Path) -> None:
+    base = base_of(name, floats, tmp_path)
+    adapter = save_adapter(tmp_path / "adapter", floats, LINEAR, use_dora=dora)
+    found = logits(merged_model(base, adapter))
+    np.testing.assert_allclose(found, logits(of_peft(base, adapter)), atol=3e-4, rtol=3e-4)
+    assert np.abs(found - logits(load(open_checkpoint(str(base))))).max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nf4", {"precision": "fp32"}),
+        pytest.param("gptq", {"precision": "fp32"}, marks=pytest.mark.heavy),
+        pytest.param("gguf", {"precision": "fp32"}, marks=pytest.mark.heavy),
+    ],
+)
+def test_the_package_of_a_merged_one(name: str, options: Any, floats: Path, exported: Exported, tmp_path: Path) -> None:
+    base = base_of(name, floats, tmp_path)
+    adapter = save_adapter(tmp_path / "adapter", floats, ("q_proj", "down_proj"))
+    package = exported(base, adapter=adapter, **options)
+    manifest, answer = read_manifest(package), load_file(package / KNOWN_ANSWER)
+    assert manifest.verification.status == "verified" and taken(package) == "dequantised"
+    wanted = logits(of_peft(base, adapter), answer["prompt"])
+    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=3e-4, rtol=3e-4)
+    assert tokens_of(package, None) == greedy(of_peft(base, adapter))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gptq_act_order", pytest.param("gguf", marks=pytest.mark.heavy)])
+def test_switched_beside_the_integers_that_are_stored(
+    name: str, floats: Path, exported: Exported, own_copy: Any, tmp_path: Path
+) -> None:
+    base = base_of(name, floats, tmp_path)
+    adapter = save_adapter(tmp_path / "adapter", floats, LINEAR)
+    package = exported(base, precision="auto", with_adapters={"tuned": adapter})
+    manifest, answer = read_manifest(package), load_file(package / answer_file("tuned"))
+    assert manifest.verification.status == "verified" and taken(package) == "as stored"
+    assert manifest.graph.precision == "int4"
+    wanted = logits(of_peft(base, adapter), answer["prompt"])
+    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=3e-4, rtol=3e-4)
+    exact = with_float_products(own_copy(package))
+    for used, model in (("tuned", of_peft(base, adapter)), (None, load(open_checkpoint(str(base))))):
+        expected = greedy(model)
+        assert tokens_of(exact, used) == expected
+        same_but_for_a_tie(tokens_of(package, used), expected, logits(model, np.array([*PROMPT, *expected])))
+
+
+@pytest.mark.parametrize("name", ["gptq", "gguf"])
+def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats: Path, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base, adapter = base_of(name, floats, tmp_path / "base"), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
+    error = refuse(base, tmp_path / "out", adapter=adapter, max_length=64)
+    assert isinstance(error, UnsupportedModelError) and f"`adapter={adapter}`: it is merged into weights" in str(error)
+    assert "model.layers.0.self_attn.q_proj.weight, model.layers.1.self_attn.q_proj.weight; keep it" in str(error)
+    assert "`with_adapters`" in str(error) and "`precision=bf16`" in str(error) and "`requantise=True`" in str(error)
+
+
+@pytest.mark.heavy
+def test_merged_and_rounded_a_second_time(floats: Path, exported: Exported, tmp_path: Path) -> None:
+    base, adapter = base_of("gptq", floats, tmp_path), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
+    package = exported(base, adapter=adapter, precision="int4", requantise=True)
+    manifest = read_manifest(package)
+    assert manifest.verification.status == "verified" and taken(package) == "requantised"
+    with partita.load(package, providers="cpu") as model:
+        assert model.generate([PROMPT], max_new_tokens=2).run().tokens
+
+
+def test_an_adapter_of_another_quantised_model(floats: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    base = base_of("nf4", floats, tmp_path)
+    wider = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama", hidden_size=32), ("q_proj",))
+    error = refuse(base, tmp_path / "out" / "package", adapter=wider, precision="fp32")
+    assert "of another shape:" in str(error) and "the model's is [64, 64]" in str(error)

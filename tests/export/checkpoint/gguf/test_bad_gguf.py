@@ -1,0 +1,236 @@
+"""GGUF files that are damaged, cut off, of other kinds, or count more than they hold: one line, nothing allocated."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.gguf_tensors import planned
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
+from tests.conftest import TinyCheckpoint, require
+from tests.export.test_bad_checkpoints import refuse
+from tests.gguf_files import save_gguf
+
+ARCHITECTURE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def tensor(name: bytes = b"a.weight", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    sizes = b"".join(struct.pack("<Q", size) for size in shape)
+    return text(name) + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, offset)
+
+
+def file_of(
+    settings: Any = (ARCHITECTURE,),
+    tensors: Any = (),
+    *,
+    version: int = 3,
+    counts: Any = None,
+    data: bytes = b"\0" * 256,
+) -> bytes:
+    """A GGUF file by hand."""
+    wanted = counts or (len(tensors), len(settings))
+    head = b"GGUF" + struct.pack("<IQQ", version, *wanted)
+    head += b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in settings)
+    head += b"".join(tensors)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+def tokens(*names: bytes) -> tuple[bytes, int, bytes]:
+    """The setting that a vocabulary is."""
+    return b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, len(names)) + b"".join(map(text, names))
+
+
+HUGE = 1 << 60
+CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
+    "empty": (b"", CheckpointError, "which is no GGUF file"),
+    "not one": (b"PK\3\4" + b"\0" * 64, CheckpointError, "does not begin as a GGUF file does"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", CheckpointError, "a pointer of Git LFS"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, UnsupportedModelError, "big-endian"),
+    "version 1": (file_of(version=1), UnsupportedModelError, "version 1 of the GGUF format, and 2 and 3"),
+    "version 9": (file_of(version=9), UnsupportedModelError, "version 9 of the GGUF format"),
+    "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it counts {HUGE:,} tensors, more than"),
+    "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it counts {HUGE:,} settings, more than"),
+    "more settings than any": (
+        file_of((ARCHITECTURE, *((b"x%d" % index, 7, b"\1") for index in range(5000)))),
+        UnsupportedModelError,
+        "it counts 5,001 settings, and at most 4,096 can be read",
+    ),
+    "more tensors than any": (
+        file_of(tensors=[tensor(b"t%d" % index, offset=128 * index) for index in range(20_000)]),
+        UnsupportedModelError,
+        "it counts 20,000 tensors, and at most 16,384 can be read",
+    ),
+    "more values than any": (
+        file_of(
+            (
+                ARCHITECTURE,
+                *((b"a%d" % index, 9, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)) for index in range(3)),
+            )
+        ),
+        UnsupportedModelError,
+        "it counts 3,145,728 values in arrays, and at most 2,097,152 can be read",
+    ),
+    "long text": (
+        file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),
+        CheckpointError,
+        f"its header goes on for {HUGE:,} bytes",
+    ),
+    "long array": (
+        file_of([(b"a", 9, struct.pack("<IQ", 8, HUGE)), ARCHITECTURE]),
+        CheckpointError,
+        f"'a' counts {HUGE:,} values",
+    ),
+    "long numbers": (
+        file_of([(b"a", 9, struct.pack("<IQ", 12, HUGE)), ARCHITECTURE]),
+        CheckpointError,
+        "its header goes on for",
+    ),
+    "arrays in arrays": (
+        file_of([(b"a", 9, struct.pack("<IQ", 9, 1) * 8), ARCHITECTURE]),
+        CheckpointError,
+        "has the type 9, which there is not",
+    ),
+    "unknown setting": (file_of([(b"a", 77, b""), ARCHITECTURE]), CheckpointError, "'a' has the type 77"),
+    "no architecture": (file_of([]), CheckpointError, "does not say its general.architecture"),
+    "split": (
+        file_of([ARCHITECTURE, (b"split.count", 2, struct.pack("<H", 3))]),
+        UnsupportedModelError,
+        "one of 3 parts of a split file",
+    ),
+    "alignment": (
+        file_of([ARCHITECTURE, (b"general.alignment", 4, struct.pack("<I", 0))]),
+        CheckpointError,
+        "its general.alignment is 0",
+    ),
+    "unknown type": (file_of(tensors=[tensor(kind=99)]), UnsupportedModelError, "has numbers of type 99"),
+    "integers": (file_of(tensors=[tensor(kind=24)]), UnsupportedModelError, "has numbers of type 24"),
+    "axes": (file_of(tensors=[tensor(shape=(1,) * 9)]), CheckpointError, "has 9 axes"),
+    "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor named 'a..b'"),
+    "twice": (file_of(tensors=[tensor(), tensor()]), CheckpointError, "two tensors named a.weight"),
+    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 is in blocks of 32"),
+    "absurd size": (
+        file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]),
+        CheckpointError,
+        "and the file has",
+    ),
+    "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
+    "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
+    "moved": (
+        file_of(tensors=[tensor(offset=32)]),
+        CheckpointError,
+        "lies at byte 32 of the data, and those before it",
+    ),
+    "over each other": (
+        file_of(tensors=[tensor(), tensor(b"b.weight", offset=64)]),
+        CheckpointError,
+        "tensor b.weight lies at byte 64 of the data, and those before it end at 128",
+    ),
+    "a setting twice": (file_of([ARCHITECTURE, ARCHITECTURE]), CheckpointError, "two settings named general.archit"),
+    "a token twice": (
+        file_of([ARCHITECTURE, tokens(b"a", b"", b"", b"b", b"a")]),
+        CheckpointError,
+        "its vocabulary has 'a' twice, as 0 and as 4",
+    ),
+    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a text in its header at"),
+    "tokens of no type": (
+        file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
+        CheckpointError,
+        "it has 2 tokens, and tokenizer.ggml.token_type counts 1",
+    ),
+    "other architecture": (
+        file_of([(b"general.architecture", 8, text(b"mystery"))]),
+        UnsupportedModelError,
+        "of architecture mystery, which transformers reads no config from",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_damaged_and_other_files(case: str, tmp_path: Path) -> None:
+    require("gguf")
+    raw, kind, said = CASES[case]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(raw)
+    error = refuse(file, tmp_path / "out")
+    assert type(error) is kind and said in str(error) and "model.gguf" in str(error)
+
+
+def test_every_cut_is_found(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    from partita.export.checkpoint.gguf.header import read_header
+
+    whole = save_gguf(tmp_path / "whole.gguf", tiny_checkpoint("llama"), "Q8_0").read_bytes()
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole)
+    assert read_header(file).architecture == "llama"
+    for size in (*range(24, 4000, 97), len(whole) // 2, len(whole) - 64):
+        file.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match="damaged or cut off"):
+            read_header(file)
+
+
+def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    checkpoint = tiny_checkpoint("llama")
+    file = save_gguf(tmp_path / "model.gguf", checkpoint, llama__feed_forward_length=48)
+    error = refuse(file, tmp_path / "out")
+    assert "settings and tensors disagree" in str(error) and "its settings ask for [48, 64]" in str(error)
+    file = save_gguf(tmp_path / "headless.gguf", checkpoint, llama__attention__head_count_kv=3)
+    error = refuse(file, tmp_path / "out")
+    assert "disagree: blk.0.attn_k.weight is [32, 64], of which transformers' reader makes no weight" in str(error)
+    file = save_gguf(tmp_path / "deep.gguf", checkpoint, llama__block_count=1 << 30)
+    assert "num_hidden_layers is 1,073,741,824" in str(refuse(file, tmp_path / "out"))
+
+
+def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    checkpoint = tiny_checkpoint("llama")
+    file = save_gguf(
+        tmp_path / "scaled.gguf", checkpoint, llama__rope__scaling__type="yarn", llama__rope__scaling__factor=4.0
+    )
+    error = refuse(file, tmp_path / "out")
+    assert "its rotary embedding is scaled (rope.scaling.factor = 4.0, rope.scaling.type = yarn)" in str(error)
+    with_bias = tiny_checkpoint("qwen2")
+    file = save_gguf(tmp_path / "bias.gguf", with_bias)
+    raw = file.read_bytes().replace(b"qwen2", b"qwen3")
+    file.write_bytes(raw)
+    error = refuse(file, tmp_path / "out")
+    assert isinstance(error, UnsupportedModelError) and "leaves out blk.0.attn_k.bias" in str(error)
+
+
+def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other half was zeros, without a word."""
+    require("gguf")
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+    def without(names: Any, config: Any) -> Any:
+        return [plan for plan in planned(names, config) if plan.name != "blk.1.ffn_up_exps.weight"]
+
+    monkeypatch.setattr("tests.gguf_files.planned", without)
+    error = refuse(save_gguf(tmp_path / "model.gguf", tiny_checkpoint("qwen3_moe", **sizes)), tmp_path / "out")
+    assert isinstance(error, CheckpointError) and (
+        "it has blk.1.ffn_gate_exps.weight, which is a part of model.layers.1.mlp.experts.gate_up_proj, and lacks "
+        "blk.1.ffn_up_exps; download it again" in str(error)
+    )
+
+
+def test_a_folder_with_several_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / "folder" / name).write_bytes(b"GGUF")
+    error = refuse(tmp_path / "folder", tmp_path / "out")
+    assert "2 GGUF files and no other weights: a.gguf, b.gguf; give one of them" in str(error)
+
+
+def test_precisions_that_would_round_twice(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q4_1")
+    error = refuse(file, tmp_path / "out", precision="int4")
+    assert "GGUF Q4_1" in str(error) and "`requantise=True`" in str(error)

@@ -1,0 +1,209 @@
+"""A GGUF file is a checkpoint: the same numbers as transformers' own reader gives, integers taken as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import partita
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.verify.known_answer import load
+from partita.package.folder import KNOWN_ANSWER, read_manifest
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.gguf_files import save_gguf
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96}
+
+
+def of_transformers(file: Path) -> dict[str, Any]:
+    """What transformers' own reader makes of every parameter."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind", "options"),
+    [
+        ("llama", "Q4_0", {}),
+        ("qwen2", "F16", {"tied": True}),
+        pytest.param("llama", "Q5_1", {"tied": True}, marks=pytest.mark.heavy),
+        pytest.param("llama", "F32", {}, marks=pytest.mark.heavy),
+    ],
+)
+def test_every_weight_is_what_transformers_reads(
+    model_type: str, kind: str, options: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    require("gguf")
+    import torch
+
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint(model_type, **options), kind)
+    wanted, model = of_transformers(file), load(open_checkpoint(str(file)))
+    found = dict(model.named_parameters())
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert torch.equal(value, wanted[name]), name
+
+
+def test_a_file_of_any_name_is_known_by_how_it_begins(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama")).rename(tmp_path / "sha256-0a1b")
+    assert open_checkpoint(str(file)).model_type == "llama"
+
+
+def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    import torch
+
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    checkpoint = tiny_checkpoint("qwen3_moe", **sizes)
+    file = save_gguf(tmp_path / "model.gguf", checkpoint)
+    wanted = dict(load(open_checkpoint(str(checkpoint))).named_parameters())
+    for name, value in load(open_checkpoint(str(file))).named_parameters():
+        assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize(("halves", "others"), [("Q8_0", "Q4_0"), ("Q4_1", "F16"), ("F32", "F16")])
+def test_halves_of_experts_may_be_of_two_types(
+    halves: str, others: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Which are one parameter of the model: each half has the numbers that its own type gives it."""
+    require("gguf")
+    import torch
+
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    checkpoint = tiny_checkpoint("qwen3_moe", **sizes)
+    file = save_gguf(tmp_path / "model.gguf", checkpoint, lambda name: halves if "up_exps" in name else others)
+    whole = load(open_checkpoint(str(file)))
+    for name, kind in (("up", halves), ("gate", others)):
+        alone = save_gguf(tmp_path / f"{name}.gguf", checkpoint, kind)
+        for key, value in load(open_checkpoint(str(alone))).named_parameters():
+            if key.endswith("gate_up_proj"):
+                half = slice(32, None) if name == "up" else slice(32)
+                assert torch.equal(dict(whole.named_parameters())[key][:, half], value[:, half]), key
+
+
+def test_integers_are_taken_as_they_are_stored(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """As llama.cpp's Q4_0 is: the head in 8 bits of its own."""
+    require("gguf")
+    checkpoint = tiny_checkpoint("llama")
+    file = save_gguf(tmp_path / "model.gguf", checkpoint, lambda name: "Q8_0" if name == "output.weight" else "Q4_0")
+    package = exported(file, precision="auto")
+    manifest = read_manifest(package)
+    assert manifest.verification.status == "verified" and manifest.graph.precision == "int4"
+    quantised = manifest.source.quantised
+    assert quantised is not None and quantised.taken == "as stored" and quantised.method == "GGUF Q4_0, Q8_0"
+    assert manifest.source.files[0].name == "model.gguf"
+    from safetensors.numpy import load_file
+
+    answer = load_file(package / KNOWN_ANSWER)
+    import torch
+
+    model = load(open_checkpoint(str(file)))
+    with torch.no_grad():
+        wanted = model(input_ids=torch.from_numpy(answer["prompt"])[None], use_cache=False).logits[0].numpy()
+    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=1e-4, rtol=1e-4)
+    with partita.load(package, providers="cpu") as opened:
+        text = "return the value"
+        assert opened.encode(text) and opened.decode(opened.encode(text)).strip() == text
+
+
+def test_modules_are_known_by_the_names_of_the_model(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """Queries, keys and values are one product, and blk.0.attn_v in the file."""
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"))
+    keep = {"model.layers.0.self_attn.v_proj": "int8"}
+    package = exported(file, precision="int4", keep=keep, quantiser="nearest")
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    bits = {
+        n.name: a.i for n in model.graph.node for a in n.attribute if (n.op_type, a.name) == ("MatMulNBits", "bits")
+    }
+    (wide,) = [name for name, width in bits.items() if width == 8]
+    assert wide.startswith("model.layers.0.self_attn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("Q4_1", {"precision": "fp32"}),
+        pytest.param("Q4_1", {"precision": "int4", "requantise": True}, marks=pytest.mark.heavy),
+        pytest.param("Q8_0", {"precision": "auto"}, marks=pytest.mark.heavy),
+        pytest.param("Q5_0", {"precision": "auto"}, marks=pytest.mark.heavy),
+    ],
+)
+def test_the_package_is_verified(
+    kind: str, options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), kind)
+    manifest = read_manifest(exported(tmp_path if kind == "Q4_1" else file, **options))
+    assert manifest.verification.status == "verified" and manifest.source.checkpoint in (file.name, tmp_path.name)
+
+
+def test_factors_of_the_rotary_embedding_are_kept(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """llama.cpp keeps the frequencies of llama 3.1 as factors in a tensor; transformers' reader forgets them."""
+    require("gguf")
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    checkpoint = tiny_checkpoint("llama", rope_parameters=rope)
+    original = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+    plain = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)
+    factors = (plain / original.model.rotary_emb.inv_freq).numpy()
+    assert factors.max() > 2
+    add = gguf.GGUFWriter.write_header_to_file
+
+    def with_factors(writer: Any, *args: Any) -> None:
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+        add(writer, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
+        file = save_gguf(tmp_path / "model.gguf", checkpoint)
+    from safetensors.numpy import load_file
+
+    answer = load_file(exported(file, precision="fp32") / KNOWN_ANSWER)
+    with torch.no_grad():
+        wanted = original(input_ids=torch.from_numpy(answer["prompt"])[None], use_cache=False).logits[0].numpy()
+    np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.heavy
+def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
+
+    from partita.export.checkpoint.gguf.opening import Scratch
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os, signal; from partita.export.checkpoint.gguf.opening import Scratch; s = Scratch(); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}).returncode == -9
+    (left,) = tmp_path.iterdir()
+    first = Scratch()
+    assert not left.exists() and [*tmp_path.iterdir()] == [first.folder]
+    second = Scratch()
+    assert {*tmp_path.iterdir()} == {first.folder, second.folder}, "one that is in use stays"
+    del first, second
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,165 @@
+"""Settings of GGUF files that transformers does not read: put into the config, named in a note, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import UnsupportedModelError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.gguf.opening import prepare
+from tests.conftest import TinyCheckpoint, require
+from tests.gguf_files import save_gguf, save_settings
+
+
+def config_of(folder: Path, architecture: str, settings: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The config that is read of a file with such settings, and the notes."""
+    from transformers import AutoConfig
+
+    prepared = prepare(save_settings(folder / "model.gguf", architecture, settings))
+    found: dict[str, Any] = AutoConfig.from_pretrained(str(prepared.folder)).to_dict()
+    return found, prepared.notes
+
+
+PUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a base": ("starcoder2", {"rope.freq_base": 1e6}, {"rope_parameters.rope_theta": 1e6}),
+    "a base of some layers": (
+        "gemma3",
+        {"rope.freq_base": 5e5, "rope.freq_base_swa": 5e3},
+        {
+            "rope_parameters.sliding_attention.rope_theta": 5e3,
+            "rope_parameters.full_attention.rope_theta": 5e5,
+        },
+    ),
+    "limits": (
+        "gemma2",
+        {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 2.0},
+        {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 2.0},
+    ),
+    "an epsilon": ("nemotron", {"attention.layer_norm_epsilon": 0.25}, {"norm_eps": 0.25}),
+    "a window": (
+        "phi3",
+        {"attention.sliding_window": 8, "rope.scaling.original_context_length": 64, "rope.dimension_count": 16},
+        {"sliding_window": 8},
+    ),
+    "no window": ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),
+    "a scale by the head": ("gemma2", {"attention.key_length": 32}, {"query_pre_attn_scalar": 32}),
+    "a scale by the width": (
+        "gemma2",
+        {"attention.key_length": 32, "block_count": 46, "embedding_length": 96},
+        {"query_pre_attn_scalar": 24, "head_dim": 32},
+    ),
+    "layers": ("gemma3", {"attention.sliding_window_pattern": [True, True]}, {"num_hidden_layers": 2}),
+}
+
+
+@pytest.mark.parametrize("case", PUT)
+def test_what_transformers_does_not_read_is_in_the_config(case: str, tmp_path: Path) -> None:
+    require("gguf")
+    architecture, settings, wanted = PUT[case]
+    found, notes = config_of(tmp_path, architecture, settings)
+    for path, value in wanted.items():
+        here: Any = found
+        for key in path.split("."):
+            here = here[key]
+        assert here == value, path
+    assert not any("does not read" in note for note in notes)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "norms of a falcon": (
+        "mamba",
+        {"ssm.dt_b_c_rms": True, "attention.head_count": 0},
+        "it says ssm.dt_b_c_rms = True, which transformers' reader of mamba leaves out",
+    ),
+    "both ways": ("qwen2", {"attention.causal": False}, "it says attention.causal = False"),
+    "a window that its config forgets": (
+        "qwen2",
+        {"attention.sliding_window": 8},
+        "it says attention.sliding_window = 8",
+    ),
+    "something new": ("llama", {"something.new": [1, 2]}, "it says something.new = an array"),
+    "texts": ("llama", {"something.new": ["a", "b"]}, "it says something.new = an array"),
+    "other layers": (
+        "gemma3",
+        {"attention.sliding_window_pattern": [True, False]},
+        "it says attention.sliding_window_pattern = an array",
+    ),
+    "every second layer": (
+        "gemma3",
+        {"attention.sliding_window_pattern": 2},
+        "it says attention.sliding_window_pattern = 2",
+    ),
+    "a part of the head": (
+        "stablelm",
+        {"rope.dimension_count": 8},
+        "rope.dimension_count is 8, and the model that transformers makes of it rotates 4 numbers of each head",
+    ),
+    "a part of the head that is read for all of it": (
+        "llama",
+        {"rope.dimension_count": 8, "attention.key_length": 16},
+        "rope.dimension_count is 8, and the model that transformers makes of it rotates 16",
+    ),
+    "a long phi": (
+        "phi3",
+        {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.25},
+        "its rotary embedding is scaled (rope.scaling.attn_factor = 1.25, rope.scaling.original_context_length = 64)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_changes_the_model_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    require("gguf")
+    architecture, settings, said = REFUSED[case]
+    with pytest.raises(UnsupportedModelError) as caught:
+        config_of(tmp_path, architecture, settings)
+    assert said in str(caught.value) and str(caught.value).startswith(f"{tmp_path / 'model.gguf'}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_changes_nothing_is_a_note(tmp_path: Path) -> None:
+    require("gguf")
+    _, notes = config_of(tmp_path, "bloom", {"attention.causal": True, "pooling_type": 3})
+    assert notes[0] == "settings of the GGUF file that transformers does not read: context_length, pooling_type"
+
+
+@pytest.mark.parametrize(("name", "noted"), [("stablelm2", True), ("gpt-2", False), ("mpt", False), ("qwen2", False)])
+def test_text_that_is_split_in_a_way_transformers_does_not_know(
+    name: str, noted: bool, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer__ggml__pre=name)
+    notes = open_checkpoint(str(file)).notes
+    assert any(f"has text split as '{name}' (tokenizer.ggml.pre)" in note for note in notes) is noted
+
+
+def test_a_generation_ends_where_llama_cpp_ends_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """By the settings, and by the text of a token."""
+    require("gguf")
+    ends: Any = {"tokenizer__ggml__eos_token_id": 1, "tokenizer__ggml__eot_token_id": 10}
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer=False, **ends)
+    assert open_checkpoint(str(file)).config.eos_token_id == [1, 10]
+    tokens = [f"t{number}" for number in range(2045)] + ["<|im_end|>", "<end_of_turn>", "<|fim_pad|>"]
+    tokens_too: Any = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__eos_token_id": 1}
+    file = save_gguf(tmp_path / "text.gguf", tiny_checkpoint("llama"), tokenizer=False, **tokens_too)
+    assert open_checkpoint(str(file)).config.eos_token_id == [1, 2045, 2046]
+
+
+def test_settings_of_the_tokenizer_that_are_not_read_are_a_note(tmp_path: Path) -> None:
+    require("gguf")
+    settings = {"tokenizer.ggml.fim_pad_token_id": 3, "tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.add_sep": False}
+    file = save_settings(tmp_path / "model.gguf", "llama", {}, settings)
+    note = "settings of the GGUF file that transformers does not read: tokenizer.ggml.fim_pad_token_id"
+    assert prepare(file).notes[0] == note
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [("gpt2", "n_positions"), ("llama", "max_position_embeddings"), ("falcon", "max_position_embeddings")],
+)
+def test_the_context_length_of_the_file_is_the_configs(architecture: str, key: str, tmp_path: Path) -> None:
+    require("gguf")
+    assert config_of(tmp_path, architecture, {"context_length": 256})[0][key] == 256

@@ -1,0 +1,87 @@
+"""Every type of numbers, from random bytes: what is read is what the package gguf computes, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.conftest import require
+
+AFFINE = ("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "MXFP4")
+OTHERS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "IQ4_XS", "F16", "BF16", "F32")
+RARE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+"""Read as floats, of which nobody but llama.cpp writes files."""
+HALVES = {
+    **dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+"""Bytes at which a float16 lies that must be finite, as a file of a model has it."""
+
+
+def random_rows(name, rows=7, blocks=2, seed=0):
+    """Bytes of rows of random blocks."""
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    count = blocks if block > 1 else 64
+    raw = np.random.default_rng(seed).integers(0, 256, (rows, count, size), np.uint8)
+    for at in HALVES.get(name, ()):
+        scales = np.random.default_rng(seed).normal(size=(rows, count, 1)).astype(np.float16)
+        raw[:, :, at : at + 2] = scales.view(np.uint8)
+    if name == "MXFP4":
+        raw[:, :, 0] = np.random.default_rng(seed).integers(0, 200, (rows, count))
+    return raw.reshape(rows, -1), count * block
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_integers_and_scales_make_the_numbers_of_the_library(name):
+    require("gguf")
+    import gguf
+
+    from partita.export.checkpoint.gguf.types import AFFINE as KINDS
+
+    raw, width = random_rows(name)
+    kind = gguf.GGMLQuantizationType[name]
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    integers, scales = KINDS[name].split(raw.reshape(-1, size))
+    zero = 1 << (KINDS[name].bits - 1)
+    assert integers.dtype == np.uint8 and integers.max() < 1 << KINDS[name].bits
+    made = (integers.astype(np.float32) - zero) * np.repeat(scales, KINDS[name].group, axis=1)
+    wanted = gguf.quants.dequantize(raw, kind)
+    assert wanted.shape == (len(raw), width)
+    assert np.array_equal(made.reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("name", [*AFFINE, *OTHERS, *RARE])
+def test_any_region_is_that_of_the_whole(name, tmp_path):
+    require("gguf")
+    import gguf
+    import torch
+
+    from partita.export.checkpoint.gguf.header import GgufTensor
+    from partita.export.checkpoint.gguf.types import block_type
+    from partita.export.checkpoint.gguf.weights import Rows, row_weight
+    from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+
+    raw, width = random_rows(name)
+    kind = gguf.GGMLQuantizationType[name]
+    (tmp_path / "file").write_bytes(b"\0" * 32 + raw.tobytes())
+    found = block_type(int(kind))
+    assert found is not None
+    tensor = GgufTensor("a", (7, width), found, 32)
+    order = np.random.default_rng(1).permutation(7)
+    info = TensorInfo("a", "file", (7, width), name)
+    weight = row_weight("a.weight", (7, width), Rows(tmp_path / "file", (tensor,), order), (info,))
+    typed = raw.view({"F32": np.float32, "F16": np.float16}.get(name, np.uint8))
+    whole = torch.from_numpy(np.array(gguf.quants.dequantize(typed, kind), np.float32))[torch.from_numpy(order)]
+    with OpenFiles(tmp_path) as files:
+        for rows, columns in (((0, 7), (0, width)), ((2, 5), (3, 40)), ((6, 7), (width - 1, width)), ((3, 3), (0, 5))):
+            part = files.read(weight.info, (rows, columns))
+            wanted = whole[slice(*rows), slice(*columns)]
+            assert part.dtype == torch.float32 and torch.equal(part.nan_to_num(), wanted.nan_to_num())

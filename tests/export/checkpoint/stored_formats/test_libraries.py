@@ -1,0 +1,97 @@
+"""What a stored weight stands for, compared bit for bit with the libraries of the formats.
+
+`record.py` has written down what the libraries store for a small weight and what they make of it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from partita.export.checkpoint.quantised import by_config, by_tensors
+from partita.export.checkpoint.stored_formats import AffineWeight, Quantised, read
+from partita.export.checkpoint.weight_files import OpenFiles, find_tensors
+
+LIBRARIES = Path(__file__).parent / "libraries"
+CASES = sorted(path.stem for path in LIBRARIES.glob("*.safetensors"))
+DEQUANTISED_ONLY = ("bnb_nf4", "bnb_fp4", "fp8", "float8", "int4_plain")
+"""Formats whose numbers are no integers with a scale and an integer zero point."""
+
+
+def stored(name: str, folder: Path) -> tuple[Quantised, torch.Tensor]:
+    """A checkpoint of one weight as the library stores it, and what the library makes of it."""
+    path = LIBRARIES / f"{name}.safetensors"
+    (folder / "model.safetensors").symlink_to(path)
+    with safe_open(str(path), framework="pt") as file:
+        settings, expected = json.loads(file.metadata()["settings"]), file.get_tensor("expected")
+    tensors = {key: info for key, info in find_tensors(folder)[0].items() if key != "expected"}
+    found = by_config(folder, {"quantization_config": settings})
+    assert found is not None
+    return read(folder, found, tensors), expected
+
+
+def test_all_that_can_be_recorded_is() -> None:
+    from tests.export.checkpoint.stored_formats import record
+
+    assert sorted(record.CASES) == CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_are_those_of_the_library(tmp_path: Path, name: str) -> None:
+    quantised, expected = stored(name, tmp_path)
+    (weight,) = quantised.weights.values()
+    assert weight.name == "X.weight" and weight.shape == tuple(expected.shape)
+    with OpenFiles(tmp_path) as files:
+        found = weight.values(tuple((0, size) for size in weight.shape), files)
+        assert torch.equal(found.to(expected.dtype), expected)
+        # Any region is the same part of the whole: what crosses words, groups and blocks, too.
+        for cut in (1, 3, 7):
+            edges = [sorted({0, size // cut, size // 2 + 1, size}) for size in weight.shape]
+            for begin, end in pairwise(edges[-1]):
+                region = (*((0, size) for size in weight.shape[:-2]), (edges[-2][1], weight.shape[-2]), (begin, end))
+                part = weight.values(region, files)
+                assert torch.equal(part, found[tuple(slice(*each) for each in region)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_integers_are_the_numbers(tmp_path: Path, name: str) -> None:
+    """Scale times integer less zero point, in blocks along an axis: what a package is given."""
+    quantised, _ = stored(name, tmp_path)
+    (weight,) = quantised.weights.values()
+    assert isinstance(weight, AffineWeight) is not any(part in name for part in DEQUANTISED_ONLY)
+    if not isinstance(weight, AffineWeight):
+        return
+    whole = tuple((0, size) for size in weight.shape)
+    with OpenFiles(tmp_path) as files:
+        integers, scales, zeros = (part.expand(weight.shape) for part in weight.parts(whole, files))
+        values, along = weight.values(whole, files), weight.blocks_along(files)
+        assert set(zeros.unique().tolist()) <= set(weight.zero_points(files).unique().tolist())
+    made = (integers.float() - zeros.float()) * scales
+    worst = float(((made - values).abs() / values.abs().clamp(min=1e-30)).max())
+    assert worst <= (2**-23 if name == "bnb_int8" else 0)  # which multiplies in another order
+    assert int(integers.max()) < 1 << weight.bits and int(zeros.max()) < 1 << weight.bits
+    by_axis = scales.movedim(weight.axis, 0).flatten(1), zeros.movedim(weight.axis, 0).flatten(1)
+    for block in along.unique():
+        for part in by_axis:
+            assert bool((part[along == block] == part[along == block][0]).all())
+    assert len(along) == weight.shape[weight.axis] and math.ceil(len(along) / weight.block) == len(along.unique())
+
+
+@pytest.mark.parametrize("name", ["gptq_4", "awq", "compressed_w4a16", "fp8_block", "bnb_nf4", "mxfp4"])
+def test_a_format_is_recognised_by_its_tensors(tmp_path: Path, name: str) -> None:
+    """Without settings: a config may have lost them. Bits and group sizes are then those that the shapes say."""
+    quantised, expected = stored(name, tmp_path)
+    tensors = {key: info for key, info in find_tensors(tmp_path)[0].items() if key != "expected"}
+    found = by_tensors(tensors)
+    assert found is not None and not found.settings
+    (weight,) = read(tmp_path, found, tensors).weights.values()
+    assert quantised.method.startswith(found.method.name)
+    with OpenFiles(tmp_path) as files:
+        values = weight.values(tuple((0, size) for size in weight.shape), files)
+    assert torch.equal(values.to(expected.dtype), expected)

@@ -1,0 +1,298 @@
+"""A tensor of another size than the others ask for is an error that names it, whatever the format.
+
+The tensors are those that the formats' libraries stored; each of them is made longer or shorter in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.quantised import by_config
+from partita.export.checkpoint.stored_formats import AffineWeight, Quantised, read
+from partita.export.checkpoint.weight_files import OpenFiles, find_tensors
+from tests import quantised_checkpoints as formats
+from tests.export.checkpoint.stored_formats.test_libraries import CASES, LIBRARIES
+
+INFERRED = {("torchao_float8", "X._weight_scale"): "the size of its groups is nowhere but in the shape"}
+
+
+def tensors_of(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    with safe_open(str(LIBRARIES / f"{name}.safetensors"), framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys() if key != "expected"}  # noqa: SIM118 - no dict
+        return json.loads(file.metadata()["settings"]), tensors
+
+
+def opened(
+    folder: Path,
+    settings: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    said: dict[str, str] | None = None,
+) -> Quantised:
+    """A checkpoint of one weight. `said`: texts in the header of the file."""
+    kept = {key: value.clone().contiguous() for key, value in tensors.items()}
+    save_file(kept, folder / "model.safetensors", metadata=said)
+    found = by_config(folder, {"quantization_config": settings})
+    assert found is not None
+    return read(folder, found, find_tensors(folder)[0])
+
+
+def changes(value: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor longer and shorter by one on every axis."""
+    made = []
+    for axis, size in enumerate(value.shape):
+        made.append(torch.cat([value, value.narrow(axis, 0, 1)], axis))
+        if size > 1:
+            made.append(value.narrow(axis, 0, size - 1))
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_of_another_size(name: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    seen = 0
+    (right,) = opened(tmp_path, settings, tensors).weights.values()
+    for key, value in tensors.items():
+        if (name, key) in INFERRED:
+            continue
+        for other in changes(value):
+            try:
+                (weight,) = opened(tmp_path, settings, {**tensors, key: other}).weights.values()
+            except CheckpointError as error:
+                seen += 1
+                assert "X" in str(error) and "\n" not in str(error)
+            else:  # a row more or less may be right by itself; it is no weight of this model
+                assert weight.shape != right.shape and value.numel() >= 32 * 16, (key, list(other.shape))
+    assert seen or name == "fp8_tensor"  # whose scale is one number
+
+
+def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
+    for name in ("gptq_4", "awq", "compressed_w4a16", "compressed_int8"):
+        settings, tensors = tensors_of(name)
+        if "config_groups" in settings:
+            (group,) = settings["config_groups"].values()
+            group["weights"] |= {"group_size": 16, "strategy": "group"}
+            words = r"X\.weight_scale contradicts the setting group_size: group is (32|64), not 16"
+        else:
+            settings["group_size"] = 16
+            words = r"X\.(scales|qzeros) is"
+        with pytest.raises(CheckpointError, match=rf"quantised tensor {words}"):
+            opened(tmp_path, settings, tensors)
+
+
+def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
+    """Tiles, and scales of activations: no numbers that anybody but a kernel can tell."""
+    settings, tensors = tensors_of("torchao_int4_plain")
+    tiles = {
+        "X._weight_qdata": torch.zeros(4, 1, 32, 4, dtype=torch.int32),
+        "X._weight_scale_and_zero": torch.zeros(2, 32, 2),
+    }
+    for more, words in (
+        (tiles, r"in a packing of its kernels \(X\._weight_qdata is I32\); only plain int4"),
+        ({**tensors, "X._weight_act_pre_scale": torch.ones(64)}, r"scale of activations \(X\._weight_act_pre_scale\)"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=words):
+            opened(tmp_path, settings, more)
+
+
+def test_integers_beyond_what_the_file_says(tmp_path: Path) -> None:
+    """torchao's int4 in bytes: the header has the bits, and a package has as many."""
+    settings, tensors = tensors_of("torchao_int4")
+    said = {"X.weight": settings["metadata"]["X.weight"]}
+    for integer, fine in ((7, True), (8, False), (-8, True), (-9, False)):
+        data = tensors["X._weight_qdata"].clone()
+        data[3, 5] = integer
+        quantised = opened(tmp_path, settings, {**tensors, "X._weight_qdata": data}, said=said)
+        (weight,) = quantised.weights.values()
+        assert isinstance(weight, AffineWeight) and weight.bits == 4
+        with OpenFiles(tmp_path) as files, nullcontext() if fine else pytest.raises(CheckpointError, match="4 bits"):
+            weight.parts(((0, 32), (0, 64)), files)
+    for text in (
+        "[",
+        "7",
+        '{"_data": 3}',
+        '{"_data": {"target_dtype": [1]}}',
+        '{"_data": {"target_dtype": {"_data": 4}}}',
+    ):
+        (weight,) = opened(tmp_path, settings, tensors, said={"X.weight": text}).weights.values()
+        assert isinstance(weight, AffineWeight) and weight.bits == 8  # what cannot be read says nothing
+
+
+def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
+    """gptq_v2 stores zero points as they are, the first form one less."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=generator)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    values = []
+    for form, second in (("gptq", False), ("gptq_v2", True)):
+        packed = {f"X{key}": value for key, value in formats.gptq(second=second)(weight).items()}
+        (found,) = opened(tmp_path, {**settings, "checkpoint_format": form}, packed).weights.values()
+        with OpenFiles(tmp_path) as files:
+            values.append(found.values(((0, 32), (0, 64)), files))
+        values.append(packed["X.qzeros"])
+    assert torch.equal(values[0], values[2]) and not torch.equal(values[1], values[3])
+    assert float((values[0] - weight).abs().max()) < 0.5
+
+
+def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
+    """compressed-tensors with g_idx: each input has the scale of its own group."""
+    settings, tensors = tensors_of("compressed_w4a16")
+    settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    groups = (torch.arange(64) // (64 // tensors["X.weight_scale"].shape[1])).to(torch.int32)[order]
+    (plain,) = opened(tmp_path, tensors_of("compressed_w4a16")[0], tensors).weights.values()
+    region = ((0, 32), (0, 64))
+    with OpenFiles(tmp_path) as files:
+        integers = plain.parts(region, files).integers  # type: ignore[attr-defined]
+    (found,) = opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups}).weights.values()
+    wanted = (integers.float() - 8) * tensors["X.weight_scale"].float()[:, groups.long()]
+    with OpenFiles(tmp_path) as files:
+        assert torch.equal(found.values(region, files), wanted)
+        assert torch.equal(found.values(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
+    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], and X\.weight_packed has 64 inputs"):
+        opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
+
+
+def test_scales_of_activations_beside_awq(tmp_path: Path) -> None:
+    """AutoAWQ divides by them what an activation gives, where no layer takes them in: starcoder2, falcon, bloom."""
+    settings, tensors = tensors_of("awq")
+    with pytest.raises(UnsupportedModelError, match=r"activations that are divided by scales \(X\.act\.scales\)"):
+        opened(tmp_path, settings, {**tensors, "X.act.scales": torch.ones(64)})
+
+
+def test_eight_bits_in_tiles(tmp_path: Path) -> None:
+    """Older files of bitsandbytes have them as a kind of GPU reads them, and say so in a number."""
+    settings, tensors = tensors_of("bnb_int8")
+    for number, fine in ((0, True), (1, False), (3, False)):
+        with (
+            nullcontext()
+            if fine
+            else pytest.raises(UnsupportedModelError, match=rf"X\.weight_format is {number}; 1 is")
+        ):
+            opened(tmp_path, settings, {**tensors, "X.weight_format": torch.tensor(number, dtype=torch.uint8)})
+
+
+def test_four_bits_in_words_of_floats(tmp_path: Path) -> None:
+    settings, tensors = tensors_of("bnb_nf4")
+    words = tensors["X.weight"].reshape(-1).view(torch.bfloat16).reshape(-1, 1)
+    with pytest.raises(UnsupportedModelError, match=r"in words of bfloat16 \(bnb_4bit_quant_storage; X\.weight\)"):
+        opened(tmp_path, settings, {**tensors, "X.weight": words})
+
+
+@pytest.mark.parametrize("name", ["compressed_int8", "compressed_w8a16"])
+def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    found = []
+    for shape in ((-1, 1), (-1,)):
+        changed = {**tensors, "X.weight_scale": tensors["X.weight_scale"].reshape(shape)}
+        (weight,) = opened(tmp_path, settings, changed).weights.values()
+        with OpenFiles(tmp_path) as files:
+            found.append([weight.values(region, files) for region in (((0, 32), (0, 64)), ((3, 9), (5, 41)))])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path) -> None:
+    settings, tensors = tensors_of("compressed_int8_asymmetric")
+    more = {"X.weight_zero_point": torch.full(shape, 3, dtype=torch.int8)}
+    (weight,) = opened(tmp_path, settings, {**tensors, **more}).weights.values()
+    assert isinstance(weight, AffineWeight)
+    expected = (tensors["X.weight"].float() - 3) * tensors["X.weight_scale"].float()
+    with OpenFiles(tmp_path) as files:
+        assert torch.equal(weight.values(((0, 32), (0, 64)), files), expected)
+        assert torch.equal(weight.values(((3, 9), (5, 41)), files), expected[3:9, 5:41])
+        assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
+
+
+def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
+    """As in GPTQModel, one that says that a module is not quantised too."""
+    settings, tensors = tensors_of("gptq_4")
+    wrong, right = {"bits": 8}, {"bits": 4}
+    for bits, dynamic, fine in (
+        (8, {"X": right, "+:.*": wrong}, True),
+        (4, {"-:X": {}, ".*": wrong}, True),
+        (4, {"-:Y": {}, ".*": wrong}, False),
+        (4, {".*": wrong, "X": right}, False),
+    ):
+        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 asks"):
+            opened(tmp_path, {**settings, "bits": bits, "dynamic": dynamic}, tensors)
+
+
+def test_settings_of_the_cache_alone(tmp_path: Path) -> None:
+    """llm-compressor's, of a model whose weights are floats."""
+    cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+    for more, quantised in (
+        ({}, False),
+        ({"sparsity_config": {"format": "dense"}}, False),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, True),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, True),
+    ):
+        assert (by_config(tmp_path, {"quantization_config": {**cache, **more}}) is not None) is quantised
+
+
+def one_group(**weights: Any) -> dict[str, Any]:
+    """Settings of compressed-tensors with one group."""
+    said = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, **weights}
+    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": said}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: its zero points are not all 2^(bits-1)"),
+        ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
+        ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
+        ("gptq_act_order", {"desc_act": False}, "X.g_idx contradicts the setting desc_act false: its groups are not"),
+        ("awq", {"zero_point": False}, "X.qzeros contradicts the setting zero_point false"),
+        (
+            "bnb_nf4",
+            {"bnb_4bit_quant_type": "fp4"},
+            "X.weight contradicts the setting bnb_4bit_quant_type: kind is nf4",
+        ),
+        ("bnb_nf4", {"load_in_4bit": False, "load_in_8bit": True}, "the setting load_in_8bit: bits is 4, not 8"),
+        ("bnb_int8", {"load_in_4bit": True}, "the setting load_in_4bit: bits is 8, not 4"),
+        (
+            "bnb_nf4_nested",
+            {"bnb_4bit_use_double_quant": False},
+            "X.weight.absmax contradicts the setting bnb_4bit_use",
+        ),
+        ("fp8_block", {"fmt": "e5m2"}, "the setting fmt: kind is float8e4m3, not e5m2"),
+        ("torchao_int8", {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "quant_type: kind is int8"),
+        (
+            "torchao_int4_plain",
+            {"quant_type_kwargs": {"group_size": 64}},
+            "the setting group_size: group is 32, not 64",
+        ),
+        ("compressed_w4a16_asymmetric", one_group(), "X.weight_zero_point contradicts the setting symmetric: its zero"),
+        ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
+        ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
+        ("compressed_w4a16", one_group(actorder="group"), "the setting actorder group: nothing says the group of each"),
+        (
+            "compressed_fp8",
+            one_group(num_bits=8, strategy="channel", group_size=None),
+            "the setting type: kind is float8e4m3",
+        ),
+    ],
+)
+def test_settings_that_the_tensors_contradict(name: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    with pytest.raises(CheckpointError) as caught:
+        opened(tmp_path, {**settings, **changes}, tensors)
+    assert said in str(caught.value) and "correct the settings, or quantise the model again" in str(caught.value)
+
+
+def test_one_of_several_groups_has_to_fit(tmp_path: Path) -> None:
+    settings, tensors = tensors_of("compressed_w4a16")
+    groups = {"a": one_group(num_bits=8)["config_groups"]["group_0"], "b": one_group()["config_groups"]["group_0"]}
+    assert opened(tmp_path, {**settings, "config_groups": groups}, tensors).weights
+    groups["b"]["weights"]["symmetric"] = False
+    with pytest.raises(CheckpointError, match="contradicts the setting"):
+        opened(tmp_path, {**settings, "config_groups": groups}, tensors)

@@ -1,0 +1,133 @@
+"""What generate would refuse of a package's files is found by export, which reads them the same way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from partita import cli
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError
+from partita.export.checkpoint.companions import Reader, chat_notes, write_generation
+from partita.export.verify.running import NotRunningError, opened_and_run
+from partita.package.folder import TokenizerKind
+from partita.remedies import Remedy
+from partita.runtime.generate.text.tokens import stop_token_ids
+from tests.conftest import TinyCheckpoint
+
+AGAIN = Remedy("do it again")
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1, tokenizer=True), folder)
+    return folder
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    arguments = ["export", str(folder), str(folder.parent / "out"), "--max-length", "64", "--no-verify"]
+    return cli.run([*arguments, "--attention", "gqa"]), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, null]}'])
+def test_a_damaged_generation_config_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (checkpoint / "generation_config.json").write_text(content)
+    code, _, err = run(checkpoint, capsys)
+    assert code == 1 and "generation_config.json" in err and "export the checkpoint again" not in err
+    assert not (checkpoint.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "stop"),
+    [("gemma3", {"text_config": {"eos_token_id": 7}}, 7), ("gemma3", {}, 1), ("llama", {}, 2)],
+)
+def test_a_text_ends_where_transformers_ends_it_without_a_generation_config(
+    tmp_path: Path, model_type: str, said: dict[str, Any], stop: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **said}))
+    write_generation(AutoConfig.from_pretrained(tmp_path), tmp_path)
+    assert stop_token_ids(tmp_path) == {stop}
+
+
+def test_export_writes_a_generation_config_where_there_is_none(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "generation_config.json").unlink()
+    settings = json.loads((checkpoint / "config.json").read_text())
+    del settings["eos_token_id"]
+    (checkpoint / "config.json").write_text(json.dumps(settings))
+    assert run(checkpoint, capsys)[0] == 0
+    assert stop_token_ids(checkpoint.parent / "out") == {2}  # of LlamaConfig
+
+
+def test_a_stop_token_outside_of_the_vocabulary_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 99999999}')
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "eos_token_id 99,999,999 is not in the vocabulary" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nosuch.attribute.at_all }}"])
+def test_a_chat_template_that_fails_is_said(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+    (checkpoint / "chat_template.jinja").write_text(template)
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "chat will fail" in " ".join(err.split())
+
+
+def test_a_sound_checkpoint_has_nothing_to_say(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "--chat" not in err and "eos_token_id" not in err
+
+
+@pytest.mark.parametrize("error", [GenerationError, PackageError])
+def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[PartitaError]) -> None:
+    hidden = tmp_path / "my folder: .out.partial-x"
+
+    def chat(folder: Path, kind: TokenizerKind) -> bool:
+        raise error("it is damaged", where=folder / "chat.json" if error is PackageError else folder, remedy=AGAIN)
+
+    (note,) = chat_notes(Reader(lambda folder: frozenset(), chat), hidden, "tokenizers")
+    named = "chat.json: " if error is PackageError else ""
+    assert note == f"chat will fail: {named}it is damaged; do it again"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        lambda folder: ProviderError("cpu cannot run 2 nodes", where=folder / "model.onnx"),
+        lambda folder: RuntimeError(f"Load model from {folder}/model.onnx failed"),
+    ],
+)
+def test_why_a_graph_does_not_run_does_not_name_the_hidden_folder(
+    tmp_path: Path, raised: Callable[[Path], Exception]
+) -> None:
+    hidden = tmp_path / "my folder: .out.partial-x"
+    with pytest.raises(NotRunningError) as caught, opened_and_run("cpu", hidden):
+        raise raised(hidden)
+    assert str(hidden) not in str(caught.value) and "model.onnx" in caught.value.detail
+
+
+def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "generation_config.json").write_text("{}")
+    settings = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "has no eos_token_id: generate will stop only at the length" in " ".join(err.split())
+
+
+def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(checkpoint, capsys)[0] == 0
+    assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
+    assert "out: a Partita package already; run it with partita generate" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,233 @@
+"""Settings of config.json that only say how to run, values that no model has, and weight files as people have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError, UsageError
+from partita.export.checkpoint import config_values
+from partita.export.checkpoint.config_values import check_values
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.options import max_length
+from partita.export.pipeline import ExportOptions, Summary, export
+from partita.library.exporting import replay, smoke
+from tests.conftest import TinyCheckpoint
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """A copy of its own."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1), folder)
+    return folder
+
+
+def changed(folder: Path, **settings: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder
+
+
+def exported(folder: Path, **options: Any) -> Summary:
+    wanted = ExportOptions(str(folder), folder.parent / "out", max_length=64, **options)
+    return export(wanted, replay=replay, smoke=smoke)
+
+
+def refused(folder: Path, *words: str) -> None:
+    """Also where nothing is verified."""
+    with pytest.raises(CheckpointError) as caught:
+        exported(folder, verify=False)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert not (folder.parent / "out").exists()
+
+
+def test_a_size_that_models_of_a_type_have_by_default_is_one(tmp_path: Path) -> None:
+    """glm5_next turns none of a head's numbers by their position."""
+    config = CONFIG_MAPPING["glm5_next"]().to_dict()
+    assert config["text_config"]["head_dim"] == 0
+    check_values(tmp_path, config)
+    with pytest.raises(CheckpointError, match="text_config.qk_rope_head_dim in config.json is '0', not a size"):
+        check_values(tmp_path, {**config, "model_type": "llama"})
+    with pytest.raises(CheckpointError, match="text_config.num_key_value_heads in config.json is '0', not a size"):
+        check_values(tmp_path, {**config, "text_config": {**config["text_config"], "num_key_value_heads": 0}})
+
+
+def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
+    summary = exported(
+        changed(
+            checkpoint,
+            return_dict=False,
+            attn_implementation="flash_attention_2",
+            dtype="float99",
+            use_cache=False,
+            _attn_implementation="flash_attention_2",
+            output_attentions=True,
+            experts_implementation="nosuch",
+        )
+    )
+    assert summary.manifest.verification.status == "verified"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rms_norm_eps", NAN),
+        ("rms_norm_eps", INFINITY),
+        ("rms_norm_eps", -1e-6),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", "x"),
+        ("layer_norm_eps", 0),
+        ("layer_norm_epsilon", NAN),
+        ("rope_theta", NAN),
+        ("rope_theta", -1),
+        ("rope_theta", "x"),
+        ("hidden_size", "64"),
+        ("hidden_size", -64),
+        ("head_dim", 0),
+        ("num_attention_heads", 0),
+        ("hidden_act", "bogus"),
+        ("hidden_act", 3),
+        ("pad_token_id", 99999),
+        ("num_key_value_heads", 0),
+        ("text_config", [[1]]),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(checkpoint: Path, name: str, value: Any) -> None:
+    refused(changed(checkpoint, **{name: value}), name, "config.json")
+
+
+def test_bad_values_in_the_text_part_are_seen(checkpoint: Path) -> None:
+    refused(changed(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
+
+
+def test_a_model_of_one_position_has_no_room_for_an_answer(checkpoint: Path) -> None:
+    refused(changed(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "takes 2")
+
+
+def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint)
+    assert open_checkpoint(".").given == open_checkpoint(str(checkpoint)).given == "checkpoint"
+
+
+def as_bin(folder: Path, *, zipped: bool) -> None:
+    """The weights as torch.save wrote them before and since torch 1.6."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(
+        load_file(folder / "model.safetensors"), folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped
+    )
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> None:
+    as_bin(checkpoint, zipped=zipped)
+    assert exported(checkpoint).manifest.verification.status == "verified"
+
+
+def test_code_in_an_old_file_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
+    import torch
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "trapped"),)
+
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Trap()}, checkpoint / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    refused(checkpoint, "plain weights")
+    assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_told(checkpoint: Path, name: str) -> None:
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    (checkpoint / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n")
+    refused(checkpoint, name, "git lfs pull")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As root everything may be read, so the answer of the operating system is played."""
+    (checkpoint / "tokenizer.json").touch()
+    usual = Path.open
+
+    def opened(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == checkpoint / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return usual(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(PartitaError) as caught:
+        exported(checkpoint, verify=False)
+    assert "permission" in str(caught.value) and name in str(caught.value) and "damaged" not in str(caught.value)
+
+
+def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(tiny_checkpoint("llama"), folder)
+    (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with `adapter`"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"torch_dtype": "auto", "dtype": "auto"},
+        {"dtype": "float99"},
+        {"use_cache": None},
+        {"use_return_dict": True},
+        {"quantization_config": False},
+    ],
+)
+def test_the_config_in_the_package_can_be_loaded(checkpoint: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match=r"."):
+        AutoConfig.from_pretrained(changed(checkpoint, **settings))
+    out = checkpoint.parent / "out"
+    exported(checkpoint, attention="gqa", verify=False)
+    assert AutoConfig.from_pretrained(out).hidden_size == 64
+
+
+def test_a_config_that_can_be_loaded_is_copied_as_it_is(checkpoint: Path) -> None:
+    changed(checkpoint, attn_implementation="flash_attention_2", use_cache=False)
+    assert config_values.corrected(checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "settings"),
+    [
+        ("mpt", "max_seq_len", {"max_seq_len": 48}),
+        ("dbrx", "max_seq_len", {"max_seq_len": 48}),
+        ("ctrl", "n_positions", {"n_positions": 48}),
+        ("gpt2", "n_positions", {"n_positions": 48, "n_ctx": 1024}),
+        ("bloom", "seq_length", {"seq_length": 48}),
+        ("kimi_linear", "model_max_length", {"model_max_length": 48}),
+        ("gemma3", "max_position_embeddings", {"text_config": {"max_position_embeddings": 48}}),
+        ("llama", "max_position_embeddings", {"max_position_embeddings": 48}),
+    ],
+)
+def test_the_longest_text_by_the_name_that_the_type_has_for_it(
+    checkpoint: Path, model_type: str, name: str, settings: dict[str, Any]
+) -> None:
+    opened = replace(open_checkpoint(str(checkpoint)), config=AutoConfig.for_model(model_type, **settings))
+    options = ExportOptions(str(checkpoint), checkpoint.parent / "out")
+    assert max_length(options, opened) == 48
+    with pytest.raises(UsageError, match=rf"at most 48 positions \({name} in config.json\)"):
+        max_length(replace(options, max_length=49), opened)

@@ -1,0 +1,197 @@
+"""Checkpoints that are already quantised are recognised by their config, by files beside it, or by their tensors, and
+what nothing reads is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from partita.cli import run
+from tests.conftest import TinyCheckpoint
+
+Copy = Callable[[Path], Path]
+PROJECTION = "model.layers.0.mlp.down_proj"
+
+
+def refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Export from the command line, which must end with exit code 1, one line, and nothing left."""
+    out = tmp_path / "made" / "out"
+    assert run(["export", str(folder), str(out)]) == 1
+    printed, err = capsys.readouterr()
+    assert printed == "" and err.startswith(f"partita: {folder}") and err.count("\n") == 1, err
+    assert not out.parent.exists()
+    assert "Traceback" not in err and "internal error" not in err
+    return err
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4}, "quantised: GPTQ (quantization_config in config.json)"),
+    "gptq_without_name": ({"bits": 4, "group_size": 128, "desc_act": False}, "quantised: GPTQ ("),
+    "awq": ({"quant_method": "awq", "bits": 4, "zero_point": True}, "quantised: AWQ ("),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantised: fp8 ("),
+    "fp8_without_name": ({"activation_scheme": "dynamic"}, "quantised: fp8 ("),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised: bitsandbytes ("),
+    "bitsandbytes_without_name": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "quantised: bitsandbytes ("),
+    "mxfp4": ({"quant_method": "mxfp4"}, "quantised: MXFP4 ("),
+    "compressed_tensors": ({"quant_method": "compressed-tensors"}, "quantised: compressed-tensors ("),
+    "compressed_tensors_without_name": ({"config_groups": {}, "format": "pack-quantized"}, "compressed-tensors ("),
+    "torchao": ({"quant_method": "torchao", "quant_type": "int4wo"}, "quantised: TorchAO ("),
+    "hqq": ({"quant_method": "hqq", "quant_config": {}}, "quantised: HQQ ("),
+    "quanto": ({"quant_method": "quanto", "weights": "int4"}, "quantised: Quanto ("),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised: ModelOpt ("),
+    "aqlm": ({"quant_method": "aqlm", "in_group_size": 8}, "quantised: AQLM ("),
+    "unheard_of": ({"quant_method": "q99"}, "quantised: q99 ("),
+    "nameless": ({"x": 1}, "quantised: an unknown method ("),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside"), [*((kind, False) for kind in sorted(CONFIGS)), ("gptq", True), ("hqq", True)]
+)
+def test_by_its_config(
+    tiny_checkpoint: TinyCheckpoint,
+    own_copy: Copy,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    inside: bool,
+) -> None:
+    settings, words = CONFIGS[kind]
+    folder = own_copy(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (config.setdefault("text_config", {}) if inside else config)["quantization_config"] = settings
+    (folder / "config.json").write_text(json.dumps(config))
+    error = refused(folder, tmp_path, capsys)
+    assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
+    if any(name in error for name in ("HQQ", "Quanto", "AQLM", "ModelOpt", "q99", "unknown")):
+        assert "this format is not supported: export the checkpoint that it was quantised from, or one in" in error
+    else:  # the weights beside this config are floats
+        assert "and none of its tensors is stored so; correct config.json" in error
+
+
+FILES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "auto_gptq": ("quantize_config.json", {"bits": 4, "group_size": 128, "sym": True}, "GPTQ (quantize_config.json)"),
+    "auto_awq": ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "AWQ (quant_config.json)"),
+    "modelopt": (
+        "hf_quant_config.json",
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}},
+        "ModelOpt (hf_quant_config.json)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_by_a_file_beside_the_config(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    name, content, words = FILES[kind]
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / name).write_text(json.dumps(content))
+    assert f"quantised: {words}" in refused(folder, tmp_path, capsys)
+
+
+def test_mlx(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization": {"group_size": 64, "bits": 4}}))
+    assert "quantised: MLX (quantization in config.json)" in refused(folder, tmp_path, capsys)
+
+
+def ints(dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.ones(8, 64, dtype=dtype)
+
+
+SCALES = torch.ones(8, 1)
+TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "exl2": ({".q_weight": ints(), ".q_scale": SCALES}, "EXL2"),
+    "nvfp4": (
+        {
+            ".weight": ints(torch.uint8),
+            ".weight_scale": SCALES.to(torch.float8_e4m3fn),
+            ".weight_scale_2": torch.ones(()),
+        },
+        "NVFP4",
+    ),
+    "mlx": ({".weight": ints().view(torch.uint32), ".scales": SCALES, ".biases": SCALES}, "MLX"),
+    "hqq": ({".W_q": ints(torch.uint8), ".scale": SCALES, ".zero": SCALES}, "HQQ"),
+    "quanto": ({".weight._data": ints(torch.int8), ".weight._scale": SCALES}, "Quanto"),
+    "int8": ({".weight": ints(torch.int8), ".weight_scale": SCALES}, "int8"),
+    "unknown": ({".weight": ints(torch.int8)}, "an unknown method"),
+}
+READ: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "gptq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES, ".g_idx": ints()}, ".qweight has integers of"),
+    "awq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES}, ".scales is [8, 1]"),
+    "bitsandbytes": (
+        {".weight": ints(torch.uint8), ".weight.absmax": SCALES, ".weight.quant_map": SCALES},
+        "lacks model.layers.0.mlp.down_proj.weight.quant_state.bitsandbytes__nf4",
+    ),
+    "fp8": (
+        {".weight": ints(torch.float32).to(torch.float8_e4m3fn)},
+        "lacks model.layers.0.mlp.down_proj.weight_scale",
+    ),
+    "mxfp4": ({"_blocks": ints(torch.uint8), "_scales": ints(torch.uint8)}, "_blocks is [8, 64], not [experts"),
+    "compressed_tensors": ({".weight_packed": ints(), ".weight_scale": SCALES}, "down_proj.weight_shape"),
+}
+
+
+def with_tensors(folder: Path, added: dict[str, torch.Tensor]) -> Path:
+    """The checkpoint with other tensors in the place of one weight."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"{PROJECTION}.weight"]
+    tensors |= {PROJECTION + end: tensor.clone() for end, tensor in added.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("kind", sorted(TENSORS))
+def test_by_its_tensors(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The config says nothing: it was lost, or the tool writes none."""
+    added, words = TENSORS[kind]
+    error = refused(with_tensors(own_copy(tiny_checkpoint("llama")), added), tmp_path, capsys)
+    assert f"quantised: {words}" in error and f"(by its tensor {PROJECTION}" in error
+
+
+@pytest.mark.parametrize("kind", sorted(READ))
+def test_what_does_not_fit_together_is_named(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Formats that are read, recognised by their tensors, whose shapes make no sense."""
+    added, words = READ[kind]
+    assert words in refused(with_tensors(own_copy(tiny_checkpoint("llama")), added), tmp_path, capsys)
+
+
+def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    from partita.export.checkpoint.description import open_checkpoint
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    assert open_checkpoint(str(folder)).files == ("model.safetensors",)
+
+
+@pytest.mark.parametrize(
+    "settings", [None, {}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}], ids=["null", "empty", "cache_only"]
+)
+def test_a_config_that_says_that_nothing_is_quantised(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, settings: dict[str, Any] | None
+) -> None:
+    from partita.export.checkpoint.quantised import by_config
+
+    assert by_config(tiny_checkpoint("llama"), {"quantization_config": settings}) is None
+
+
+def test_plain_checkpoints_are_not_taken_for_quantised(tiny_checkpoint: TinyCheckpoint) -> None:
+    from partita.export.checkpoint.description import open_checkpoint
+
+    for model_type in ("llama", "gpt_neox"):
+        open_checkpoint(str(tiny_checkpoint(model_type, tokenizer=False)))

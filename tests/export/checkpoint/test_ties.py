@@ -1,0 +1,86 @@
+"""Tied weights of which the checkpoint holds two: what transformers loads is what is exported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.export.pipeline import ExportOptions, Summary, export
+from partita.library.exporting import replay
+from tests.conftest import TinyCheckpoint
+from tests.export.quantise.test_precision import checked, export_to
+
+
+def with_head(folder: Path, copy: Path, change: str, **more: Any) -> Path:
+    """The checkpoint with a stored head beside its tied embedding."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    head = {"rounded": table.to(torch.bfloat16), "other": table.flip(0).clone(), "same": table.clone()}[change]
+    save_file({**weights, "lm_head.weight": head, **more}, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def exported(folder: Path, out: Path, **options: Any) -> Summary:
+    return export(ExportOptions(str(folder), out, max_length=64, **options), replay=replay)
+
+
+@pytest.mark.parametrize(
+    ("change", "precision"),
+    [
+        ("other", "fp32"),
+        ("other", "bf16"),
+        ("rounded", "fp32"),
+        pytest.param("rounded", "fp16", marks=pytest.mark.heavy),
+    ],
+)
+def test_a_stored_head_that_differs_is_used(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, change: str, precision: str
+) -> None:
+    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    summary = exported(with_head(folder, tmp_path / "c", change), tmp_path / "out", precision=precision)
+    manifest = summary.manifest
+    assert manifest.verification.status == "verified" and manifest.source.unused == ()
+    assert any("lm_head.weight is taken from the weight files" in note for note in summary.notes)
+    tied = exported(folder, tmp_path / "tied", verify=False).manifest
+    assert manifest.source.parameters > tied.source.parameters, "the head is a weight of its own"
+
+
+def test_a_second_copy_of_the_embedding_stays_one_weight(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    summary = exported(with_head(folder, tmp_path / "c", "same"), tmp_path / "out", verify=False)
+    tied = exported(folder, tmp_path / "tied", verify=False).manifest
+    assert summary.manifest.source.parameters == tied.source.parameters
+    assert not [note for note in summary.notes if "lm_head" in note]
+
+
+def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_packed(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The original ties both, and is given a rounded embedding and a head that is not rounded."""
+    folder = with_head(tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True), tmp_path / "c", "same")
+    export_to(tmp_path / "out", folder, precision="int4", keep={"lm_head": "fp32"})
+    manifest = checked(tmp_path / "out")
+    assert manifest.packed is not None and manifest.packed.kept == ("lm_head=fp32",)
+
+
+def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_versions(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    import torch
+
+    more = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "model.position_ids": torch.arange(4),
+        "extra.weight": torch.ones(3, 4),
+    }
+    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    summary = exported(with_head(folder, tmp_path / "c", "same", **more), tmp_path / "out", verify=False)
+    assert summary.manifest.source.unused == ("extra (1 tensor, 48 B)",)
+    assert any("extra (1 tensor, 48 B)" in note for note in summary.notes)

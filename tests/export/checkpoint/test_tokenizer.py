@@ -1,0 +1,84 @@
+"""A package says which library reads its tokenizer, and that library reads it as transformers does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from partita.export.checkpoint.tokenizer import TEXTS, probe_tokenizer
+from partita.package.folder import COMPANIONS, read_manifest
+from partita.runtime.generate.text.tokens import load_text
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint
+
+Copy = Callable[[Path], Path]
+
+
+def probe(folder: Path, *told: str) -> str:
+    """What kind it is; what users are told starts as `told` does."""
+    notes: list[str] = []
+    found = probe_tokenizer(folder, tuple(name for name in COMPANIONS if (folder / name).is_file()), notes)
+    assert found.loads == (found.kind != "none" and not notes)
+    assert len(notes) == len(told) and all(n.startswith(t) for n, t in zip(notes, told, strict=True)), notes
+    return found.kind
+
+
+def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheckpoint) -> None:
+    assert probe(tiny_checkpoint("llama")) == "tokenizers"
+    assert probe(DEMO_CHECKPOINT) == "tokenizers"
+
+
+def test_what_a_tokenizer_was_saved_with_in_training_does_not_count(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    path = folder / "tokenizer.json"
+    saved = {**json.loads(path.read_text())}
+    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(saved))
+    assert probe(folder) == "tokenizers"
+
+
+def test_no_tokenizer(tiny_checkpoint: TinyCheckpoint) -> None:
+    assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
+
+
+def test_settings_that_only_transformers_reads_are_noticed(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """A special token that tokenizer_config.json alone knows changes the ids in transformers, not in `tokenizers`."""
+    folder = own_copy(tiny_checkpoint("llama"))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "extra_special_tokens": ["<extra>"]}))
+    assert probe(folder) == "transformers"
+
+
+def test_a_damaged_tokenizer_does_not_stop_an_export(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "tokenizer.json").write_text("{")
+    assert probe(folder, "the checkpoint's tokenizer cannot be loaded (") == "transformers"
+
+
+def test_both_readers_agree() -> None:
+    plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
+    for text in TEXTS:
+        ids = full.encode(text)
+        assert plain.encode(text) == ids
+        assert plain.decode(ids) == full.decode(ids)
+    assert plain.encode_chat("Hello", "Be brief") == full.encode_chat("Hello", "Be brief")
+
+
+def test_generate_loads_neither_torch_nor_transformers(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("llama"))
+    assert read_manifest(package).tokenizer == "tokenizers"
+    code = (
+        "import sys; from partita.cli import run; run(['generate', sys.argv[1], 'return', '--max-new-tokens', '2']); "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

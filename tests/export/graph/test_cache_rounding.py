@@ -1,0 +1,220 @@
+"""A cache of 8-bit integers: what it holds, what it costs, what is recorded of it, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partita.demo import heldout_path
+from partita.errors import PartitaError, ProviderError, UnsupportedModelError, UsageError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.graph import cache_rounding
+from partita.export.graph.rotated_keys import Rotation, largest_at_any
+from partita.export.options import ExportOptions, check_options
+from partita.export.target import Target
+from partita.export.verify.quality import RANDOM
+from partita.library.exporting import export
+from partita.library.place.target import taken_by_cpu
+from partita.package.folder import Manifest, read_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.verify.quality import Scorer
+from partita.runtime.verify.replay import replay
+from tests.checkpoints import save_random_model
+from tests.conftest import BASE, Exported, TinyCheckpoint
+
+TOKENS = list(range(3, 43))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A package with a rounded cache and sliding windows, and the same with a cache of floats."""
+    checkpoint, folder = tiny_checkpoint("mistral"), tmp_path_factory.mktemp("rounded")
+    made = folder / "rounded", folder / "floats"
+    export(checkpoint, made[0], max_length=64, cache_precision="int8")
+    export(checkpoint, made[1], max_length=64)
+    return made
+
+
+def read(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What a package caches of a text, and the logits of its last token."""
+    heard: list[np.ndarray] = []
+    with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+        scorer = Scorer(runner)
+        scorer.score([TOKENS], lambda row, position, logits: heard.append(np.array(logits)))
+        return {past: np.array(values) for past, values in scorer.cached()}, heard[-1]
+
+
+def scales(folder: Path) -> dict[str, np.ndarray]:
+    """The scale of every state, by its past input."""
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    pairs = [(node.input[place], node.input[12 + place - 3]) for node in nodes for place in (3, 4)]
+    return {past: numpy_helper.to_array(held[scale]) for past, scale in pairs}
+
+
+def test_the_cache_holds_the_keys_and_values_to_half_a_step(pair: tuple[Path, Path]) -> None:
+    """Of the first layer, whose input is not rounded; and logits stay where they were, to a few hundredths."""
+    (rounded, logits), (floats, reference) = read(pair[0]), read(pair[1])
+    step = scales(pair[0])
+    assert rounded.keys() == floats.keys() == step.keys() and len(step) == 4
+    for past in sorted(step)[:2]:
+        assert rounded[past].dtype == np.int8
+        error = np.abs(rounded[past] * step[past] - floats[past])
+        within = np.abs(floats[past]) <= 127 * step[past]
+        assert (error[within] <= 0.501 * np.broadcast_to(step[past], error.shape)[within]).all()
+        assert within.mean() > 0.9 and np.abs(rounded[past]).max() > 60
+    assert np.abs(logits - reference).max() < 0.1 * np.abs(reference).max()
+
+
+def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
+    """A quarter of the bytes, a verification that names its twin, and what it costs."""
+    manifest, floats = (read_manifest(folder) for folder in pair)
+    assert manifest.rounded_cache is not None and manifest.quality is not None
+    assert manifest.graph.cache_bytes * 4 == floats.graph.cache_bytes == manifest.rounded_cache.float_bytes
+    assert {state.dtype for state in manifest.graph.states} == {"int8"}
+    assert (
+        manifest.rounded_cache.states == 4 and not manifest.rounded_cache.kept and manifest.rounded_cache.tokens > 256
+    )
+    found = manifest.verification
+    assert found.status == "verified" and found.tolerance == 1e-4 and "float32 cache" in str(found.twin)
+    assert manifest.tolerance > found.tolerance, "what is replayed later rounds"
+    assert 0 < manifest.quality.kl_mean < 0.05 and abs(manifest.quality.perplexity_ratio - 1) < 0.01
+    assert Manifest.model_validate_json(manifest.model_dump_json(by_alias=True)) == manifest
+
+
+@pytest.mark.heavy
+def test_beside_packed_weights_in_a_static_pair_with_rows(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Everything that lies in other graphs, and in one verification two twins."""
+    out = tmp_path / "package"
+    manifest = export(
+        tiny_checkpoint("llama"),
+        out,
+        max_length=64,
+        precision="int4",
+        cache_precision="int8",
+        static_shapes=True,
+        prefill_chunk=8,
+        batch_size=2,
+    ).manifest
+    assert len(manifest.graph.files) == 2 and {state.dtype for state in manifest.graph.states} == {"int8"}
+    twin = str(manifest.verification.twin)
+    assert "float32 cache" in twin and "packed weights" in twin
+
+
+def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """A model that attends in primitives has nothing to round, and says so before anything is published."""
+    with pytest.raises(UnsupportedModelError, match="no GroupQueryAttention keeps the states of this model"):
+        export(
+            tiny_checkpoint("bloom", num_hidden_layers=1), tmp_path / "package", max_length=64, cache_precision="int8"
+        )
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cache_precision": "int4"}, "choose one of int8"),
+        ({"cache_precision": "int8", "attention": "onnx24"}, "needs `attention=gqa`"),
+        ({"cache_precision": "int8", "verify": False}, "leave `verify=False` out"),
+        ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
+        ({"cache_precision": "int8", "block_size": 32}, "is about packed weights"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense(given: dict, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(ExportOptions("checkpoint", tmp_path / "out", **given))
+
+
+def test_a_text_that_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("not much")
+    with pytest.raises(PartitaError, match="too short"):
+        export(tiny_checkpoint("llama"), tmp_path / "out", max_length=64, cache_precision="int8", calibrate=text)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """As where weights are rounded on it: without a tokenizer nobody can read it."""
+    folder = tiny_checkpoint("llama", tokenizer=False)
+    manifest: Any = SimpleNamespace(graph=SimpleNamespace(max_length=64, vocab_size=288))
+    asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
+    with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: no tokenizer of the checkpoint loads"):
+        cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)
+    usual = replace(asked, calibrate=None, quality_text=heldout_path())
+    assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM
+
+
+def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    assert list(taken_by_cpu([cache_rounding.question("float32")])) == [True]
+    asked = ExportOptions("checkpoint", tmp_path, cache_precision="int8")
+    target = Target("chip", "--target", "gqa", "itself", takes=lambda questions: [False for _ in questions])
+    with pytest.raises(ProviderError, match="chip has no kernel of GroupQueryAttention .* a cache of int8"):
+        cache_rounding.ask(asked, target)
+    cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)
+
+
+@pytest.mark.heavy
+def test_a_mixture_whose_rounding_chooses_other_experts_is_verified(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """With random weights experts are nearly equally good, and 8 bits decide between them at some positions."""
+    checkpoint = tiny_checkpoint(
+        "gpt_oss", seed=3, num_local_experts=4, num_experts_per_tok=2, head_dim=16, sliding_window=8
+    )
+    folder = exported(checkpoint, precision="int4")
+    assert read_manifest(folder).verification.tolerance == 1e-4, "the graph itself is exact"
+    found = replay(folder, parse_chain("cpu"), threads=1)
+    assert found.status == "verified" and 0 < found.rerouted < 16, found.detail
+    assert f"but for {found.rerouted} of 32 positions" in found.detail
+    strict = replay(folder, parse_chain("cpu"), threads=1, tolerance=0.1)
+    assert strict.status == "unverified" and not strict.rerouted, "a tolerance that was asked for leaves nothing out"
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_are_as_large_as_they_get_at_any_position(interleaved: bool) -> None:
+    """Beside what turning them through every position gives, by brute force."""
+    draw, length, tokens = np.random.default_rng(3), 400, 7
+    rotation = Rotation(interleaved, np.array([1.0, 0.3, 0.01, 1e-4]))
+    one, other = rotation.pairs
+    keys = draw.normal(size=(2, 3, tokens, 10)) * np.array([1, 30, 1, 1, 1, 1, 1, 100, 1, 5])
+
+    def turned(positions: np.ndarray) -> np.ndarray:
+        angle = positions[:, None] * rotation.angles
+        found = keys.copy()
+        found[..., one] = keys[..., one] * np.cos(angle) - keys[..., other] * np.sin(angle)
+        found[..., other] = keys[..., one] * np.sin(angle) + keys[..., other] * np.cos(angle)
+        return found
+
+    expected = np.max([np.abs(turned(np.full(tokens, at))).max(axis=(0, 2)) for at in range(length)], axis=0)
+    found = largest_at_any(turned(np.arange(tokens)).astype(np.float32), rotation, length)
+    assert (found >= 0.9999 * expected).all() and (found <= 1.06 * expected).all()
+    assert np.allclose(found[:, 8:], expected[:, 8:])
+
+
+def test_a_key_that_is_small_for_as_long_as_was_read_is_not_cut_off_later(tmp_path: Path) -> None:
+    """A bias of one channel, which in 512 positions turns by little into the channel beside it."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoint, settings = tmp_path / "checkpoint", {**BASE, "num_hidden_layers": 1, "max_position_embeddings": 2048}
+    save_random_model(checkpoint, "qwen2", settings, "float32", 1)
+    weights = load_file(checkpoint / "model.safetensors")
+    bias = weights["model.layers.0.self_attn.k_proj.bias"]
+    bias.zero_()
+    bias[16 // 2 + 7] = 30.0  # of the pair that turns slowest
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    export(checkpoint, tmp_path / "p", max_length=2048, cache_precision="int8", attention="gqa")
+    (key,) = [scale for past, scale in scales(tmp_path / "p").items() if past.endswith("key")]
+    slowest = 10_000.0 ** (-7 / 8)
+    assert 127 * key[0, 0, 0, 7] > 30 * np.sin(2047 * slowest), "it gets this large at the end of the cache"

@@ -1,0 +1,239 @@
+"""`--cache window`: layers with a sliding window cache that alone, and give the tokens of a whole cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import partita
+from partita.errors import PartitaError, ProviderError, UsageError
+from partita.export.graph.rolling_cache import ask, question
+from partita.export.options import ExportOptions, check_options
+from partita.export.target import Target
+from partita.export.trace.state import LayerState
+from partita.library.exporting import export
+from partita.library.place.target import taken_by_cpu
+from partita.package.folder import read_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate.choice.drafting import why_not
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.verify.quality import Scorer
+from tests.conftest import TinyCheckpoint
+
+WINDOW, LENGTH = 8, 64
+TEXT = [3 + (7 * place) % 90 for place in range(40)]
+"""Five windows long."""
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model of layers with a window and one without, with a cache that rolls, and with a whole one."""
+    checkpoint, folder = tiny_checkpoint("gemma3_text"), tmp_path_factory.mktemp("window")
+    made = folder / "window", folder / "fixed"
+    for out in made:
+        export(checkpoint, out, max_length=LENGTH, cache=out.name)
+    return made
+
+
+def logits_of(folder: Path, text: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Those after every token, read in chunks."""
+    heard: dict[int, npt.NDArray[np.float32]] = {}
+    with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+        Scorer(runner).score([list(text)], lambda row, position, logits: heard.update({position: np.array(logits)}))
+    return np.stack([heard[place] for place in sorted(heard)])
+
+
+def test_it_computes_what_the_model_computes_and_keeps_no_more_than_the_window(pair: tuple[Path, Path]) -> None:
+    manifest, whole = (read_manifest(folder) for folder in pair)
+    assert manifest.verification.status == "verified"
+    assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
+    rows = {state.layer: (state.rolls, state.shape[2]) for state in manifest.graph.states}
+    assert rows == {0: (True, WINDOW), 1: (False, LENGTH)}
+    assert not any(state.rolls for state in whole.graph.states)
+    per_row = whole.graph.cache_bytes // (2 * LENGTH)
+    assert manifest.graph.cache_bytes == per_row * (WINDOW + LENGTH)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 40])
+def test_tokens_are_those_of_a_whole_cache_far_beyond_the_window(pair: tuple[Path, Path], chunk: int) -> None:
+    answers = []
+    for folder in pair:
+        with partita.load(folder, providers="cpu", threads=1) as model:
+            run = model.generate([TEXT], max_new_tokens=20, prefill_chunk=chunk, stop_token_ids=()).run()
+            answers.append(list(run.answers[0].tokens))
+    assert answers[0] == answers[1] and len(answers[0]) == 20
+
+
+def test_logits_after_every_token_are_those_of_a_whole_cache(pair: tuple[Path, Path]) -> None:
+    np.testing.assert_allclose(logits_of(pair[0], TEXT), logits_of(pair[1], TEXT), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mistral", {"precision": "int4"}),
+        ("mistral", {"precision": "fp16"}),
+        ("mistral", {"precision": "int4", "prefill_precision": "int8"}),
+        ("gemma2", {}),
+        ("gpt_oss", {}),
+    ],
+    ids=str,
+)
+def test_other_models_and_precisions(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str, options: dict[str, str]
+) -> None:
+    """Softcaps, sinks, packed weights, and a graph for prompts beside that for what comes after them."""
+    found = []
+    for cache in ("window", "fixed"):
+        out = tmp_path / cache
+        checkpoint = tiny_checkpoint(kind, sliding_window=WINDOW)
+        export(checkpoint, out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
+        assert any(state.rolls for state in read_manifest(out).graph.states) == (cache == "window")
+        found.append(logits_of(out, TEXT))
+    rolled, whole = found
+    np.testing.assert_allclose(rolled, whole, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same for three rows."""
+    checkpoint, folder = tiny_checkpoint("gemma3_text"), tmp_path_factory.mktemp("rows")
+    made = folder / "window", folder / "fixed"
+    for out in made:
+        export(checkpoint, out, max_length=LENGTH, batch_size=3, cache=out.name)
+    return made
+
+
+@pytest.mark.heavy
+def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path, Path]) -> None:
+    """They begin with a common text that is longer than the window, and go on from copies of each other's states."""
+
+    def answers(folder: Path) -> tuple[list[list[int]], int]:
+        prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]
+        with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+            engine = Engine(runner, prefill_chunk=5, shares=True)
+            found: dict[int, list[int]] = {}
+            for prompt in prompts:
+                engine.join(Request(prompt, greedy, 16, shares=24))
+                for _ in range(9):
+                    _step(engine, found)
+            while _step(engine, found):
+                pass
+            assert engine.prefixes is not None
+            return [found[row] for row in range(3)], engine.prefixes.copied_tokens
+
+    (rolled, copied), (whole, _) = map(answers, rows)
+    assert rolled == whole and [len(tokens) for tokens in rolled] == [16] * 3
+    assert copied == 48
+
+
+def _step(engine: Engine, found: dict[int, list[int]]) -> bool:
+    step = engine.step()
+    for row, tokens in enumerate(() if step is None else step.tokens):
+        found.setdefault(row, []).extend(tokens)
+    return step is not None
+
+
+def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path]) -> None:
+    with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
+        engine = Engine(runner)
+        engine.join(Request(TEXT[:4], greedy, 4))
+        found: dict[int, list[int]] = {}
+        while _step(engine, found):
+            pass
+        assert engine.rewind(0, 3), "seven tokens are in the cache"
+        again: dict[int, list[int]] = {}
+        while _step(engine, again):
+            pass
+        assert again[0] == found[0][1:]
+        engine.leave(0)
+        engine.join(Request(TEXT[:12], greedy, 2))
+        while _step(engine, {}):
+            pass
+        assert not engine.rewind(0, 2)
+        assert not runner.cache.saves(5, 12) and runner.cache.saves(12, 12) and not runner.cache.keeps_every_token
+        assert "the window of some layers alone" in (why_not(runner) or "")
+
+
+def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    told = []
+    for folder in pair:
+        kept = tmp_path / folder.name
+        with partita.load(folder, providers="cpu", threads=1) as model:
+            model.save_prefix(kept, TEXT[:20])
+            after = model.generate([TEXT[20:23]], prefix=kept, max_new_tokens=9, stop_token_ids=()).run()
+            whole = model.generate([TEXT[:23]], max_new_tokens=9, stop_token_ids=()).run()
+            told += [list(after.answers[0].tokens), list(whole.answers[0].tokens)]
+    assert told[0] == told[1] == told[2] == told[3] and len(told[0]) == 9
+
+
+def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: tuple[Path, Path]) -> None:
+    prompt, answers = [*TEXT[:5], 9, 4], []
+    with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
+        engine = Engine(runner)
+        engine.join(Request(TEXT[:6]))
+        while _step(engine, {}):
+            pass
+        prefix = engine.saved(0)
+        for given in (prefix, None):
+            engine.leave(0)
+            engine.join(Request(prompt, greedy, 12, prefix=given))
+            found: dict[int, list[int]] = {}
+            while _step(engine, found):
+                pass
+            answers.append(found[0])
+    assert answers[0] == answers[1] and len(answers[0]) == 12
+
+
+def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:
+    found, whole = (partita.inspect(folder).cache for folder in pair)
+    assert found is not None and whole is not None and found.layout == "window"
+    assert found.bytes_per_token == whole.bytes_per_token // 2
+    assert found.fixed_bytes == WINDOW * found.bytes_per_token
+
+
+def test_a_model_without_such_layers_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no layer with a window of less than `max_length=64`; leave it out$"):
+        export(tiny_checkpoint("llama"), tmp_path / "out", max_length=LENGTH, cache="window")
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_others_read_keep_everything() -> None:
+    layer = LayerState(0, 2, 16, 16, window=WINDOW, fused=True)
+    assert layer.rolls and not replace(layer, shared=True).rolls and not replace(layer, fused=False).rolls
+
+
+@pytest.mark.parametrize(
+    "others", [{"attention": "onnx24"}, {"static_shapes": True}, {"cache_precision": "int8"}], ids=str
+)
+def test_what_does_not_go_with_it_is_refused(others: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="`cache=window`"):
+        check_options(ExportOptions("there", Path("out"), cache="window", **others))  # type: ignore[arg-type]
+
+
+def target(**known: object) -> Target:
+    return Target("there", "--target", "gqa", "directly", **known)  # type: ignore[arg-type]
+
+
+def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> None:
+    options = ExportOptions("there", Path("out"), cache="window")
+    ask(options, target(rolls=True, takes=taken_by_cpu))
+    with pytest.raises(ProviderError, match="not known to keep a cache of a window alone"):
+        ask(options, target(takes=taken_by_cpu))
+    with pytest.raises(ProviderError, match="has no kernel of GroupQueryAttention with sliding_window_cache"):
+        ask(options, target(rolls=True, takes=lambda questions: [False] * len(questions)))
+    assert taken_by_cpu([question("float32")]) == [True]
+
+
+def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(PartitaError, match="webgpu is not known to keep such a cache"):
+        load_runner(pair[0], parse_chain("webgpu,cpu"))

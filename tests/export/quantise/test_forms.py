@@ -1,0 +1,228 @@
+"""Forms of packed weights: what each writes computes with the very weights that the quantiser found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from partita.export.progress import Silent, stage
+from partita.export.quantise.forms import Form, Place, Weight, candidates, form, names
+from partita.export.quantise.rounders import Grid
+from partita.export.quantise.rounding.reference import written_rows
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.write.packed import Packed, Packing
+from partita.export.quantise.write.rewrite import Placed
+from partita.export.weights import external_data as weights
+from partita.export.weights.sources import initializers
+from partita.runtime.cpu.settings import EXACT, takes_exact
+from tests.conftest import TinyCheckpoint
+from tests.export.integers import wide_integers
+from tests.export.quantise.write.test_packed import plain
+
+WIDTH, ROWS = 96, 64
+
+
+def found_by_quantiser(weight: Packed) -> np.ndarray:
+    """The weight [N, K] that integers, scales and zero points stand for."""
+    rows = [
+        ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)
+        for _, found in weight.rows_quantised()
+    ]
+    return torch.cat(rows)[:, : weight.width].numpy()
+
+
+class Written:
+    """One use of a weight in a form, as a file with its weights beside it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        written: Form,
+        weight: Packed,
+        *,
+        look_up: bool = False,
+        products: int = 1,
+        batch: int = 1,
+        opset: int = 18,
+        length: int | str = "S",
+    ) -> None:
+        self.folder, self.weight = folder, weight
+        kind = ir.DataType.INT64 if look_up else ir.DataType.FLOAT
+        shape = ir.Shape([batch, length] if look_up else [batch, length, weight.width])
+        given = ir.Value(name="x", shape=shape, type=ir.TensorType(kind))
+        self.values = initializers(weight, "w")
+        opsets = {"": max(written.opset, opset), "com.microsoft": 1}
+        graph = ir.Graph([given], [], nodes=[], initializers=list(self.values), opset_imports=opsets, name="one")
+        place = Place(graph, None, Kernels())
+        parts = Weight(self.values, weight.rows, weight.width, weight.packing)
+        if look_up:
+            made = [written.look_up.write(place, given, parts)]
+        else:
+            made = [written.product.write(place, given, None, parts) for _ in range(products)]
+        for index, value in enumerate(value for node in graph for value in node.outputs):
+            value.name = f"v{index}"
+        graph.outputs.extend(made)
+        self.model = ir.Model(graph, ir_version=10)
+        with stage(Silent(), "write weights", {}) as current:
+            weights.write_data((self.model,), folder, current)
+
+    def run(self, feed: np.ndarray) -> np.ndarray:
+        """What the CPU provider makes of it."""
+        path = self.folder / "one.onnx"
+        ir.save(self.model, path)
+        onnx.checker.check_model(path)
+        options = ort.SessionOptions()
+        if takes_exact(path):  # as in Partita's own sessions on processors that need it
+            options.add_session_config_entry(EXACT, "1")
+        return np.asarray(ort.InferenceSession(path, options).run(None, {"x": feed})[0])
+
+    def read_back(self) -> np.ndarray:
+        """The weight as the reference of the known answer reads it."""
+        rows = list(written_rows(Placed(self.weight, (), self.values)))
+        return torch.cat([each for _, each in rows]).numpy()
+
+
+CASES = [
+    ("matmul_nbits", 4, False, 32),
+    ("matmul_nbits", 4, True, 64),  # 96 is not a multiple of 64
+    ("matmul_nbits", 8, False, 64),
+    ("dequantize_linear", 4, False, 32),
+    ("dequantize_linear", 4, True, 32),
+    ("dequantize_linear", 8, False, 32),
+    ("dequantize_linear", 8, True, 32),
+    ("matmul_integer", 8, True, WIDTH),
+    ("matmul_integer_to_float", 8, True, WIDTH),
+]
+
+
+@pytest.mark.parametrize(("name", "bits", "symmetric", "size"), CASES)
+def test_products(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str, bits: int, symmetric: bool, size: int
+) -> None:
+    written = form(name)
+    packing = Packing(Grid(bits, symmetric), size, "refit")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight)
+    values = found_by_quantiser(weight)
+    assert values.shape == (ROWS, WIDTH) and np.array_equal(one.read_back(), values)
+    x = np.random.default_rng(0).standard_normal((1, 5, WIDTH)).astype(np.float32)
+    x[0, 0, 3] = 200.0  # a token with massive activations, which costs the others nothing
+    wanted = x @ values.T
+    largest = np.abs(wanted).max(-1, keepdims=True)
+    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all(), "activations are rounded for every token"
+    written.product.exact(one.model)
+    assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
+
+
+def test_products_of_the_same_activations_share_their_rounding(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    written = form("matmul_integer")
+    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight, products=2)
+    operators = [node.op_type for node in one.model.graph]
+    assert operators.count("QuantizeLinear") == 1 and operators.count("MatMulInteger") == 2
+    one.run(np.ones((1, 1, WIDTH), np.float32))
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_activations_of_a_batch_are_rounded_for_every_token(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int
+) -> None:
+    """Since opset 21 by one node; before, the tokens of all rows are put on one axis meanwhile."""
+    written = form("matmul_integer")
+    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight, batch=2, opset=opset)
+    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
+    x[1, 2] *= 1000
+    wanted = x @ found_by_quantiser(weight).T
+    largest = np.abs(wanted).max(-1, keepdims=True)
+    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all()
+    written.product.exact(one.model)
+    assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "operators"),
+    [
+        (1, 1, {"Reshape": 1}),  # the zero point of the one token is a constant
+        (1, "S", {"Reshape": 1, "Clip": 1, "Cast": 1}),
+        (2, "S", {"Clip": 1, "Cast": 1}),
+        (2, 1, {"Reshape": 1, "Clip": 1, "Cast": 1}),
+    ],
+)
+def test_rounding_asks_for_no_shape(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int, length: int | str, operators: dict[str, int]
+) -> None:
+    """Those are integers of 64 bits, which not every provider computes."""
+    written = form("matmul_integer_to_float")
+    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight, batch=batch, length=length, opset=21)
+    x = np.random.default_rng(0).standard_normal((batch, 1, WIDTH)).astype(np.float32)
+    x[-1] = 0
+    wanted = x @ found_by_quantiser(weight).T
+    assert (np.abs(one.run(x) - wanted) <= 0.03 * np.abs(wanted).max(-1, keepdims=True)).all()
+    assert not wide_integers(tmp_path / "one.onnx")
+    usual = {"Abs": 1, "ReduceMax": 1, "Max": 1, "Mul": 2, "QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
+    assert Counter(node.op_type for node in one.model.graph) == Counter({**usual, **operators})
+
+
+@pytest.mark.parametrize("name", ["matmul_nbits", "dequantize_linear", "matmul_integer"])
+def test_look_ups(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str) -> None:
+    written = form(name)
+    packing = Packing(Grid(8, written.look_up.symmetric), 32, "refit")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.look_up.layout)
+    one = Written(tmp_path, written, weight, look_up=True)
+    values = found_by_quantiser(weight)
+    assert np.array_equal(one.read_back(), values)
+    assert np.array_equal(one.run(np.array([[3, 0, 63]], np.int64))[0], values[[3, 0, 63]])
+
+
+def test_integers_of_an_odd_number_of_rows_go_on_inside_a_byte(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    written = form("dequantize_linear")
+    whole = plain(tiny_checkpoint("llama", vocab_size=301), "model.embed_tokens.weight")
+    weight = Packed.of(whole, Packing(Grid(4, symmetric=False), 32, "nearest"), written.product.layout)
+    assert weight.rows % 2
+    one = Written(tmp_path, written, weight)
+    values = found_by_quantiser(weight)
+    assert np.array_equal(one.read_back(), values)
+    written.product.exact(one.model)
+    x = np.random.default_rng(0).standard_normal((1, 2, weight.width)).astype(np.float32)
+    assert np.allclose(one.run(x), x @ values.T, atol=1e-5)
+
+
+def test_the_cpu_provider_makes_packed_products_of_standard_operators(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Otherwise it would restore the whole weight in every step."""
+    written = form("dequantize_linear")
+    packing = Packing(Grid(4, symmetric=False), 32, "nearest")
+    one = Written(
+        tmp_path,
+        written,
+        Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout),
+    )
+    one.run(np.zeros((1, 1, WIDTH), np.float32))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    ort.InferenceSession(tmp_path / "one.onnx", options)
+    seen = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert seen == {"MatMulNBits"}
+
+
+def test_every_form_can_be_asked_about() -> None:
+    asked = {
+        each.name
+        for rounds in (False, True)
+        for standard in (False, True)
+        for each in candidates(rounds_activations=rounds, standard=standard)
+    }
+    assert asked == set(names())

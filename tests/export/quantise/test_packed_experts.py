@@ -1,0 +1,320 @@
+"""Mixtures of experts in int4 and int8: which operator reads the packed stacks, and that the graph is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+from partita.demo import heldout_path
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.naming import match_names
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.progress import SilentStage
+from partita.export.quantise.forms import form
+from partita.export.quantise.keep import Keep
+from partita.export.quantise.mixing import units
+from partita.export.quantise.plan import Plan, make_plan
+from partita.export.quantise.rounders import Grid
+from partita.export.quantise.rounding.calibration import calibrate
+from partita.export.quantise.rounding.reference import movable, parameter_names, put_back
+from partita.export.quantise.rounding.stored import Rounded
+from partita.export.quantise.write.experts import flattened
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.write.packed import Packed, Packing, restored
+from partita.export.quantise.write.products import routes
+from partita.export.quantise.write.rewrite import Placed
+from partita.export.target import Answer
+from partita.export.trace.experts.base import Experts
+from partita.export.verify.known_answer import load
+from partita.export.verify.texts import Text
+from partita.export.weights.origins import Flattened, Permuted, Stored, blocks
+from partita.export.weights.sources import Plain, checkpoint_weight
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.quantise.test_plan import MODULES, Asked, options, target
+from tests.export.quantise.test_precision import attributes, checked, initializers, nodes, operators
+
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
+
+
+@pytest.mark.environment("beside")
+@pytest.mark.parametrize(
+    ("model_type", "precision", "attention"),
+    [
+        pytest.param(
+            "mixtral", "int4", "gqa", marks=pytest.mark.heavy
+        ),  # a tensor for each expert and projection, stacked by transformers
+        ("gpt_oss", "int8", "gqa"),  # stacks in the checkpoint, biases, a limit; no kernel without rounded activations
+        pytest.param("mixtral", "int4", "primitives", marks=pytest.mark.heavy),  # all experts as one matrix
+        pytest.param("nemotron_h", "int4", "gqa", marks=pytest.mark.heavy),  # an activation that MoE has not
+    ],
+)
+def test_experts_are_packed(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str, attention: str
+) -> None:
+    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision=precision, attention=attention)
+    manifest = checked(package)
+    assert manifest.packed is not None
+    left = [told for told in manifest.packed.not_packed if "conv1d.weight" not in told]  # no product: nothing packs it
+    assert left == [] and (model_type == "nemotron_h" or manifest.packed.not_packed == ())
+    share = sum(kind.parameters for kind in manifest.packed.kinds) / manifest.source.parameters
+    assert share > 0.95
+    products = nodes(package, "MatMulNBits")
+    assert not [name for name in products if "router" in name or ("gate" in name and "proj" not in name)], (
+        "routers stay"
+    )
+    found = operators(package)
+    assert not found["MoE"] and ("experts by QMoE" in manifest.packed.reads) == bool(found["QMoE"])
+    if attention == "gqa" and model_type != "nemotron_h":
+        assert found["QMoE"] == 2, "one for each layer"
+        node = attributes(next(iter(nodes(package, "QMoE").values())))
+        assert (node["expert_weight_bits"], node["block_size"]) == ({"int4": 4, "int8": 8}[precision], 32)
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Packed for one graph and wide for the other of a pair they would be stored twice."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    kept = exported(checkpoint, precision="int4", keep={"experts": "fp32"})
+    assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
+    pair = exported(checkpoint, precision="int4", attention="primitives", static_shapes=True, prefill_chunk=6)
+    manifest = checked(pair)
+    assert manifest.packed is not None and any("experts" in phrase for phrase in manifest.packed.not_packed)
+    plain = exported(checkpoint)
+    assert (pair / "model.onnx.data").stat().st_size < (plain / "model.onnx.data").stat().st_size
+
+
+@pytest.mark.heavy
+def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    package = exported(checkpoint, precision="int4", keep={"layers.0.mlp.experts.down_proj": "fp16"})
+    checked(package)
+    kinds = {each.name: each.data_type for each in initializers(package)}
+    halves = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16 and "experts" in name]
+    assert len(halves) == 2 and all("layers.0." in name for name in halves)
+    assert operators(package)["MoE"] == 1 and operators(package)["QMoE"] == 1
+
+
+def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Plain:
+    """A stack of experts as the exporter has it, one matrix below the other."""
+    opened = open_checkpoint(str(checkpoint))
+    sources = match_names(load(opened), opened.tensors)
+    parameter = f"model.layers.{layer}.mlp.experts.{name}"
+    origin = sources.of(parameter)
+    assert origin is not None
+    source = checkpoint_weight(opened, origin, ir.DataType.FLOAT, parameter=parameter).source
+    assert isinstance(source, Plain)
+    return flattened(source)
+
+
+def test_a_stack_is_read_as_one_matrix(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    origin = stack(checkpoint).origin
+    assert isinstance(origin, Flattened)
+    with OpenFiles(checkpoint) as files:
+        whole = origin.whole.read_all(files)
+        assert torch.equal(origin.read_all(files), whole.flatten(0, 1))
+        for seen, expected in ((origin, whole.flatten(0, 1)), (Permuted(origin, (1, 0)), whole.flatten(0, 1).T)):
+            for region in blocks(seen.shape, 1000):
+                assert torch.equal(seen.read(region, files), expected[tuple(slice(*pair) for pair in region)])
+        assert torch.equal(origin.read(((5, 5), (0, 3)), files), whole.flatten(0, 1)[5:5, :3])
+    with pytest.raises(ValueError, match="no stack"):
+        Flattened(Stored(next(iter(origin.tensors()))))
+
+
+def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyCheckpoint) -> None:
+    """Through the tensors of the checkpoint, of which the parameter is made in another order than the weight."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    plain = stack(checkpoint)
+    opened = open_checkpoint(str(checkpoint))
+    model = load(opened)
+    sources = match_names(model, opened.tensors)
+    assert movable(sources)(plain)
+    turned = plain.permuted((1, 0))
+    packed = Packed.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
+    with OpenFiles(checkpoint) as files:
+        rows = turned.origin.read_all(files).float() * 2
+    before = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
+    with torch.no_grad():
+        chunks = ((0, rows[:10]), (10, rows[10:]))
+        put_back(model, Placed(packed, ("experts",), ()), parameter_names(model, sources), iter(chunks))
+    assert torch.equal(model.model.layers[0].mlp.experts.gate_up_proj, 2 * before)
+
+
+def test_a_part_of_a_stack_cannot_be_put_back(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    opened = open_checkpoint(str(checkpoint))
+    fits = movable(match_names(load(opened), opened.tensors))
+    one = checkpoint_weight(opened, sorted(stack(checkpoint).tensors)[0], ir.DataType.FLOAT).source
+    assert isinstance(one, Plain) and not fits(one)
+
+
+def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    packing = PLAN.experts(["model.layers.0.mlp.experts"], (64, 96))
+    assert packing is not None and packing.block_size == 32, "it divides the rows of both"
+    where = ("model.layers.0.mlp.experts",)
+    pair = [
+        Placed(Packed.of(stack(checkpoint, name=name), packing), where, (), True)
+        for name in ("gate_up_proj", "down_proj")
+    ]
+    (unit,) = units(pair, PLAN)
+    assert unit.patterns == where and len(unit.placed) == 2
+    said = replace(PLAN, keep=(Keep("experts.gate_up_proj", "int4"),))
+    assert units(pair, said) == [], "what is said of one stack is said of both, and stays"
+    kept = replace(PLAN, keep=(Keep("mlp.experts", "int8"),)).experts(where, (64, 96))
+    assert kept is not None and kept.grid.bits == 8
+    assert PLAN.experts(where, (64, 50)) is None, "blocks have to divide the rows of both"
+    assert replace(PLAN, kernels=Kernels(experts=False)).experts(where, (64, 96)) is None
+
+
+@pytest.mark.parametrize(("leaves", "takes"), [(frozenset[str](), True), (frozenset({"QMoE"}), False)])
+def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozenset[str], takes: bool) -> None:
+    asked = Asked(leaves)
+    plan = make_plan(options(), target(asked), MODULES, has_experts=True)
+    assert plan is not None and plan.kernels.experts == takes
+    (question,) = [model for model in asked.models if any(node.op_type == "QMoE" for node in model.graph.node)]
+    bits = {a.i for node in question.graph.node for a in node.attribute if a.name == "expert_weight_bits"}
+    assert bits == {4}
+    other = Asked(leaves)
+    make_plan(options(), target(other, Kernels(experts=False)), MODULES, has_experts=True)
+    make_plan(options(), target(other), MODULES)
+    assert not any(node.op_type == "QMoE" for model in other.models for node in model.graph.node)
+
+
+def test_the_cpu_provider_takes_packed_experts() -> None:
+    from partita.library.place.target import find_target
+
+    ask: Callable[..., Answer] | None = find_target("cpu", {}, default_allowed=False, libraries={}).ask
+    assert ask is not None
+    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES, has_experts=True)
+    assert plan is not None and plan.kernels.experts
+
+
+class Calibrated:
+    """The experts of the first layer of a tiny mixture, rounded on a text."""
+
+    def __init__(self, checkpoint: Path, folder: Path, tokens: int) -> None:
+        opened = open_checkpoint(str(checkpoint))
+        self.model, self.rounded, self.placed = load(opened), Rounded(), []
+        self.rounded.begin(folder)
+        for name in ("gate_up_proj", "down_proj"):
+            plain = stack(checkpoint, name=name)
+            packing = Packing(Grid(4, symmetric=False), 32, "gptq")
+            self.placed.append(Placed(Packed.of(plain, packing, rounded=self.rounded), (EXPERTS_MODULE,), (), True))
+        ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (tokens // 48, 48))
+        self.before = self.given(ids)
+        sources = match_names(self.model, opened.tensors)
+        text = Text("text.txt", "", ids)
+        self.left = calibrate(self.model, opened, text, self.placed, sources, self.rounded, SilentStage())
+        self.experts = Experts.of(self.model.get_submodule(EXPERTS_MODULE))
+
+    def given(self, ids: np.ndarray) -> list[torch.Tensor]:
+        """The tokens of each expert, as the original makes them."""
+        seen: list[Any] = []
+        module = self.model.get_submodule(EXPERTS_MODULE)
+        hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
+        with torch.no_grad():
+            self.model(input_ids=torch.from_numpy(ids), use_cache=False)
+        hook.remove()
+        ((hidden, index, *_),) = seen
+        return [hidden[(index == number).any(-1)] for number in range(module.num_experts)]
+
+    def rows(self, place: int, number: int) -> torch.Tensor:
+        """The rounded matrix of an expert, as the package will have it."""
+        packed = self.placed[place].packed
+        found = torch.cat([restored(each) for _, each in packed.rows_quantised()])
+        return found.view(self.experts.count, -1, packed.width)[number]
+
+
+EXPERTS_MODULE = "model.layers.0.mlp.experts"
+
+
+def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Both stacks: the error of what each gives is less than without the text; the original has the rounded ones."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    one = Calibrated(checkpoint, tmp_path, 12 * 96)
+    assert one.left == []
+    errors = {"gptq": [0.0, 0.0], "refit": [0.0, 0.0]}
+    for place, name in enumerate(("gate_up_proj", "down_proj")):
+        plain = stack(checkpoint, name=name)
+        with OpenFiles(checkpoint) as files:
+            whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
+        fitted = Packed.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
+        free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)
+        for number, tokens in enumerate(one.before):
+            assert len(tokens) >= 128
+            kept = (one.experts.up, one.experts.down.transpose(1, 2))[place][number]
+            assert torch.equal(kept, one.rows(place, number)), "the original has what the package will have"
+            with torch.no_grad():
+                inner = one.experts.activate(torch.nn.functional.linear(tokens, one.experts.up[number]))
+            given = (tokens, inner)[place]
+            for rounded, values in (("gptq", one.rows(place, number)), ("refit", free[number])):
+                errors[rounded][place] += float((given @ (values - whole[number]).T).square().sum())
+    assert all(text < 0.9 * none for text, none in zip(errors["gptq"], errors["refit"], strict=True)), errors
+
+
+def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    one = Calibrated(checkpoint, tmp_path, 96)
+    assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which get few tokens"]
+    fitted = Packed.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
+    free = torch.cat([restored(each) for _, each in fitted.rows_quantised()])
+    assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.packed.calibration is not None
+    looked_up = "model.embed_tokens"  # no product reads it
+    assert manifest.packed.calibration.not_calibrated == (looked_up,) and operators(package)["QMoE"] == 2
+
+
+def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyCheckpoint) -> None:
+    """A stack without the other of its layer is rounded without the text."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
+    assert packing is not None
+    where = ("model.layers.0.mlp.experts",)
+    placed = [Placed(Packed.of(stack(checkpoint), packing), where, (), True)]
+    opened = open_checkpoint(str(checkpoint))
+    model = load(opened)
+    text = Text("text.txt", "", np.arange(64).reshape(1, 64))
+    sources = match_names(model, opened.tensors)
+    assert calibrate(model, opened, text, placed, sources, Rounded(), SilentStage()) == list(where)
+
+
+@pytest.mark.parametrize(
+    ("steps", "router"),
+    [
+        ("Softmax TopK", True),
+        ("Sigmoid Slice Add TopK", True),
+        ("Cast Div Tanh Mul Sigmoid Add TopK", True),
+        ("Softmax Reshape ReduceMax TopK", True),
+        ("Softmax Where ArgMax", True),
+        ("Add RMSNormalization MatMul TopK", False),
+        ("Sigmoid Mul", False),
+    ],
+)
+def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> None:
+    """Whatever is done to its scores before, as long as nothing multiplies or norms them."""
+    given = ir.Value(name="x")
+    node = first = ir.Node("", "MatMul", [given, ir.Value(name="w")])
+    for step in steps.split():
+        node = ir.Node("", step, [node.outputs[0]])
+    assert routes(first) is router

@@ -1,0 +1,403 @@
+"""Which weight is packed how, and what is asked of a provider before anything is traced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+
+from partita.errors import ProviderError, UsageError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.options import ExportOptions, check_options
+from partita.export.quantise.asking import refused
+from partita.export.quantise.forms import form
+from partita.export.quantise.forms.matmul_nbits import GATHER, MATMUL
+from partita.export.quantise.keep import Keep, check_modules, paths
+from partita.export.quantise.plan import make_plan
+from partita.export.quantise.rounders import Grid
+from partita.export.quantise.summary import notes
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.write.packed import Packed, Packing
+from partita.export.quantise.write.rewrite import Outcome, Placed, check_blocks
+from partita.export.target import Answer, Target, Timed
+from partita.export.weights.origins import Cut
+from partita.export.weights.sources import Plain, checkpoint_weight
+from tests.conftest import TinyCheckpoint
+
+MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
+
+
+class Asked:
+    """A provider by what it leaves."""
+
+    def __init__(self, leaves: frozenset[str], *, zero_points: bool = True) -> None:
+        self.leaves, self.zero_points = leaves, zero_points
+        self.models: list[onnx.ModelProto] = []
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        proto = onnx.ModelProto.FromString(model)
+        onnx.checker.check_model(proto, full_check=False)
+        self.models.append(proto)
+        with_zeros = any(len(node.input) > 3 for node in proto.graph.node if node.op_type == MATMUL)
+        left = dict.fromkeys(self.leaves & {node.op_type for node in proto.graph.node}, 1)
+        if with_zeros and not self.zero_points:
+            left[MATMUL] = 1
+        return Answer(len(proto.graph.node), left, "")
+
+
+def options(
+    precision: str = "int4", keep: Mapping[str, str] | None = None, block_size: int | None = None
+) -> ExportOptions:
+    return ExportOptions("checkpoint", Path("out"), precision=precision, keep=keep, block_size=block_size)
+
+
+def target(asked: Asked | None, kernels: Kernels | None = None) -> Target:
+    ask = None if asked is None else asked.ask
+    return Target("npu", "--target", "gqa", "directly", ask, kernels=kernels or Kernels())
+
+
+def test_a_pattern_is_of_whole_names_in_a_path() -> None:
+    assert Keep("layers.1", "fp32").fits("model.layers.1.mlp.down_proj")
+    assert not Keep("layers.1", "fp32").fits("model.layers.10.mlp.down_proj")
+    assert Keep("mlp.down_proj", "fp32").fits("model.layers.10.mlp.down_proj")
+    assert not Keep("down", "fp32").fits("model.layers.10.mlp.down_proj")
+
+
+def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
+    check_modules([Keep("lm_head", "int8"), Keep("layers.1.mlp", "fp32")], MODULES)
+    with pytest.raises(UsageError, match=r"`keep=down_prj=int8`: the model has no such module; down_proj is one"):
+        check_modules([Keep("down_prj", "int8")], MODULES)
+    with pytest.raises(UsageError, match="has no such module; one that it has is model.layers.1.mlp.down_proj"):
+        check_modules([Keep("zzz", "int8")], MODULES)
+
+
+def test_what_was_said_last_counts() -> None:
+    keep = {"layers.1": "fp32", "layers.1.mlp.down_proj": "int8"}
+    plan = make_plan(options(keep=keep), None, MODULES)
+    assert plan is not None
+    packed = [plan.packing([name], 256) for name in ("model.layers.10.q", "model.layers.1.q", MODULES[2])]
+    assert [None if each is None else each.grid.bits for each in packed] == [4, None, 8]
+    embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
+    assert embedding is not None and embedding.grid.bits == 8
+
+
+@pytest.mark.parametrize(
+    ("width", "asked", "size"),
+    [(256, None, 64), (96, None, 32), (100, None, 32), (96, 64, 32), (576, 128, 64), (80, 128, 16), (100, 128, 32)],
+)
+def test_blocks_divide_rows_where_that_can_be(width: int, asked: int | None, size: int) -> None:
+    plan = make_plan(options(block_size=asked), None, MODULES)
+    assert plan is not None
+    found = plan.packing(["lm_head"], width)
+    assert found is not None and found.block_size == size
+    embedding = plan.packing(["embed_tokens"], width, embedding=True)
+    assert embedding is not None and (embedding.block_size == size or asked is None)
+
+
+def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny_checkpoint: TinyCheckpoint) -> None:
+    folder = tiny_checkpoint("llama")
+    plan = make_plan(options(block_size=128), None, MODULES)
+    assert plan is not None
+
+    def outcome(width: int) -> Outcome:
+        source = checkpoint_weight(open_checkpoint(str(folder)), "lm_head.weight", ir.DataType.FLOAT).source
+        assert isinstance(source, Plain)
+        packing = plan.packing(["lm_head"], width)
+        assert packing is not None
+        packed = Packed.of(replace(source, origin=Cut(source.origin, 1, 0, width)), packing)
+        return Outcome({"lm_head": Placed(packed, ("lm_head",), ())})
+
+    check_blocks(plan, outcome(48))
+    assert notes(plan, outcome(48)) == ["`block_size=128` does not divide rows of 48: 1 weight in blocks of 16"]
+    with pytest.raises(UsageError, match=r"`block_size=128` divides nothing, and no smaller one .* rows of 50"):
+        check_blocks(plan, outcome(50))
+
+
+def test_smaller_blocks_are_those_that_the_target_takes() -> None:
+    """One question for all of them, and one for each where that is refused."""
+
+    class Choosy(Asked):
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+            answer = super().ask(model, sizes)
+            nodes = self.models[-1].graph.node
+            small = [
+                n for n in nodes for a in n.attribute if a.name == "block_size" and a.i < 32 and n.op_type == MATMUL
+            ]
+            return replace(answer, left={MATMUL: len(small)}) if small else answer
+
+    asked = Choosy(frozenset())
+    plan = make_plan(options(block_size=128), target(asked), MODULES)
+    assert plan is not None and plan.kernels.smaller == (32, 64) and len(asked.models) == 8
+    nobody = make_plan(options(block_size=128), target(None), MODULES)
+    assert nobody is not None and nobody.kernels.smaller == (32, 64)
+
+
+def test_nothing_is_packed_in_fp32() -> None:
+    asked = Asked(frozenset())
+    assert make_plan(options("fp32"), target(asked), MODULES) is None and not asked.models
+
+
+def test_the_form_is_the_one_that_the_target_takes() -> None:
+    asked = Asked(frozenset({GATHER}), zero_points=False)
+    told: list[str] = []
+    plan = make_plan(options(keep={"lm_head": "int8"}), target(asked), MODULES, told.append)
+    assert plan is not None and plan.form.name == "matmul_nbits"
+    assert plan.kernels.symmetric and not plan.kernels.gather
+    assert told == ["npu takes packed weights without zero points only"]
+    bits = {a.i for n in asked.models[0].graph.node for a in n.attribute if a.name == "bits"}
+    assert bits == {4, 8} and len(asked.models) == 4, "products with and without zero points, look-ups, smaller blocks"
+
+
+def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
+    """An embedding in 8 bits is looked up, which takes another kernel."""
+
+    class Narrow(Asked):
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+            answer, nodes = super().ask(model, sizes), self.models[-1].graph.node
+            wide = [n for n in nodes for a in n.attribute if n.op_type == MATMUL and (a.name, a.i) == ("bits", 8)]
+            return replace(answer, left={MATMUL: len(wide)}) if wide else answer
+
+    told: list[str] = []
+    plan = make_plan(options(), target(Narrow(frozenset())), MODULES, told.append)
+    assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.gather and not told
+    assert plan.kernels.smaller
+    embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
+    assert embedding is not None and embedding.grid.bits == 8
+    kept = make_plan(options(keep={"lm_head": "int8"}), target(Narrow(frozenset())), MODULES, told.append)
+    assert kept is not None and kept.form.name == "dequantize_linear"
+    assert "npu does not take MatMulNBits" in told[-1]
+
+
+def test_what_a_weight_is_known_by_besides_what_multiplies_by_it() -> None:
+    joined = [f"model.language_model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+    assert paths(joined) == tuple(sorted(name.removesuffix(".weight") for name in joined))
+    assert paths(["model.embed_tokens.weight"]) == (), "a head may read it, too"
+    assert paths(["model.layers.0.mlp.experts.down_proj"]) == ("model.layers.0.mlp.experts.down_proj",)
+
+
+def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
+    asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
+    plan = make_plan(options(), target(asked), MODULES, told.append)
+    assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
+    assert [node.op_type for node in asked.models[-3].graph.node][:2] == ["Gather", "DequantizeLinear"]
+    assert "packed weights are written as DequantizeLinear before MatMul" in told[-1]
+    assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
+    embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
+    assert embedding is not None and (embedding.grid.bits, embedding.block_size) == (8, 100)
+
+
+@pytest.mark.parametrize(
+    ("folds", "attention", "first"),
+    [
+        (False, "auto", "matmul_nbits"),
+        (False, "gqa", "matmul_nbits"),
+        (True, "auto", "dequantize_linear"),
+        (False, "primitives", "dequantize_linear"),
+        (False, "onnx24", "dequantize_linear"),
+    ],
+)
+def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, attention: str, first: str) -> None:
+    asked = Asked(frozenset())
+    wanted = replace(options(), attention=attention)
+    plan = make_plan(wanted, target(asked, Kernels(folds=folds)), MODULES)
+    assert plan is not None and plan.form.name == first
+
+
+def test_rounded_activations_are_a_form_of_their_own() -> None:
+    asked = Asked(frozenset())
+    plan = make_plan(replace(options("int8"), activations="int8"), target(asked), MODULES)
+    assert plan is not None and plan.form.name == "matmul_integer_to_float"
+    found = plan.packing(["lm_head"], 100)
+    assert found is not None and (found.block_size, found.grid.symmetric) == (100, True)
+    own = frozenset({"MatMulIntegerToFloat"})
+    plan = make_plan(replace(options("int8"), activations="int8"), target(Asked(own)), MODULES)
+    assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
+    said = (
+        r"`activations=int8`: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
+        r"rounded activations: leaves .*; for MatMulInteger over rounded .* or leave `activations=int8` out"
+    )
+    with pytest.raises(ProviderError, match=said):
+        make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "said"),
+    [
+        ("int4", {"activations": "int8"}, r"`activations=int8`: .* needs `precision=int8`"),
+        ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* leave `block_size` out"),
+        ("int8", {"activations": "int2"}, r"`activations=int2`: with `precision=int8` choose fp32 or fp16 or int8"),
+        ("fp16", {"activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
+    ],
+)
+def test_activations_that_make_no_sense_are_refused(precision: str, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (replace(options("int8"), activations="int8", opset=17), r"`opset=17`: packed weights as MatMulInteger"),
+        (
+            replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
+            r"`keep=lm_head=int4`: .* int8 weights alone",
+        ),
+    ],
+)
+def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: ExportOptions, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_plan(wanted, None, MODULES)
+
+
+def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:
+    said = (
+        r"`precision=int4`: npu has no kernel that computes float32 activations with int4 weights in blocks of 64: .*"
+        r"MatMulNBits \(com\.microsoft\).* leaves MatMulNBits .*DequantizeLinear of blocks and MatMul"
+    )
+    with pytest.raises(ProviderError, match=said):
+        make_plan(options(), target(Asked(frozenset({MATMUL, "DequantizeLinear"}))), MODULES)
+
+
+def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
+    """What the CPU provider does with 8 bits at level 0, and says nowhere but in its log."""
+    from partita.library.place.target import find_target
+
+    found = find_target("cpu", {}, default_allowed=False, libraries={})
+    slow = replace(found, kernels=Kernels(accuracy_level=0))
+    told: list[str] = []
+    plan = make_plan(options("int8"), slow, MODULES, told.append)
+    assert plan is not None and plan.form.name == "dequantize_linear", "of which MatMulNBits at level 4 is made"
+    assert "cpu does not take MatMulNBits" in told[-1]
+    untimed = replace(slow, unpacks=lambda model, sizes: True, compares=None)
+    with pytest.raises(ProviderError, match=r"cpu has no kernel .* restores the whole matrix"):
+        make_plan(options("int8"), untimed, MODULES)
+
+
+def test_a_kernel_that_is_slower_than_fp32_is_found_by_timing_it() -> None:
+    """8 bits at level 0 again, by the clock alone: nothing reads a log."""
+    from partita.library.place.target import find_target
+
+    found = replace(find_target("cpu", {}, default_allowed=False, libraries={}), unpacks=None)
+    nbits = form("matmul_nbits")
+
+    def why(level: int) -> str:
+        packing = Packing(Grid(8, symmetric=False), 128, "refit")
+        return refused(found, nbits, Kernels(accuracy_level=level), [packing], "float32", [packing])
+
+    assert why(4) == ""
+    told = re.fullmatch(
+        r"takes ([\d.]+) times as long as fp32 for a token with int8 weights in blocks of 128 .* \([\d.]+ and .* ms\)",
+        why(0),
+    )
+    assert told is not None and float(told[1]) > 4
+
+
+class Slow:
+    """Times of products by what is in their models: as many times as long as in float32 as `share` says."""
+
+    def __init__(self, share: Callable[[onnx.NodeProto, dict[str, Any]], float]) -> None:
+        self.share = share
+        self.timed: list[onnx.NodeProto] = []
+
+    def __call__(self, products: Sequence[Timed], plain: Timed) -> list[tuple[float, float]]:
+        found = []
+        for _, make in (*products, plain):
+            model, sizes = make()
+            proto = onnx.ModelProto.FromString(model)
+            onnx.checker.check_model(proto, full_check=False)
+            assert {port.name for port in proto.graph.input} <= set(sizes)
+            (node,) = proto.graph.node[-1:]
+            self.timed.append(node)
+            found.append(
+                (1e-3 * self.share(node, {a.name: helper.get_attribute_value(a) for a in node.attribute}), 1e-3)
+            )
+        return found[:-1]
+
+
+def slow_target(share: Callable[[onnx.NodeProto, dict[str, Any]], float]) -> tuple[Target, Slow]:
+    """A target that takes everything, and is slow with some of it."""
+    slow = Slow(share)
+    return replace(target(Asked(frozenset())), compares=slow), slow
+
+
+def test_a_precision_that_is_slower_than_fp32_in_every_form_is_refused_by_how_much() -> None:
+    slow, timed = slow_target(lambda node, attributes: 3.04)
+    said = (
+        r"`precision=int4`: npu has no kernel .* for MatMulNBits \(com\.microsoft\), with or without zero points: "
+        r"takes 3\.0 times as long as fp32 for a token with int4 weights in blocks of 64 on .* \(3\.04 and 1 ms\); "
+        r"for DequantizeLinear of blocks and MatMul, .* 3\.0 times .*; nothing was written; name another `target`"
+    )
+    with pytest.raises(ProviderError, match=said):
+        make_plan(options(), slow, MODULES)
+    assert [node.op_type for node in timed.timed] == [MATMUL, "MatMul"] * 2 + ["MatMul", "MatMul"] * 2
+
+
+def test_a_form_that_is_slower_than_fp32_is_passed_over() -> None:
+    told: list[str] = []
+    slow, _ = slow_target(lambda node, attributes: 5.0 if node.op_type == MATMUL and len(node.input) > 3 else 0.3)
+    plan = make_plan(options(), slow, MODULES, told.append)
+    assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.symmetric
+    assert told == ["npu takes packed weights without zero points only"]
+    near, _ = slow_target(lambda node, attributes: 1.4)
+    plan = make_plan(options(), near, MODULES)
+    assert plan is not None and not plan.kernels.symmetric, "other work on a machine may do as much"
+
+
+def test_only_widths_that_are_multiplied_have_to_be_fast() -> None:
+    """An embedding may have eight bits besides; so may every weight where widths are searched."""
+    slow, _ = slow_target(lambda node, attributes: 5.0 if attributes.get("bits") == 8 else 0.3)
+    plan = make_plan(options(), slow, MODULES)
+    assert plan is not None and plan.form.name == "matmul_nbits" and not plan.kernels.symmetric
+    for wanted in (options(keep={"lm_head": "int8"}), replace(options(), max_perplexity_ratio=1.01)):
+        other = make_plan(wanted, slow, MODULES)
+        assert other is not None and other.form.name == "dequantize_linear"
+
+
+def test_blocks_of_a_size_that_is_slower_than_fp32_are_not_written() -> None:
+    slow, _ = slow_target(lambda node, attributes: 5.0 if attributes.get("block_size") == 16 else 0.3)
+    plan = make_plan(options(block_size=128), slow, MODULES)
+    assert plan is not None and plan.kernels.smaller == (32, 64)
+
+
+def test_products_of_rounded_activations_are_timed_over_a_whole_row() -> None:
+    slow, timed = slow_target(lambda node, attributes: 0.3)
+    plan = make_plan(replace(options("int8"), activations="int8"), slow, MODULES)
+    assert plan is not None and plan.form.name == "matmul_integer_to_float" and timed.timed
+
+
+@pytest.mark.parametrize(("share", "packs"), [(0.5, True), (4.0, False)])
+def test_experts_stay_floats_where_packed_ones_are_slower(share: float, packs: bool) -> None:
+    told: list[str] = []
+    slow, timed = slow_target(lambda node, attributes: share if node.op_type == "QMoE" else 0.3)
+    plan = make_plan(options(), slow, MODULES, told.append, has_experts=True)
+    assert plan is not None and plan.kernels.experts is packs
+    assert {"QMoE", "MoE"} <= {node.op_type for node in timed.timed}
+    assert told == ([] if packs else [EXPERTS_SLOWER])
+
+
+EXPERTS_SLOWER = (
+    "experts stay floats; QMoE on npu: takes 4.0 times as long as fp32 for a token with int4 weights in blocks of 64 "
+    "on this machine (4 and 1 ms)"
+)
+
+
+def test_where_nobody_can_be_asked_the_record_decides() -> None:
+    kernels = Kernels(symmetric=True, accuracy_level=0, bias=False, gather=False, block_sizes={4: 32, 8: 32})
+    plan = make_plan(options(), target(None, kernels), MODULES)
+    assert plan is not None and plan.kernels == replace(kernels, smaller=())
+    found = plan.packing(["lm_head"], 256)
+    assert found is not None and found.block_size == 32 and found.grid.symmetric
+
+
+def test_the_cpu_provider_takes_the_form_of_its_record() -> None:
+    from partita.library.place.target import find_target
+
+    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES)
+    assert plan is not None and plan.kernels == Kernels()

@@ -1,0 +1,411 @@
+"""int8 and int4 packages: what is packed, that the graph computes what the model with those weights computes, and what
+the precision costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import pytest
+
+from partita.demo import heldout_path
+from partita.errors import CheckpointError, PartitaError, ResourceError, UsageError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.verify import known_answer, quality
+from partita.export.weights import external_data as weights
+from partita.export.weights import spilled
+from partita.package.folder import QUALITY, Manifest, check_files, read_manifest
+from partita.providers.resolve import parse_chain
+from tests.conftest import Exported, TinyCheckpoint
+
+pytestmark = pytest.mark.environment("beside")  # minutes of exports
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of the embedded text, for tests that the quality itself is not the point of."""
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
+    return path
+
+
+def operators(package: Path, file: str = "model.onnx") -> Counter[str]:
+    """Nodes by operator."""
+    return Counter(node.op_type for node in onnx.load(package / file, load_external_data=False).graph.node)
+
+
+def nodes(package: Path, operator: str) -> dict[str, onnx.NodeProto]:
+    """Nodes of an operator by name."""
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    return {node.name: node for node in model.graph.node if node.op_type == operator}
+
+
+def initializers(package: Path) -> list[onnx.TensorProto]:
+    """What is known of the weights without reading them."""
+    return list(onnx.load(package / "model.onnx", load_external_data=False).graph.initializer)
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, object]:
+    """As plain values."""
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
+def places(package: Path) -> dict[str, tuple[str, str]]:
+    """Offset and length of every initializer in the weight file."""
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    told = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data}
+    return {name: (entry["offset"], entry["length"]) for name, entry in told.items()}
+
+
+def checked(package: Path) -> Manifest:
+    """The manifest, after what holds of every packed package."""
+    manifest = read_manifest(package)
+    check_files(package, manifest, hashes=True)
+    assert manifest.verification.status == "verified" and manifest.verification.tolerance == 1e-4
+    assert max(step.max_rel_error for step in manifest.verification.steps) < 2e-5
+    assert "rounded weights" in str(manifest.verification.reference)
+    assert manifest.quality is not None and manifest.quality.tokens >= 256
+    assert manifest.packed is not None and manifest.file(QUALITY) is not None
+    return manifest
+
+
+def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package, plain = exported(checkpoint, precision="int4"), exported(checkpoint)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    kinds = manifest.packed.kinds
+    assert {(kind.precision, kind.zero_points, kind.quantiser) for kind in kinds} == {("int4", True, "refit")}
+    assert {kind.block_size for kind in kinds} == {64, 32}, "rows of 64, and of 96 in down_proj"
+    layers = len([s for s in manifest.graph.states if s.kind == "key"])
+    found = operators(package)
+    # The embedding is the head, and counts once; queries, keys and values come from one product.
+    assert found["MatMulNBits"] == sum(kind.weights for kind in kinds) == 5 * layers + 1
+    assert found["GatherBlockQuantized"] == 1
+    assert "Gemm" not in found
+    assert attributes(nodes(package, "MatMulNBits")["lm_head/MatMulNBits"])["accuracy_level"] == 4
+    where = places(package)
+    (name,) = [name for name in where if name.endswith(".rows")]
+    assert where[name] == where[name.removesuffix(".rows")], "head and embedding are the same bytes"
+    assert manifest.graph.weight_bytes < 0.35 * read_manifest(plain).graph.weight_bytes
+    assert manifest.source.parameters == read_manifest(plain).source.parameters
+    assert 0.9 < manifest.quality.perplexity_ratio < 1.2 and 0 < manifest.quality.kl_mean < manifest.quality.kl_p99
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen2",  # biases, untied: the embedding is looked up in 8 bits
+        pytest.param("gpt2", marks=pytest.mark.heavy),  # weights the other way round, learned positions
+        pytest.param("gemma3_text", marks=pytest.mark.heavy),
+        pytest.param("phi3", marks=pytest.mark.heavy),
+    ],
+)
+def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    package = exported(tiny_checkpoint(model_type), precision="int8", block_size=32)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    assert {kind.precision for kind in manifest.packed.kinds} == {"int8"}
+    assert operators(package)["MatMul"] == 0 or model_type != "qwen2"
+    assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.9
+
+
+def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
+    """Products of integers on both sides; what reads the same activations shares their rounding."""
+    package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", quality_text=short_text)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    assert (manifest.packed.form, manifest.packed.activations) == ("matmul_integer_to_float", "int8")
+    assert {kind.block_size for kind in manifest.packed.kinds if kind.weights > 1} == {0}
+    layers = len([s for s in manifest.graph.states if s.kind == "key"])
+    found = operators(package)
+    assert found["MatMulIntegerToFloat"] == 5 * layers + 1, "queries, keys and values are one product"
+    assert found["QuantizeLinear"] == 4 * layers + 1, "gate and up read the same activations"
+    assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.8
+
+
+def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
+    """As an fp16 package has them: cache and products in float16, logits in float32."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package = exported(checkpoint, precision="int4", activations="fp16", quality_text=short_text)
+    manifest = read_manifest(package)
+    assert manifest.verification.status == "verified" and manifest.verification.tolerance == 2e-2
+    assert manifest.packed is not None and manifest.packed.activations == "fp16"
+    assert {state.dtype for state in manifest.graph.states} == {"float16"}
+    plain = read_manifest(exported(checkpoint, precision="fp16"))
+    logits = [next(o.dtype for o in m.graph.files[0].outputs if o.role == "logits") for m in (manifest, plain)]
+    assert logits[0] == logits[1]
+    quality = manifest.quality
+    assert quality is not None and 0.9 < quality.perplexity_ratio < 1.2
+
+
+def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    keep = {"lm_head": "int8", "layers.0": "fp32", "layers.0.mlp": "int8", "embed_tokens": "fp32"}
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
+    manifest = checked(package)
+    bits = {name.rpartition("/")[0]: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
+    assert bits["lm_head"] == 8 and "GatherBlockQuantized" not in operators(package), "head and embedding are apart"
+    assert not [name for name in bits if name.startswith("model.layers.0.self_attn")]
+    assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
+    attention = {width for name, width in bits.items() if name.startswith("model.layers.1.self_attn")}
+    assert attention == {4}
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
+
+
+def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """The file has them so, and the graph agrees with a model whose weights were rounded to them."""
+    keep = {"layers.0": "fp16", "layers.0.mlp.down_proj": "bf16", "embed_tokens": "bf16", "lm_head": "int8"}
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep)
+    manifest = checked(package)
+    kinds = {i.name: onnx.TensorProto.DataType.Name(i.data_type) for i in initializers(package)}
+    down = [kind for name, kind in kinds.items() if "layers.0.mlp.down_proj" in name]
+    gate = [kind for name, kind in kinds.items() if "layers.0.mlp.gate_proj" in name]
+    looked_up = {kinds.get(node.input[0]) for node in nodes(package, "Gather").values()}
+    assert (down, gate) == (["BFLOAT16"], ["FLOAT16"]) and "BFLOAT16" in looked_up
+    assert not [name for name in nodes(package, "MatMulNBits") if name.startswith("model.layers.0.")]
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
+
+
+def test_a_module_without_a_weight_that_could_be_packed_is_told(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
+) -> None:
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    keep = {"input_layernorm": "fp32", "lm_head": "int8", "embed_tokens": "fp32"}
+    checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
+    options = ExportOptions(
+        str(checkpoint), tmp_path / "out", precision="int4", max_length=64, keep=keep, quality_text=short_text
+    )
+    told = [note for note in export(options, replay=replay, scorer=scorer).notes if "`keep" in note]
+    assert told == [
+        "`keep=input_layernorm=fp32` made no difference: no weight that could be packed is known by such a name"
+    ]
+
+
+@pytest.mark.heavy
+def test_an_embedding_that_has_other_bits_than_were_said_is_told(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
+) -> None:
+    """Standard operators look up 8 bits alone. What stays is told in the type that it has."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    def notes(checkpoint: Path, **options: Any) -> tuple[str, ...]:
+        asked = ExportOptions(
+            str(checkpoint),
+            tmp_path / checkpoint.name,
+            precision="int4",
+            max_length=64,
+            quality_text=short_text,
+            **options,
+        )
+        return export(asked, replay=replay, scorer=scorer).notes
+
+    said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep={"embed_tokens": "int4"})
+    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits all the same: ")]
+    left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
+    assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
+
+
+def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Queries, keys and values are one weight in the graph."""
+    keep = {"layers.0.self_attn.v_proj": "int8"}
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
+    checked(package)
+    bits = {name: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
+    assert {bits[name] for name in bits if name.startswith("model.layers.0.self_attn")} == {4, 8}
+    assert {bits[name] for name in bits if name.startswith("model.layers.1.")} == {4}
+
+
+@pytest.mark.heavy
+def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6, attention="onnx24")
+    manifest = checked(package)
+    assert "com.microsoft" not in manifest.graph.opsets, "weights are in standard operators as the lowering is"
+    restored = operators(package, "prefill.onnx")["DequantizeLinear"]
+    assert restored == operators(package, "decode.onnx")["DequantizeLinear"] > 0
+    assert manifest.packed is not None and manifest.packed.form == "dequantize_linear"
+    single = read_manifest(exported(checkpoint, precision="int4"))
+    embedding = next(kind.size_bytes for kind in manifest.packed.kinds if kind.precision == "int8")
+    assert manifest.graph.weight_bytes < 1.1 * single.graph.weight_bytes + embedding
+
+
+def test_evaluate_measures_the_same_without_the_original(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    from partita.runtime.verify.quality import evaluate
+
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4")
+    stored, now = read_manifest(package).quality, evaluate(package, parse_chain("cpu"))
+    assert stored is not None
+    assert (now.tokens, now.provider) == (stored.tokens, stored.provider)
+    assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
+    assert math.isclose(now.top1_agreement, stored.top1_agreement, rel_tol=1e-6)
+    plain = exported(tiny_checkpoint("llama", tied=True))
+    with pytest.raises(PartitaError, match=r"has no quality\.safetensors: nothing is rounded in fp32"):
+        evaluate(plain, parse_chain("cpu"))
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_program_measures_it_too(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, process: Literal["this", "child"]
+) -> None:
+    import partita
+
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4")
+    with partita.load(package, providers="cpu", process=process) as model:
+        found = model.evaluate()
+    stored = read_manifest(package).quality
+    assert stored is not None and stored.perplexity is not None
+    assert found.perplexity == pytest.approx(stored.perplexity, rel=1e-4)
+
+
+def test_blocks_that_do_not_divide_rows_are_smaller(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The embedding among them: it is the head's bytes, and looked up only in blocks that divide its rows."""
+    export_to(tmp_path / "package", tiny_checkpoint("llama", tied=True), precision="int4", block_size=128)
+    manifest = checked(tmp_path / "package")
+    assert manifest.packed is not None and not manifest.packed.not_packed
+    assert {kind.block_size for kind in manifest.packed.kinds} == {64, 32}, "rows of 64, and of 96 in down_proj"
+    assert operators(tmp_path / "package")["GatherBlockQuantized"] == 1
+
+
+def test_other_weights_are_seen(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, own_copy: Callable[[Path], Path]
+) -> None:
+    """Quality is measured on the bytes of the package: scales that are off by a fifth show."""
+    from partita.runtime.verify.quality import evaluate
+
+    package = own_copy(exported(tiny_checkpoint("llama", tied=True), precision="int4"))
+    before = evaluate(package, parse_chain("cpu"))
+    offset, length = places(package)["model.layers.0.mlp.down_proj.weight.int4"]
+    with (package / "model.onnx.data").open("r+b") as stream:
+        stream.seek(int(offset))
+        spoilt = np.frombuffer(stream.read(int(length)), np.uint8) ^ 0x88
+        stream.seek(int(offset))
+        stream.write(spoilt.tobytes())
+    assert evaluate(package, parse_chain("cpu")).top1_agreement < before.top1_agreement
+
+
+REFUSED = [
+    (
+        {"precision": "int4", "keep": {"lm_haed": "int8"}},
+        UsageError,
+        r"`keep=lm_haed=int8.*no such module; lm_head is",
+    ),
+    ({"precision": "int4", "keep": {"layers.99": "int8"}}, UsageError, r"`keep=layers\.99=int8.*no such module"),
+    ({"precision": "int4", "keep": {"lm_head": "fp8"}}, UsageError, r"choose one of fp32, fp16, bf16, int8, int4"),
+    (
+        {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "bf16"}},
+        UsageError,
+        r"`keep=lm_head=bf16`: choose one of fp16, int8, int4",
+    ),
+    (
+        {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "fp32"}},
+        UsageError,
+        r"`keep=lm_head=fp32`: choose one of fp16, int8, int4",
+    ),
+    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` is about packed weights: it needs `precision=int4`"),
+    ({"block_size": 32}, UsageError, r"`block_size=32` is about packed weights"),
+    ({"precision": "int4", "block_size": 48}, UsageError, r"`block_size=48`: choose one of 32, 64, 128"),
+    ({"precision": "int4", "verify": False}, UsageError, r"leave `verify=False` out"),
+    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: no such quantiser"),
+    ({"precision": "int4", "quality_text": Path("absent.txt")}, UsageError, r"absent\.txt`: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "said"), REFUSED, ids=[said[:32] for *_, said in REFUSED])
+def test_what_makes_no_sense_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], kind: type[PartitaError], said: str
+) -> None:
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(kind, match=said):
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def export_to(out: Path, checkpoint: Path, **options: object) -> None:
+    """As the command line does, without a target."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    if options.get("precision") in ("int8", "int4"):
+        options.setdefault("quality_text", heldout_path())
+    export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
+
+
+def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Nor does a smaller one."""
+    heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
+    checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
+    with pytest.raises(
+        UsageError, match=r"`block_size=32` divides nothing, and no smaller one .* rows of 40, 56; leave"
+    ):
+        export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original alone fits, and beside the package it does not; without it no such package is written."""
+
+    def no_write(*_: object) -> None:
+        raise AssertionError("weights were written")
+
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    held = spilled.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
+    monkeypatch.setattr(weights, "write_data", no_write)
+    monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
+    said = r"the original model needs about .* to measure what rounding costs, and .* are free; free more, or have room"
+    with pytest.raises(ResourceError, match=said) as caught:
+        export_to(tmp_path / "package", checkpoint, precision="int4")
+    assert "`verify=False`" not in str(caught.value), "which would be refused"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"Too short a text.", r"too short: \d+ tokens, and at least 256"), (b"\xff\xfe", "not UTF-8")],
+)
+def test_a_text_that_measures_nothing_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, content: bytes, said: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"`quality_text=.*text\.txt`: {said}"):
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quality_text=text)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_without_a_tokenizer_tokens_are_random_and_that_is_said(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    package = exported(tiny_checkpoint("llama", tokenizer=False), precision="int4", block_size=32)
+    found = checked(package).quality
+    assert found is not None and found.text == "random tokens" and found.tokens > 400 and found.top1_agreement > 0.2
+
+
+def test_a_checkpoint_with_an_infinite_weight_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, own_copy: Callable[[Path], Path]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds infinite numbers"):
+        export_to(tmp_path / "out" / "package", folder, precision="int4")
+    assert not (tmp_path / "out").exists()

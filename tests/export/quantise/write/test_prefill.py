@@ -1,0 +1,207 @@
+"""A graph for prompts in 8-bit integers beside a decode graph of packed weights: chosen, written and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partita.demo import heldout_path
+from partita.errors import ProviderError, UnsupportedModelError, UsageError
+from partita.export.options import check_options
+from partita.export.quantise.plan import make_plan
+from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.write.prefill import prefill_plan
+from partita.package.folder import check_files, read_manifest
+from partita.package.records import PrefillChoice
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate.bound_graph import BoundGraph
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.planner import StepPlan
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.verify.quality import open_scorer
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.integers import wide_integers
+from tests.export.quantise.test_plan import MODULES, Asked, options, target
+
+pytestmark = pytest.mark.environment("beside")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of the embedded text."""
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path) -> Path:
+    """A package with both graphs, of a model whose head is its embedding."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    return exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text, batch_size=2)
+
+
+def _graph(package: Path, file: str) -> onnx.ModelProto:
+    return onnx.load(package / file, load_external_data=False)
+
+
+def _operators(package: Path, file: str) -> Counter[str]:
+    return Counter(node.op_type for node in _graph(package, file).graph.node)
+
+
+def _places(package: Path, file: str) -> dict[str, tuple[str, str]]:
+    """Offset and length of every initializer in the weight file."""
+    told = {t.name: {e.key: e.value for e in t.external_data} for t in _graph(package, file).graph.initializer}
+    return {name: (entry["offset"], entry["length"]) for name, entry in told.items() if entry}
+
+
+def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) -> None:
+    manifest = read_manifest(pair)
+    check_files(pair, manifest, hashes=True)
+    phases = [(file.phase, file.sequence_length) for file in manifest.graph.files]
+    assert phases == [("prefill", None), ("decode", None)]
+    result = manifest.verification
+    assert result.status == "verified" and result.tolerance == 1e-4 and not result.not_exercised
+    assert {"prefill", "chunked prefill", "decode 1", "rows of different length"} <= {s.step for s in result.steps}
+    assert max(step.max_rel_error for step in result.steps) < 2e-5
+    assert "which are others after the prompt" in str(result.reference)
+
+
+def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair: Path) -> None:
+    manifest = read_manifest(pair)
+    layers = len([state for state in manifest.graph.states if state.kind == "key"])
+    prompts, decode = (_operators(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    assert prompts["MatMulIntegerToFloat"] == 5 * layers and prompts["MatMulNBits"] == 1
+    assert decode["MatMulNBits"] == 5 * layers + 1 and decode["QuantizeLinear"] == 0
+    first, second = (_places(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    shared = set(first.values()) & set(second.values())
+    assert {first[name] for name in first if name.startswith("model.embed_tokens")} <= shared
+    own = [name for name in first if first[name] not in shared]
+    assert own and all(".int8" in name for name in own), "norms and tables are the same bytes, too"
+    assert not wide_integers(pair / "prefill.onnx") and not wide_integers(pair / "decode.onnx")
+    assert not prompts["Reshape"] and not decode["Reshape"], "no head of a tied embedding is put on one axis"
+    found = manifest.prefill
+    assert found is not None and found.written and found.packed is not None
+    assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
+
+
+def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quality = read_manifest(pair).quality
+    assert quality is not None and [each.phase for each in quality.phases] == ["prefill", "decode"]
+    assert sum(each.tokens for each in quality.phases) == quality.tokens
+    assert quality.phases[0].kl_mean < quality.phases[1].kl_mean, "8 bits cost less than 4"
+    with open_scorer(pair, parse_chain("cpu")) as scorer:
+        assert scorer.continues_at(63) == 31
+        executor, files = scorer.runner, list[str]()
+        run = executor.run
+
+        def noted(plan: StepPlan, graph: BoundGraph, rope_length: int) -> float:
+            files.append(graph.file)
+            return run(plan, graph, rope_length)
+
+        monkeypatch.setattr(executor, "run", noted)
+        heard: list[int] = []
+        scorer.score([list(range(1, 21))], lambda row, position, logits: heard.append(position))
+    assert files == ["prefill.onnx"] + ["decode.onnx"] * 10, "with a batch of 2 several rows take one token at a time"
+    assert sorted(heard) == list(range(20))
+
+
+def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+) -> None:
+    package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=text)
+    with load_runner(package, parse_chain("cpu")) as runner:
+        engine = Engine(runner)
+
+        def greedy(logits: object, history: object) -> int:
+            return int(logits.argmax())  # type: ignore[attr-defined]
+
+        def draft(history: object, most: int, /) -> list[int]:
+            return [1, 2, 3][:most]
+
+        row = engine.join(Request(list(range(1, 9)), greedy, 6, drafter=draft))
+        steps = []
+        while (step := engine.step()) is not None:
+            steps.append(step)
+        assert [step.file for step in steps] == ["prefill.onnx"] + ["decode.onnx"] * (len(steps) - 1)
+        assert any(step.drafted for step in steps), "verified by the graph of decode steps"
+        engine.extend(row, [5, 6, 7])
+        turn = engine.step()
+        assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
+
+
+def test_a_target_without_such_a_kernel() -> None:
+    lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
+    wanted = replace(options(), prefill_precision="int8")
+    said = (
+        r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or leave `prefill_precision=int8` out"
+    )
+    with pytest.raises(ProviderError, match=said):
+        prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
+
+
+def test_an_operator_set_that_is_too_old_for_it() -> None:
+    wanted = replace(options(), prefill_precision="int8", opset=17)
+    with pytest.raises(UsageError, match=r"^`prefill_precision=int8`: .* than `opset=17`; leave one of the two out"):
+        prefill_plan(wanted, None, make_plan(wanted, None, MODULES))
+
+
+def test_modules_that_stay_do_so_in_both_graphs() -> None:
+    wanted = replace(options(keep={"layers.1": "fp32", "lm_head": "int8"}), prefill_precision="int8")
+    plan = make_plan(wanted, None, MODULES)
+    beside = prefill_plan(wanted, None, plan)
+    assert beside is not None
+    assert beside.packing(["model.layers.1"], 256) is None
+    found = beside.packing(["model.layers.10"], 256)
+    assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
+
+
+def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
+    wanted = replace(options(), prefill_precision="int8", calibrate=tmp_path / "text")
+    plan = make_plan(wanted, None, MODULES)
+    beside = prefill_plan(wanted, None, plan)
+    assert plan is not None and plan.quantiser == "gptq"
+    assert beside is not None and beside.quantiser == "refit"
+
+
+def test_a_package_in_float16_has_no_such_graph() -> None:
+    wanted = replace(options(), prefill_precision="int8", activations="fp16")
+    plan = make_plan(wanted, None, MODULES)
+    with pytest.raises(UsageError, match=r"`prefill_precision=int8`: .* float16 .* add `activations=fp32`"):
+        prefill_plan(wanted, target(None, Kernels(activations="fp16")), plan)
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "said"),
+    [
+        ("fp32", {"prefill_precision": "int8"}, r"`prefill_precision=int8` is about packed weights: it needs `prec"),
+        ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: choose int8"),
+        ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: choose int8"),
+        ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
+        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave `activations=fp16` out"),
+        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` for compilers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
+
+
+def test_a_model_with_recurrent_states_is_refused_by_name(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+) -> None:
+    checkpoint = tiny_checkpoint("mamba")
+    with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; leave it out"):
+        exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
+
+
+def test_a_package_of_an_earlier_version_with_times_of_products_is_read(pair: Path) -> None:
+    now = read_manifest(pair).prefill
+    assert now is not None
+    record = {**now.model_dump(), "tokens": 128, "products": [{"rows": 1, "seconds": 0.1}]}
+    assert PrefillChoice.model_validate(record) == now

@@ -1,0 +1,322 @@
+"""What rounding costs, of packages of 16 bits too, and what of it can be measured again without the original."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.numpy import load_file, save_file
+
+import partita
+from partita import cli
+from partita.commands.evaluate import show
+from partita.commands.export import _quality
+from partita.demo import heldout_path
+from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
+from partita.export import writing
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.options import ExportOptions, check_options
+from partita.export.pipeline import _settled
+from partita.export.progress import Silent
+from partita.export.verify import quality, quality_figures
+from partita.export.verify.quality import Logits, Scorer, measured_tokens, read_text
+from partita.export.verify.quality_figures import kept_tokens
+from partita.export.verify.running import Runtime
+from partita.export.work import Work
+from partita.library.exporting import replay
+from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
+from partita.package.records import Evaluation, Verification
+from partita.providers.resolve import parse_chain
+from partita.runtime.chain.advice import package_facts
+from partita.runtime.verify.quality import divergence_at_least, evaluate
+from tests.conftest import Exported, TinyCheckpoint
+
+
+@pytest.fixture
+def half(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16")
+
+
+def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality_figures.Measured:
+    """What is noted of logits [1, L, vocab] of a package beside those of its original."""
+    _, positions, vocabulary = ours.shape
+    found = quality_figures.Measured.of(np.zeros((1, positions + 1), np.int64), vocabulary)
+    blocks = quality._Blocks(found, vocabulary)
+    for place in range(positions):
+        blocks.hear(0, place, ours[0, place].numpy(), theirs[0, place])
+    blocks.flush()
+    return found
+
+
+def test_a_package_of_16_bits_has_a_figure(half: Path) -> None:
+    """In the manifest, in its files, for a report and in what `inspect` shows."""
+    manifest = read_manifest(half)
+    check_files(half, manifest, hashes=True)
+    found = manifest.quality
+    assert found is not None and manifest.file(QUALITY) is not None and found.text == "heldout.txt"
+    assert 256 <= found.tokens <= 512 and abs(found.perplexity_ratio - 1) < 1e-3
+    assert 0 < found.kl_mean < found.kl_p99 < 1e-3 and found.top1_agreement > 0.98 and found.twin is None
+    reported = package_facts(half, manifest).quality
+    assert reported is not None and reported.kl_mean == found.kl_mean
+    (line,) = _quality(manifest)
+    assert "ratio 1.000" in line or "ratio 0.999" in line
+    assert f"KL divergence {found.kl_mean:.1e}" in line, "and not 0.0000"
+    assert "KL divergence" in str(partita.inspect(half).provenance.quality)
+
+
+def test_bfloat16_arithmetic_is_measured_on_the_twin(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """The CPU provider has no kernels for it."""
+    package = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="bf16")
+    manifest = read_manifest(package)
+    found = manifest.quality
+    assert found is not None and found.twin == manifest.verification.twin and found.kl_mean > 0
+    assert "float32 arithmetic" in _quality(manifest)[0]
+    assert not list(package.parent.glob("*twin*"))
+
+
+def test_weights_that_lose_nothing_are_measured_all_the_same(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    found = read_manifest(exported(checkpoint, precision="bf16", activations="fp32")).quality
+    assert found is not None and found.top1_agreement == 1 and found.kl_mean < 1e-9
+
+
+def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
+    manifest = read_manifest(package)
+    assert manifest.quality is None and _quality(manifest) == [] and not (package / QUALITY).exists()
+    with pytest.raises(PackageError, match="nothing is rounded in fp32"):
+        evaluate(package, parse_chain("cpu"))
+
+
+def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[[Path], Path]) -> None:
+    manifest = read_manifest(half).model_copy(
+        update={
+            "quality": None,
+            "verification": Verification(status="unverified", detail="exported with `verify=False`"),
+        }
+    )
+    assert _quality(manifest) == ["  quality     not measured: the original was not run"]
+    package = own_copy(half)
+    (package / QUALITY).unlink()
+    with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its original"):
+        evaluate(package, parse_chain("cpu"), manifest=manifest)
+
+
+def test_it_is_repeated_without_the_original(half: Path) -> None:
+    stored, now = read_manifest(half).quality, evaluate(half, parse_chain("cpu"))
+    assert stored is not None and stored.likely is not None
+    assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
+    assert (now.tokens, now.kl_tokens) == (stored.tokens, stored.likely.tokens)
+    assert now.kl_mean_at_least == pytest.approx(stored.likely.kl_mean, rel=1e-3)
+    assert now.kl_p99_at_least == pytest.approx(stored.likely.kl_p99, rel=1e-3)
+    assert now.kl_share == pytest.approx(stored.likely.share, rel=1e-5)
+    assert 0.3 * stored.kl_mean < stored.likely.kl_mean <= stored.kl_mean
+
+
+def test_a_package_of_before_has_no_divergence_to_repeat(
+    half: Path, own_copy: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = own_copy(half)
+    kept = {name: each for name, each in load_file(package / QUALITY).items() if "likely" not in name}
+    save_figures(package, kept)
+    now = evaluate(package, parse_chain("cpu"))
+    assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
+    text = shown(package, read_manifest(half), now)
+    assert "not measured here: the package does not keep what that takes" in text and ">=" not in text
+
+
+def save_figures(package: Path, figures: dict[str, Any]) -> None:
+    """Put other figures of the original into a package."""
+    save_file(figures, package / QUALITY)
+    manifest = read_manifest(package)
+    files = tuple(each for each in manifest.files if each.name != QUALITY)
+    write_manifest(package, manifest.model_copy(update={"files": (*files, record_file(package, QUALITY))}))
+
+
+def test_a_loss_that_is_beyond_a_float_gives_the_largest_perplexity(
+    half: Path, own_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the package, as where a provider computes something else, and of its original."""
+    package = own_copy(half)
+    figures = load_file(package / QUALITY)
+    save_figures(package, {**figures, "losses": figures["losses"] + np.float32(1e4)})
+    monkeypatch.setattr("partita.runtime.verify.quality.loss", lambda logits, token: 1e4)
+    now = evaluate(package, parse_chain("cpu"))
+    assert now.perplexity == now.original_perplexity == math.exp(709) and now.perplexity_ratio == 1
+
+
+def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:
+    stream = io.StringIO()
+    show(package, manifest, now, Console(file=stream, width=200, color_system=None))
+    return stream.getvalue()
+
+
+def test_text_and_json_have_the_divergence(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["evaluate", str(half), "--provider", "cpu"]) == 0
+    text = capsys.readouterr().out
+    stored = read_manifest(half).quality
+    assert stored is not None and stored.likely is not None
+    assert f">= {stored.likely.kl_mean:.1e}" in text and f"{stored.kl_mean:.1e}" in text
+    assert "a lower bound" in text and f"{stored.likely.share:.1%}" in text
+    assert cli.run(["evaluate", str(half), "--provider", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kl_mean_at_least"] == pytest.approx(stored.likely.kl_mean, rel=1e-3)
+    assert found["kl_tokens"] == stored.likely.tokens and found["at_export"]["likely"]["share"] == stored.likely.share
+
+
+@pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0])
+def test_the_kept_divergence_is_a_lower_bound_and_evaluate_has_the_same(
+    monkeypatch: pytest.MonkeyPatch, spread: float
+) -> None:
+    """Whatever there is between the two; with all of the vocabulary it is the whole divergence."""
+    random = torch.Generator().manual_seed(1)
+    theirs = torch.randn(1, 9, 300, generator=random) * 4
+    ours = theirs + spread * torch.randn(1, 9, 300, generator=random)
+    theirs[0, 2, 5] = ours[0, 2, 5] = -torch.inf
+    mine, other = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
+    exact = torch.nan_to_num(other.exp() * (other - mine)).sum(-1).numpy()
+    before = np.zeros_like(exact)
+    for count in (4, 64, 300):
+        monkeypatch.setattr(quality_figures, "MOST_LIKELY", count)
+        found = compared(ours, theirs)
+        np.testing.assert_allclose(found.divergence, exact, rtol=1e-6, atol=1e-14)
+        assert found.likely.shape == (1, 9, count)
+        assert (found.likely_divergence <= exact * (1 + 1e-6)).all()
+        assert (found.likely_divergence >= before * (1 - 1e-6)).all(), "the more tokens, the closer"
+        before = found.likely_divergence
+        shares = np.exp(
+            np.concatenate([found.likely_logprobs, found.rest_logprobs[..., None]], axis=-1, dtype=np.float64)
+        )
+        shares /= shares.sum(-1, keepdims=True)
+        again = [divergence_at_least(ours[0, n].numpy(), found.likely[0, n], shares[0, n]) for n in range(9)]
+        np.testing.assert_allclose(again, found.likely_divergence[0], rtol=1e-2, atol=1e-13)
+    np.testing.assert_allclose(before, exact, rtol=1e-6, atol=1e-14)
+
+
+def test_a_divergence_below_the_error_of_float32_is_right() -> None:
+    """What weights that lose nothing cost: a few steps of a float in the logits, and no negative figure."""
+    random = torch.Generator().manual_seed(2)
+    theirs = torch.randn(1, 4, 20_000, generator=random) * 3
+    ours = theirs * (1 + 1e-6 * torch.randn(1, 4, 20_000, generator=random))
+    mine, other = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
+    exact = (other.exp() * (other - mine)).sum(-1).numpy()
+    found = compared(ours, theirs)
+    assert (exact < 1e-10).all()
+    np.testing.assert_allclose(found.divergence, exact, rtol=1e-3)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 32_000, 65_536, 152_064])
+@pytest.mark.parametrize("positions", [1, 511, 1023, 8176])
+def test_what_is_kept_stays_small(positions: int, vocabulary: int) -> None:
+    count = kept_tokens(positions, vocabulary)
+    size = 6 if vocabulary <= 65_536 else 8
+    assert 1 <= count <= min(64, vocabulary) and count * positions * size <= 2 << 20
+    assert count >= min(32, vocabulary)
+
+
+def test_tokens_that_are_measured() -> None:
+    options = ExportOptions("a", Path("b"), precision="int4")
+    judged = replace(options, max_perplexity_ratio=1.01)
+    assert measured_tokens(options, 10**6) == measured_tokens(options, 10**10) == 512
+    assert measured_tokens(judged, 10**6) == 8192 and measured_tokens(judged, 10**10) == 1024
+    assert measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
+
+
+def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Where a tokenizer makes few tokens of it, an export would be refused over a text that was not asked for."""
+    checkpoint, text = open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path / "text.txt"
+    text.write_text("the list")
+    told: list[str] = []
+    found = read_text(text, checkpoint, 128, 64, 512, told.append, chosen=False)
+    assert found.name == "random tokens" and found.windows.shape == (8, 64) and "random tokens" in told[0]
+    with pytest.raises(UsageError, match="too short"):
+        read_text(text, checkpoint, 128, 64, 512)
+
+
+@pytest.mark.parametrize("given", [{"quality_text": Path("text")}, {"quality_tokens": 100}])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"precision": "fp32"}, "is about what rounding costs, and `precision=fp32` rounds nothing"),
+        ({"precision": "bf16", "verify": False}, "leave one of the two out"),
+    ],
+)
+def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(ExportOptions("a", Path("b"), **given, **options))
+
+
+def test_options_say_what_is_measured() -> None:
+    given: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "fp16": {"precision": "fp16"},
+        "bf16": {"precision": "bf16"},
+        "stored": {"precision": "bf16", "activations": "fp32"},
+        "int4": {"precision": "int4"},
+        "cache": {"cache_precision": "int8"},
+    }
+    measured = {name: ExportOptions("a", Path("b"), **options).measures for name, options in given.items()}
+    assert measured == {name: name != "fp32" for name in measured}
+    assert not ExportOptions("a", Path("b"), precision="fp16").rounds
+
+
+def test_a_package_that_cannot_read_the_text_is_not_published(
+    tiny_checkpoint: TinyCheckpoint, half: Path, tmp_path: Path
+) -> None:
+    """Numbers beyond float16, which the known answer did not reach."""
+
+    class Overflowing:
+        rows, provider = 1, "cpu"
+
+        def continues_at(self, length: int) -> int | None:
+            return None
+
+        def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
+            raise GenerationError("the logits after token 3 of a window are not finite")
+
+        def cached(self) -> Iterator[tuple[str, Any]]:
+            return iter(())
+
+    @contextmanager
+    def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
+        yield Overflowing()
+
+    checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
+    work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
+    made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
+    text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
+    said = r"in fp16 it cannot read heldout\.txt.*not finite; nothing was written; name another `precision`, as bf16"
+    with pytest.raises(UnsupportedModelError, match=said):
+        writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
+
+
+def test_infinite_logits_are_heard_of() -> None:
+    """They have no probability: a figure over the others would say that nothing is lost."""
+    from partita.runtime.verify.quality import _checked
+
+    for wrong in (np.inf, np.nan):
+        with pytest.raises(GenerationError, match="not finite"):
+            _checked(0, print)(0, np.array([0.0, wrong], np.float32))
+    heard: list[Any] = []
+    _checked(0, lambda *given: heard.append(given))(2, np.array([0.0, -np.inf], np.float32))
+    assert heard[0][:2] == (0, 2), "a token that is ruled out is none"
+
+
+def test_the_default_text_is_taken_where_the_original_is_run() -> None:
+    options = ExportOptions("a", Path("b"), precision="fp16")
+    assert _settled(options, None, heldout_path()).quality_text == heldout_path()
+    assert _settled(replace(options, verify=False), None, heldout_path()).quality_text is None
+    assert _settled(replace(options, precision="fp32"), None, heldout_path()).quality_text is None

@@ -1,0 +1,168 @@
+"""Models that contradict themselves are told so, and models that need a mask of ones, or have no experts, export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from partita.dtypes import PRECISIONS
+from partita.errors import ParityError, UnsupportedModelError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.pipeline import ExportOptions, export
+from partita.export.verify import self_check
+from partita.export.verify.known_answer import compute
+from partita.library.exporting import replay
+from partita.package.folder import Manifest
+from partita.package.records import Verification
+from tests.conftest import TinyCheckpoint
+from tests.export.breadth import recipes
+
+
+def options(folder: Path, out: Path) -> ExportOptions:
+    return ExportOptions(str(folder), out, max_length=64)
+
+
+@pytest.mark.heavy
+def test_generate_that_is_not_forward_is_told_by_experiment(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """roberta counts positions from its padding token in one, and from nought in the other."""
+    folder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
+    with pytest.raises(UnsupportedModelError, match="contradicts itself: generate") as caught:
+        export(options(folder, tmp_path / "out"), replay=replay)
+    assert "report this model" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def wrong(folder: Path, manifest: Manifest) -> Verification:
+        return Verification(status="unverified", detail="first difference in prefill")
+
+    with pytest.raises(ParityError, match="please report this model"):
+        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=wrong)
+
+
+@pytest.mark.heavy
+def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_path: Path) -> None:
+    """doge masks all keys but those that it holds for the best: which, float16 decides otherwise."""
+    folder = tmp_path / "doge"
+    folder.mkdir()
+    recipes.save(folder, "doge")
+    with pytest.raises(ParityError, match="DogeForCausalLM itself, run by torch in float16, differs") as caught:
+        export(replace(options(folder, tmp_path / "out"), precision="fp16"), replay=replay)
+    assert "report this model" not in str(caught.value) and "name another `precision`" in str(caught.value)
+
+
+def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1)))
+    answer = compute(checkpoint, 288, 64)
+    assert self_check.rounding(checkpoint, answer, PRECISIONS["fp16"], 0.03) is None
+    other = replace(answer, prefill_logits=answer.prefill_logits[:, ::-1].copy())
+    assert self_check.rounding(checkpoint, other, PRECISIONS["fp16"], 0.03) is not None
+    assert self_check.rounding(checkpoint, other, PRECISIONS["fp16"], 100.0) is None, "much further than the model"
+    for name in ("fp32", "bf16", "int4"):
+        assert self_check.rounding(checkpoint, other, PRECISIONS[name], 0.03) is None
+
+
+def test_later_tokens_that_change_earlier_logits_are_found(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """roberta as an encoder sees all tokens."""
+    decoder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
+    checkpoint = open_checkpoint(str(decoder))
+    answer = compute(checkpoint, 288, 64)
+
+    def encoder(*_: object) -> object:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(str(decoder), is_decoder=False, attn_implementation="eager")
+        return model.eval()
+
+    monkeypatch.setattr(self_check, "load", encoder)
+    told = self_check.disagreement(checkpoint, answer)
+    assert told is not None and "is not causal" in told
+
+
+def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    sound = tiny_checkpoint("llama", num_hidden_layers=1)
+    answer, broken = compute(open_checkpoint(str(sound)), 288, 64), own_copy(sound)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    told = self_check.disagreement(open_checkpoint(str(broken)), answer)
+    assert told is not None and told.startswith("LlamaForCausalLM itself computes logits that are not finite")
+
+
+@pytest.mark.parametrize("multi_query", [False, pytest.param(True, marks=pytest.mark.heavy)])
+def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
+    folder = tiny_checkpoint(
+        "falcon",
+        num_hidden_layers=1,
+        alibi=True,
+        hidden_size=80,
+        num_attention_heads=5,
+        multi_query=multi_query,
+        new_decoder_architecture=False,
+    )
+    summary = export(options(folder, tmp_path / "out"), replay=replay)
+    assert summary.manifest.verification.status == "verified"
+    assert "sdpa attention" in (summary.manifest.verification.reference or "")
+    assert any("eager attention of transformers gives other logits than sdpa" in note for note in summary.notes)
+    answer = load_file(tmp_path / "out" / "known_answer.safetensors")
+    once, twice = (_falcon_with_alibi(folder, answer["prompt"].tolist(), times) for times in (1, 2))
+    exported = answer["prefill_logits"][-1]
+    largest = np.abs(once).max()
+    assert np.abs(exported - once).max() < 1e-4 * largest and np.abs(exported - twice).max() > 1e-2 * largest
+
+
+def _falcon_with_alibi(folder: Path, prompt: list[int], times: int) -> npt.NDArray[np.float32]:
+    """The last logits [V] by the formula of falcon's authors, softmax((q k + bias) / sqrt(d)), with the position bias
+    added so many times.
+    """
+    import torch
+    from safetensors.torch import load_file as load_tensors
+    from torch.nn.functional import gelu, layer_norm, linear
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    config, weights = json.loads((folder / "config.json").read_text()), load_tensors(folder / "model.safetensors")
+    heads, count = config["num_attention_heads"], len(prompt)
+    width = config["hidden_size"] // heads
+    bias = times * build_alibi_tensor(torch.ones(1, count), heads, torch.float32).view(heads, 1, count)
+    later = torch.full((count, count), -1e30).triu(1)
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        scale, shift = weights[f"transformer.{name}.weight"], weights[f"transformer.{name}.bias"]
+        return layer_norm(x, (config["hidden_size"],), scale, shift, config["layer_norm_epsilon"])
+
+    x = weights["transformer.word_embeddings.weight"][torch.tensor(prompt)]
+    for layer in range(config["num_hidden_layers"]):
+        part, hidden = f"transformer.h.{layer}", norm(f"h.{layer}.input_layernorm", x)
+        fused = linear(hidden, weights[f"{part}.self_attention.query_key_value.weight"])
+        if config["multi_query"]:
+            q, k, v = fused.split([heads * width, width, width], dim=-1)
+            q, k, v = q.view(count, heads, width), k.view(count, 1, width), v.view(count, 1, width)
+        else:
+            q, k, v = fused.view(count, heads, 3, width).unbind(2)
+        q, k, v = (each.transpose(0, 1) for each in (q, k, v))
+        scores = (q @ k.transpose(1, 2) + bias) / width**0.5 + later
+        attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
+        attended = linear(attended, weights[f"{part}.self_attention.dense.weight"])
+        assert config["parallel_attn"]
+        up = gelu(linear(hidden, weights[f"{part}.mlp.dense_h_to_4h.weight"]))
+        x = x + attended + linear(up, weights[f"{part}.mlp.dense_4h_to_h.weight"])
+    head = weights.get("lm_head.weight", weights["transformer.word_embeddings.weight"])
+    return linear(norm("ln_f", x), head)[-1].numpy()
+
+
+@pytest.mark.heavy
+def test_dense_doge_has_no_experts_to_be_refused_over(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("doge", num_hidden_layers=1, is_moe=False, num_experts=16384)
+    assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"

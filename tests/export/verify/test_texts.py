@@ -1,0 +1,141 @@
+"""Texts that weights are rounded on and quality is measured on: what is of no use is refused by the option and file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.errors import UsageError
+from partita.export.checkpoint.description import Checkpoint, open_checkpoint
+from partita.export.checkpoint.tokenizer import probe_tokenizer
+from partita.export.quantise.rounding import calibration
+from partita.export.verify import quality, texts
+from partita.export.verify.texts import Text, Tokens, refuse_useless, tokens
+from tests.conftest import TinyCheckpoint
+
+Reads = Callable[[Path, Checkpoint], Text]
+READERS: dict[str, Reads] = {
+    "calibrate": lambda path, checkpoint: calibration.read_text(path, checkpoint, 64),
+    "quality_text": lambda path, checkpoint: quality.read_text(path, checkpoint, 300, 64, 1 << 20),
+}
+
+
+def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """An old gpt2 has vocab.json and merges.txt. Quality would be measured on random tokens."""
+    folder = shutil.copytree(tiny_checkpoint("gpt2", tokenizer=False), tmp_path / "gpt2")
+    (folder / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    found = tokens("abba", open_checkpoint(str(folder)), 288)
+    assert found is not None and found.ids == [3, 2, 1]
+    notes: list[str] = []
+    assert probe_tokenizer(folder, open_checkpoint(str(folder)).companions(), notes).loads and not notes
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_a_folder_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=rf"^`{option}={tmp_path}`: a folder; a text is read from a file"):
+        READERS[option](tmp_path, open_checkpoint(str(tiny_checkpoint("llama"))))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
+@pytest.mark.parametrize("option", READERS)
+def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    """It is read once, and a text more often; one that nobody writes into is waited for without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
+    writer.start()
+    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device, .* a text is read from a file"):
+        READERS[option](pipe, open_checkpoint(str(tiny_checkpoint("llama"))))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join()
+    os.close(reader)
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_an_empty_text_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    (path := tmp_path / "empty.txt").touch()
+    with pytest.raises(UsageError, match=rf"`{option}=.*empty\.txt`: too short: 0 tokens, and at least"):
+        READERS[option](path, open_checkpoint(str(tiny_checkpoint("llama"))))
+
+
+@pytest.fixture(scope="module")
+def words(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A checkpoint whose tokenizer knows two words, and has one token for all others."""
+    import shutil
+
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("words") / "checkpoint"
+    shutil.copytree(tiny_checkpoint("llama", tokenizer=False), folder)
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
+    return open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("drei vier " * 2000)
+    with pytest.raises(UsageError, match=rf"`{option}=.*`: the tokenizer does not know ([\d,]+) of its \1 tokens"):
+        READERS[option](path, words)
+    path.write_text("one two three " * 2000)
+    assert READERS[option](path, words).tokens > 256
+
+
+def test_a_first_token_that_the_model_does_not_have_is_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """As any other that a tokenizer has beyond the vocabulary of the model: its embedding has no such row."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    folder = shutil.copytree(tiny_checkpoint("llama", tokenizer=False), tmp_path / "begins")
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2, "<bos>": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 3)])
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<bos>").save_pretrained(folder)
+    checkpoint = open_checkpoint(str(folder))
+    assert tokens("one two", checkpoint, 4) == Tokens([3], [1, 2], 0)
+    assert tokens("one two", checkpoint, 3) == Tokens([], [1, 2], 0)
+
+
+def test_a_few_unknown_tokens_do_no_harm() -> None:
+    mixed = [0] * 128 + [1] * 128
+    refuse_useless(Tokens([], mixed, 0), 256, Path("text"), "calibrate")
+    refuse_useless(Tokens([], mixed), 256, Path("text"), "calibrate")
+    with pytest.raises(UsageError, match="does not know 129 of its 257 tokens"):
+        refuse_useless(Tokens([5], [*mixed, 0], 0), 256, Path("text"), "calibrate")
+
+
+def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpoint, tmp_path: Path) -> None:
+    """A tokenizer of proteins knows no word of the embedded text; random tokens stand for it then."""
+    path, said = tmp_path / "text.txt", list[str]()
+    path.write_text("drei vier " * 2000)
+    found = quality.read_text(path, words, 300, 64, 1 << 20, said.append, chosen=False)
+    assert found.name == quality.RANDOM and found.tokens > 256
+    assert ["has no tokens for it" in line for line in said] == [True]
+
+
+def test_of_a_large_text_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte would not fit in memory as tokens. It ends with a whole word, and is known by all its bytes."""
+    monkeypatch.setattr(texts, "MOST_BYTES", 101)
+    path = tmp_path / "text"
+    for whole in ("é word " * 40, "é" * 200, "short é"):
+        path.write_text(whole)
+        found, sha256 = texts.read(path, "calibrate")
+        assert whole.startswith(found) and (found == whole) == (len(whole.encode()) <= 101)
+        assert len(found.encode()) <= 101 and (" " not in whole or found == whole or whole[len(found)] == " ")
+        assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,76 @@
+"""Mixtures in 16 bits: where rounding alone sends a token to other experts, a twin in float32 proves the graph."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from partita.export.verify import wide_twin
+from partita.library.exporting import replay
+from partita.package.folder import KNOWN_ANSWER, Manifest, read_manifest, record_file
+from partita.providers.resolve import parse_chain
+from partita.runtime.verify import replay as verify
+from tests.conftest import Exported, TinyCheckpoint
+
+
+@pytest.fixture(scope="module")
+def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    """In float16 some of its tokens go to other experts: with random weights several are nearly equally good."""
+    return exported(tiny_checkpoint("olmoe", seed=4), precision="fp16")
+
+
+@pytest.mark.heavy
+def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
+    found = read_manifest(mixture).verification
+    assert found.status == "verified" and found.twin is None and found.proof == wide_twin.PROOF
+    assert 0 < found.rerouted < 16 and f"but for {found.rerouted} of 32 positions" in found.detail
+    again = verify.replay(mixture, parse_chain("cpu"), threads=1)
+    assert (again.status, again.rerouted) == ("verified", found.rerouted), "verify takes it as export did"
+    strict = verify.replay(mixture, parse_chain("cpu"), threads=1, tolerance=0.1)
+    assert strict.status == "unverified", "a tolerance that was asked for leaves nothing out"
+    assert not list(mixture.parent.glob("*twin*"))
+
+
+def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, tmp_path: Path) -> None:
+    """They are the fewer, so they would be left out if the twin did not have to agree at every one."""
+    folder = tmp_path / "package"
+    shutil.copytree(mixture, folder)
+    answer = load_file(folder / KNOWN_ANSWER)
+    answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
+    save_file(answer, folder / KNOWN_ANSWER)
+    manifest = unverified(folder)
+    assert wide_twin.settled(folder, manifest, replay).status == "unverified"
+    believed = read_manifest(mixture).verification
+    found = replay(folder, manifest.model_copy(update={"verification": believed}))
+    assert found.status == "verified" and found.rerouted > believed.rerouted
+
+
+def test_a_dense_model_that_differs_has_nothing_to_leave_out(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """Even where its twin agrees: no experts are chosen in it."""
+    folder = tmp_path / "package"
+    shutil.copytree(exported(tiny_checkpoint("llama"), precision="fp16"), folder)
+    manifest = unverified(folder)
+    right = replay(folder, manifest)
+    answer = load_file(folder / KNOWN_ANSWER)
+    answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
+    save_file(answer, folder / KNOWN_ANSWER)
+    manifest = unverified(folder)
+
+    def run(of: Path, its: Manifest):
+        return replay(of, its) if of == folder else right
+
+    assert right.status == "verified" and wide_twin.settled(folder, manifest, run).status == "unverified"
+
+
+def unverified(folder: Path) -> Manifest:
+    """The manifest of a package as it is while it is exported."""
+    manifest = read_manifest(folder)
+    files = tuple(record_file(folder, each.name) for each in manifest.files)
+    nothing = manifest.verification.model_copy(update={"status": "unverified", "twin": None, "proof": None})
+    return manifest.model_copy(update={"files": files, "verification": nothing})

@@ -1,0 +1,148 @@
+"""Weights arrive in the package bit for bit, whatever files they came from, and shared ones are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from partita.errors import ResourceError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.pipeline import ExportOptions, export
+from partita.export.weights import external_data as weights
+from partita.export.weights import sources as weight_sources
+from partita.export.weights.sources import checkpoint_weight
+from partita.package.folder import WEIGHTS
+from tests.conftest import TinyCheckpoint
+
+Copy = Callable[[Path], Path]
+
+
+def unverified(checkpoint: Path, out: Path, **options: object) -> ir.Model:
+    """Export without verification and load the graph with its weights."""
+    export(
+        ExportOptions(str(checkpoint), out, max_length=64, verify=False, **options),  # type: ignore[arg-type]
+        replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
+    )
+    return ir.load(out / "model.onnx")
+
+
+def array(model: ir.Model, name: str) -> np.ndarray:
+    tensor = model.graph.initializers[name].const_value
+    assert tensor is not None
+    return tensor.numpy()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_bits_survive(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, shards: int) -> None:
+    original = load_file(tiny_checkpoint("llama") / "model.safetensors")
+    model = unverified(tiny_checkpoint("llama", shards=shards), tmp_path / "out")
+    np.testing.assert_array_equal(array(model, "model.norm.weight"), original["model.norm.weight"].numpy())
+    name = "model.layers.1.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(array(model, f"{name}.transposed"), original[name].T.numpy())
+
+
+def test_bin_files_are_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    model = unverified(folder, tmp_path / "out")
+    name = "model.layers.0.mlp.down_proj.weight"
+    np.testing.assert_array_equal(array(model, f"{name}.transposed"), tensors[name].T.numpy())
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_casts_round_as_torch_does(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
+    folder = tiny_checkpoint("llama", dtype="bfloat16")
+    model = unverified(folder, tmp_path / "out", precision=precision)
+    name = "model.layers.0.mlp.up_proj.weight"
+    expected = load_file(folder / "model.safetensors")[name].T.to(dtype)
+    got = array(model, f"{name}.transposed")
+    np.testing.assert_array_equal(got.astype(np.float32), expected.float().numpy())
+
+
+def test_large_tensors_are_cut_into_slices(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
+    name = "model.layers.0.mlp.up_proj.weight"
+    for turned in (False, True):
+        made: Any = checkpoint_weight(checkpoint, name, ir.DataType.FLOAT)
+        lazy = made.permuted((1, 0)) if turned else made
+        whole = lazy.numpy()
+        monkeypatch.setattr(weight_sources, "SLICE_BYTES", 1000)
+        pieces = [piece for _, piece in lazy.source.pieces()]
+        assert len(pieces) > 10 and max(p.nbytes for p in pieces) <= 1000
+        np.testing.assert_array_equal(torch.cat(pieces).numpy(), whole)
+        monkeypatch.undo()
+
+
+def test_tied_weights_are_stored_once(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    tied, untied = tiny_checkpoint("llama", tied=True), tiny_checkpoint("llama", tied=False)
+    unverified(tied, tmp_path / "tied")
+    unverified(untied, tmp_path / "untied")
+    embedding = 288 * 64 * 4
+    sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("untied", "tied")]
+    assert abs(sizes[0] - sizes[1] - embedding) <= weights.ALIGNMENT
+
+
+def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    model = unverified(tiny_checkpoint("llama"), tmp_path / "out")
+    external = [
+        v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
+    ]
+    assert external
+    assert all(
+        t.offset is not None and t.offset % weights.ALIGNMENT == 0 for t in external if t.nbytes >= weights.ALIGNMENT
+    )
+
+
+def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp.head.weight"] = torch.zeros(2, 2)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    summary = export(
+        ExportOptions(str(folder), tmp_path / "out", max_length=64, verify=False),
+        replay=lambda *a: pytest.fail("no replay"),
+    )
+    assert summary.notes == ("left out, because the logits do not depend on it: mtp (1 tensor, 16 B)",)
+
+
+def test_a_full_disk_is_found_before_writing(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ResourceError, match="no space left: the package needs"):
+        unverified(tiny_checkpoint("llama"), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("no_bytecode")
+def test_a_disk_that_fills_up_while_writing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """A file size limit of the operating system stands in for the full disk: the write itself fails."""
+    import resource
+    import signal
+
+    old_limit, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old_limit[1]))
+    try:
+        with pytest.raises(ResourceError, match="no space left while writing"):
+            unverified(tiny_checkpoint("llama"), tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old_limit)
+        signal.signal(signal.SIGXFSZ, old_handler)
+    assert not list(tmp_path.iterdir())

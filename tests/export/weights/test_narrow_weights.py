@@ -1,0 +1,191 @@
+"""Matrices of 16 bits that are computed with in float32: what is stored, what is lost, and where it is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from safetensors import safe_open
+
+import partita
+from partita import cli
+from partita.dtypes import EXACT, PRECISIONS
+from partita.export.options import ExportOptions
+from partita.export.target import Target
+from partita.export.weights.narrow_weights import settled
+from partita.package.folder import read_manifest
+from partita.partition_reports.sections.arithmetic import section
+from partita.partition_reports.sections.model import Line
+from tests.conftest import Exported, TinyCheckpoint
+from tests.quantised_checkpoints import gptq, save_quantised
+
+
+def types_of(folder: Path) -> dict[str, int]:
+    """Element type of every weight that lies in the data file."""
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    return {each.name: each.data_type for each in proto.graph.initializer if each.external_data}
+
+
+def test_a_bf16_checkpoint_loses_nothing(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Half the size, the tolerance of float32, and the replay is of the package itself."""
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    narrow = exported(checkpoint, precision="bf16", activations="fp32")
+    manifest = read_manifest(narrow)
+    assert manifest.narrow is not None and manifest.narrow.rounded == 0 and manifest.narrow.weights >= 6
+    assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
+    assert manifest.verification.status == "verified" and manifest.verification.twin is None
+    assert manifest.graph.weight_bytes < 0.6 * 4 * manifest.source.parameters
+    assert {state.dtype for state in manifest.graph.states} == {"float32"}
+
+
+def test_the_file_has_the_very_bits_of_the_checkpoint(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    folder = exported(checkpoint, precision="bf16", activations="fp32")
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    (down,) = (each for each in proto.graph.initializer if "down_proj" in each.name)
+    place = {entry.key: entry.value for entry in down.external_data}
+    data = np.memmap(folder / place["location"], np.uint16, "r", int(place["offset"]), tuple(down.dims))
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        weight = file.get_tensor("model.layers.0.mlp.down_proj.weight")
+    assert down.data_type == TensorProto.BFLOAT16
+    assert np.array_equal(np.asarray(data).T, weight.view(torch.uint16).numpy())
+
+
+def test_rows_of_an_embedding_are_cast_and_not_all_of_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """And vectors stay float32."""
+    folder = exported(
+        tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1), precision="bf16", activations="fp32"
+    )
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    kinds = types_of(folder)
+    (look_up,) = (node for node in proto.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    assert kinds[look_up.input[0]] == TensorProto.BFLOAT16
+    assert any(node.op_type == "Cast" and node.input[0] == look_up.output[0] for node in proto.graph.node)
+    vectors = {each.name for each in proto.graph.initializer if len(each.dims) < 2}
+    assert not any(kind == TensorProto.BFLOAT16 for name, kind in kinds.items() if name in vectors)
+
+
+def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
+    manifest = read_manifest(folder)
+    assert manifest.narrow is not None and manifest.narrow.rounded == manifest.narrow.weights
+    assert manifest.verification.status == "verified" and "rounded weights" in str(manifest.verification.reference)
+    assert manifest.quality is not None and manifest.quality.kl_mean > 0
+
+
+def test_what_was_compared_with_the_model_as_it_is_keeps_its_tolerance(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """As a package of a Partita before, and where the model cannot be given the rounded weights."""
+    folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
+    manifest = read_manifest(folder)
+    assert manifest.narrow is not None and manifest.narrow.compared == "rounded"
+    assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
+    before = manifest.narrow.model_copy(update={"compared": "model"})
+    assert manifest.model_copy(update={"narrow": before}).tolerance == PRECISIONS["fp16"].tolerance
+
+
+def test_integers_whose_scales_have_the_type_are_rounded(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """What they stand for needs more bits than their scales."""
+    source = tiny_checkpoint("llama", dtype="float16", num_hidden_layers=1)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    checkpoint = save_quantised(source, tmp_path / "gptq", settings, gptq())
+    manifest = read_manifest(exported(checkpoint, precision="fp16", activations="fp32"))
+    assert manifest.narrow is not None and 0 < manifest.narrow.rounded < manifest.narrow.weights
+    assert manifest.verification.status == "verified" and manifest.tolerance == EXACT.tolerance
+
+
+@pytest.mark.heavy
+def test_a_mixture_chooses_the_experts_of_the_model_with_the_same_weights(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Rounding sends tokens to other experts: beside the model as it is, this one was off by 0.4."""
+    experts: dict[str, Any] = {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+        "moe_intermediate_size": 48,
+    }
+    folder = exported(tiny_checkpoint("qwen3_moe", **experts), precision="bf16", activations="fp32")
+    verification = read_manifest(folder).verification
+    assert verification.status == "verified" and verification.proof is None
+    assert max(step.max_rel_error for step in verification.steps) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("precision", "why"),
+    [("bf16", "cpu has no kernel for products in bfloat16"), ("fp16", "cpu casts what it multiplies in float16 (")],
+)
+def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, why: str
+) -> None:
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    checkpoint = tiny_checkpoint("llama", dtype=dtype, num_hidden_layers=1)
+    words = ["export", str(checkpoint), str(tmp_path / "out"), "--max-length", "64", "--precision", precision]
+    assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
+    out, err = capsys.readouterr()
+    assert why in err and f"--activations {precision}" in err
+    assert f"in {dtype}, as the checkpoint has them; computed in float32" in out and "narrow_weights" in out
+    assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
+
+
+def target(times: tuple[float, ...] | None, **more: Any) -> Target:
+    """A provider that takes such times for a product in float16 and one in float32."""
+    return Target("cpu", "", "gqa", "", times=None if times is None else lambda questions: times, **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "provider", "wide"),
+    [
+        (None, target((2.0, 1.0)), True),
+        (None, target((1.0, 1.0)), False),
+        (None, target((2.0, 1.0), by_default=True), False),
+        (None, target(None), False),
+        (None, None, False),
+        ("fp16", target((2.0, 1.0)), False),
+    ],
+)
+def test_float16_is_cast_for_a_target_that_was_named_and_multiplies_it_no_faster(
+    asked: str | None, provider: Target | None, wide: bool
+) -> None:
+    told: list[str] = []
+    options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)
+    assert (options.activations == "fp32", len(told)) == (wide, int(wide))
+
+
+@pytest.mark.parametrize(("precision", "activations"), [("fp32", "fp16"), ("fp16", "bf16"), ("bf16", "int8")])
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, precision: str, activations: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "nowhere", str(tmp_path / "out"), "--precision", precision, "--activations", activations]
+    assert cli.run(words) == 2
+    assert f"--activations {activations}: with --precision {precision} choose fp32" in capsys.readouterr().err
+
+
+def test_options_say_what_is_stored() -> None:
+    said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
+    assert (said.dtype, said.stored, said.twin) == ("float32", "bfloat16", None)
+    assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
+
+
+def test_a_report_says_that_they_are_computed_with_in_float32(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """As the nodes ran: the Casts of matrices are gone, that of looked up rows is not."""
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    report = partita.place(exported(checkpoint, precision="bf16", activations="fp32"), "cpu", runs=1, process="this")
+    decode = next(phase for phase in report.phases if phase.name == "decode")
+    products = [node for node in decode.nodes if node.matrix_type == "bfloat16" and node.op_type != "Gather"]
+    assert len(products) >= 5 and {node.element_type for node in products} == {"float32"}
+    assert [node.element_type for node in decode.nodes if node.op_type == "Gather" and node.matrix_type] == ["bfloat16"]
+    found = section(report)
+    assert found is not None
+    told = next(str(block.text) for block in found.blocks if isinstance(block, Line))
+    assert "no node in bfloat16" in told and f"({len(products)} of them with weights that the file has in bf" in told

@@ -1,0 +1,617 @@
+"""Requests that take turns in the rows of a batch: each gets what it would get alone, whatever comes beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.runtime.handmade as hand
+from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
+from partita.foreign.folder import AS_IT_IS
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine.base import BatchOptions, Chunk, Engine, ReportRequest
+from partita.library.engine.local import LocalEngine
+from partita.library.engine.requests import Piece, Ticket, Work
+from partita.library.engine.scheduler import RowRules, Scheduler
+from partita.library.engine.speculation import Speculation
+from partita.library.loading import open_engine
+from partita.library.sampling import Sampling
+from partita.options.groups import Process
+from partita.package.folder import read_manifest
+from partita.runtime.generate.choice.logprobs import IMPOSSIBLE, token_logprobs
+from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.text.tokens import load_text
+from partita.runtime.ort.binding import Binding
+from tests.drafts import always_draft, knowing
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+
+KEYS = ("key",)
+CPU = ChainOptions(provider="cpu", threads=1)
+PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Open a package on the CPU, in this process or in a child."""
+    engines: list[Engine] = []
+
+    def factory(folder: Path, *, child: bool = False, **options: Any) -> Any:
+        """An engine with an open batch; `options` are those of the batch."""
+        process: Process = "child" if child else "this"
+        target = read_chain_options(CPU)
+        engine = open_engine(folder, read_manifest(folder), CPU, target, AS_IT_IS, observe=False, process=process)
+        engines.append(engine)
+        engine.open(BatchOptions(**options))
+        return engine
+
+    yield factory
+    for engine in engines:
+        engine.close()
+
+
+class Words:
+    """A tokenizer whose tokens are numbers, each with a space behind it."""
+
+    def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Words:
+        found = Words()
+        found.stops, found.said = tuple(stops), ""
+        return found
+
+    stops: tuple[str, ...] = ()
+    said = ""
+    stopped = False
+
+    def push(self, token: int) -> str:
+        self.said += f"{token} "
+        self.stopped = any(f" {self.said}".endswith(f" {stop}") for stop in self.stops)
+        return "" if self.stopped else f"{token} "
+
+    def finish(self) -> str:
+        return ""
+
+
+def work(prompt: tuple[int, ...], count: int = 6, **options: Any) -> Work:
+    return Work(prompt, Sampling(temperature=0.0, max_new_tokens=count), **options)
+
+
+def run(scheduler: Engine) -> int:
+    """Step until there is nothing to do; how many steps that took."""
+    steps = 0
+    while scheduler.step():
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["any", "one", "pair"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("appends", [True, False], ids=["chunks", "chunks-at-the-beginning"])
+def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, shapes, batch, appends):
+    scheduler = opened(handmade(tmp_path / "p", batch=batch, states=states, shapes=shapes, appends=appends))
+    first = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[:4])]
+    assert (scheduler.slots, scheduler.running, scheduler.waiting) == (batch, 0, 4)
+    for _ in range(4):
+        assert scheduler.step()
+    late = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[4:])]
+    run(scheduler)
+    for n, ticket in enumerate([*first, *late]):
+        wanted = known_tokens(ticket.work.prompt, 3 + n % 4, states)
+        assert list(ticket.answer.tokens) == wanted and ticket.answer.finish_reason == "length"
+    assert (scheduler.running, scheduler.waiting) == (0, 0) and not scheduler.step()
+
+
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("child", [False, True], ids=["here", "in-a-child"])
+def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, batch, child):
+    """A system prompt: the first request reads it, in sight of those that wait, and the others copy it."""
+    steps: list[Any] = []
+    folder = handmade(tmp_path / "p", batch=batch, states=states)
+    scheduler = opened(folder, child=child)
+    system = tuple((7 * i + 3) % VOCAB for i in range(20))
+    prompts = [(*system, 9, 4, 33), (*system, 2), (*system, 7, 7, 1, 50), (*system, 60, 1), (*system, 9, 5)]
+    # The first and the last have one token more in common, which a recurrent state would keep for those two alone.
+    tickets = [scheduler.submit(work(prompt, 4), None, steps.append) for prompt in prompts]
+    run(scheduler)
+    assert [list(ticket.answer.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
+    copied = sum(sum(step.copied) for step in steps)
+    alone = 4 * len(system) - copied  # in a worker the first request may be read before the second one arrives
+    assert copied in (4 * len(system), 4 * len(system) + 1) or (child and alone == len(system))
+    read = sum(step.row_tokens for step in steps if step.phase == "prefill")
+    assert read <= len(system) + max(alone, 0) + sum(len(prompt) - len(system) + 4 for prompt in prompts)
+
+
+def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
+    """Twelve short requests beside a long one take no longer than the long one: nobody waits for a batch to end."""
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    long = scheduler.submit(work((5,), 36))
+    short = [scheduler.submit(work((n,), 2)) for n in range(12)]
+    while long.state != "over":
+        scheduler.step()
+    assert all(ticket.state == "over" for ticket in short)
+    assert [ticket.ended for ticket in short] == sorted(ticket.ended or 0 for ticket in short), (
+        "first come, first served"
+    )
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, child):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
+    heard: list[Piece] = []
+    asking = scheduler.submit(work(PROMPTS[0], 4, logprobs=3), lambda ticket, piece: heard.append(piece))
+    other = scheduler.submit(work(PROMPTS[1], 5))
+    run(scheduler)
+    wanted = known_tokens(PROMPTS[0], 4, KEYS)
+    assert [token for piece in heard for token in piece.tokens] == wanted == list(asking.answer.tokens)
+    assert [piece.finish_reason for piece in heard] == [None, None, None, "length"]
+    logits = known_logits([*PROMPTS[0], *wanted], KEYS).astype(np.float64)[len(PROMPTS[0]) - 1 : -1]
+    expected = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+    expected -= logits.max(1, keepdims=True)
+    told = [entry for piece in heard for entry in piece.logprobs]
+    assert [entry.token for entry in told] == wanted
+    for entry, row in zip(told, expected, strict=True):
+        assert entry.logprob == pytest.approx(row.max(), abs=1e-4)
+        assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
+        assert [value for _, value in entry.top] == pytest.approx(np.sort(row)[::-1][:3].tolist(), abs=1e-4)
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 5, KEYS)
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, states, child):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=states), child=child)
+    kept = scheduler.submit(work(PROMPTS[0], 5, stays=True))
+    run(scheduler)
+    first = known_tokens(PROMPTS[0], 5, states)
+    assert list(kept.answer.tokens) == first and (kept.row is not None) is (states == KEYS), "states would be spoilt"
+    others = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
+    run(scheduler)
+    assert [list(ticket.answer.tokens) for ticket in others] == [known_tokens(p, 4, states) for p in PROMPTS[1:4]]
+    scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=7))
+    run(scheduler)
+    text = [*PROMPTS[0], *first, 9, 4]
+    assert list(kept.answer.tokens) == known_tokens(text, 7, states) and kept.answer.prompt_tokens == 2
+    assert kept.history == (*text, *kept.answer.tokens)
+    assert scheduler.rewind(kept, 9) is (states == KEYS)
+    scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=3))
+    run(scheduler)
+    assert list(kept.answer.tokens) == known_tokens(text, 3, states)
+    scheduler.release(kept)
+    with pytest.raises(GenerationError, match="cannot continue"):
+        scheduler.extend(kept, (1,), Sampling(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["leaves", "stays"])
+def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL))
+    heard: list[Piece] = []
+    gone = scheduler.submit(work(PROMPTS[0], 20, stays=stays), lambda ticket, piece: heard.append(piece))
+    other = scheduler.submit(work(PROMPTS[1], 9))
+    waiting = scheduler.submit(work(PROMPTS[2], 3))
+    never = scheduler.submit(work(PROMPTS[3], 3))
+    while not gone.answer.tokens:
+        scheduler.step()
+    threading.Thread(target=gone.cancel).start()
+    never.cancel()
+    run(scheduler)
+    assert gone.answer.finish_reason == "interrupted" and heard[-1].finish_reason == "interrupted"
+    assert never.answer.finish_reason == "interrupted" and never.began is None
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 9, ALL)
+    assert list(waiting.answer.tokens) == known_tokens(PROMPTS[2], 3, ALL)
+    if stays:
+        text = gone.history
+        scheduler.extend(gone, (7, 3), Sampling(temperature=0.0, max_new_tokens=4))
+        run(scheduler)
+        assert list(gone.answer.tokens) == known_tokens([*text, 7, 3], 4, ALL)
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_path, opened, monkeypatch, child):
+    texts = [[*prompt, *known_tokens(prompt, count, ALL)] for prompt, count in zip(PROMPTS, (8, 4, 4, 4), strict=False)]
+    poison = next(token for token in range(1, VOCAB) if not any(token in text for text in texts))
+    poisoned = hand.EMBEDDING.copy()
+    poisoned[poison] = np.nan
+    monkeypatch.setattr(hand, "EMBEDDING", poisoned)
+    engine = scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL), child=child)
+    good = scheduler.submit(work(PROMPTS[0], 8))
+    bad = scheduler.submit(work((3, poison, 4), 8))
+    after = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
+    run(scheduler)
+    assert bad.answer.finish_reason == "error" and "not finite" in str(bad.error)
+    for ticket in (good, *after):
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, len(ticket.answer.tokens), ALL)
+        assert ticket.answer.finish_reason == "length"
+    if isinstance(engine, LocalEngine):
+        assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["next request", "next generation"])
+def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behind(tmp_path, opened, monkeypatch, whole):
+    """It may have taken in what is not finite, in a chunk in the middle of its prompt."""
+    poison = next(token for token in range(1, VOCAB) if token not in [*PROMPTS[0], *known_tokens(PROMPTS[0], 4, ALL)])
+    poisoned = hand.EMBEDDING.copy()
+    poisoned[poison] = np.nan
+    monkeypatch.setattr(hand, "EMBEDDING", poisoned)
+    engine = scheduler = opened(handmade(tmp_path / "p", states=ALL), prefill_chunk=2)
+    gone = scheduler.submit(work((3, poison, 4, 5, 6, 7), 4))
+    scheduler.step()
+    if whole:
+        gone.cancel()
+        engine.open(BatchOptions(2))
+    else:
+        gone.cancel()
+        run(scheduler)
+    after = scheduler.submit(work(PROMPTS[0], 4))
+    run(scheduler)
+    assert (after.error, list(after.answer.tokens)) == (None, known_tokens(PROMPTS[0], 4, ALL))
+    assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
+
+
+def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
+    ticket = scheduler.submit(work(PROMPTS[0], 4))
+    _interrupt_after(monkeypatch, Loop, "join")
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    run(scheduler)
+    assert list(ticket.answer.tokens) == known_tokens(PROMPTS[0], 4, KEYS)
+
+
+def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
+    ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
+    run(scheduler)
+    text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
+    _interrupt_after(monkeypatch, Loop, "extend")
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.extend(ticket, (7, 3), more)
+    scheduler.extend(ticket, (7, 3), more)
+    run(scheduler)
+    assert list(ticket.answer.tokens) == known_tokens([*text, 7, 3], 4, KEYS)
+
+
+def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
+    """Have the next call of a method end with Ctrl-C, after it has done its work."""
+    method = getattr(kind, name)
+
+    def pressed(*given: Any) -> None:
+        method(*given)
+        monkeypatch.setattr(kind, name, method)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, name, pressed)
+
+
+def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    tickets = [scheduler.submit(work(prompt, 5, stays=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
+    for _ in range(3):
+        scheduler.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Binding, "run", lambda *_: (_ for _ in ()).throw(ProviderError("the device is gone")))
+        scheduler.step()
+    assert [str(ticket.error) for ticket in tickets[:2]] == ["the device is gone"] * 2
+    run(scheduler)
+    for ticket in tickets[2:]:
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
+
+
+def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_path, opened):
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=True)
+    tickets = [engine.submit(work(prompt, 40 - len(prompt))) for prompt in PROMPTS[:4]]
+    os.kill(engine._worker.process.pid, signal.SIGSTOP)
+    engine._worker.process.kill()
+    run(engine)
+    for ticket in tickets:
+        assert isinstance(ticket.error, ProviderError) and ticket.answer.finish_reason == "error"
+        assert "CPUExecutionProvider: the worker process ended during generation: it was killed by SIGKILL" in str(
+            ticket.error
+        )
+    with pytest.raises(ProviderError, match="load the package again"):
+        engine.submit(work(PROMPTS[0]))
+
+
+def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    full = scheduler.submit(work(PROMPTS[5], LENGTH))
+    last = scheduler.submit(work(tuple(range(LENGTH - 1)), 4))
+    run(scheduler)
+    assert len(full.answer.tokens) == LENGTH - len(PROMPTS[5])
+    assert full.answer.finish_reason == last.answer.finish_reason == "cache_full" and len(last.answer.tokens) == 1
+
+
+def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    for prompt, match in (
+        ((), "empty"),
+        ((1,) * (LENGTH + 1), "the cache holds 48; "),
+        ((1,) * LENGTH, "48 tokens and the cache holds 48, which leaves no room for an answer; "),
+        ((VOCAB,), "vocabulary"),
+    ):
+        with pytest.raises(GenerationError, match=match):
+            scheduler.submit(work(prompt))
+    for options, match in (({"stop": ("x",)}, "no tokenizer"), ({"logprobs": -1}, "logprobs")):
+        with pytest.raises(UsageError, match=match):
+            scheduler.submit(work((1,), **options))
+    with pytest.raises(UsageError, match="top_p"):
+        scheduler.submit(Work((1,), Sampling(temperature=1.0, top_p=2.0, max_new_tokens=1)))
+    with pytest.raises(UsageError, match="max_new_tokens"):
+        scheduler.submit(work((1,), 0))
+    assert scheduler.waiting == 0
+    scheduler.close()
+    with pytest.raises(GenerationError, match="closed"):
+        scheduler.submit(work((1,)))
+
+
+def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
+    engine, text = opened(package), load_text(package)
+    scheduler = engine
+    engine.use_text(text)
+    prompt = tuple(text.encode("return the"))
+    whole = scheduler.submit(work(prompt, 12))
+    run(scheduler)
+    said = whole.answer.text
+    place = next(at for at in range(3, len(said) - 1) if said.index(said[at : at + 2]) == at)
+    stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],), stays=True))
+    run(scheduler)
+    assert stopped.answer.text == said[:place] and stopped.answer.finish_reason == "stop"
+    assert scheduler.running == 0 and not scheduler.step(), "its row is at rest"
+    history = stopped.history
+    assert len(history) < len(prompt) + 12
+    scheduler.extend(stopped, (5, 6), Sampling(temperature=0.0, max_new_tokens=5))
+    run(scheduler)
+    scheduler.release(stopped)
+    alone = scheduler.submit(work((*history, 5, 6), 5))
+    run(scheduler)
+    assert stopped.answer.tokens == alone.answer.tokens
+
+
+def _keep(pieces: list[Piece], ticket: Ticket, piece: Piece) -> None:
+    pieces.append(piece)
+
+
+def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any], list[Any], list[Any]]:
+    """What every request of PROMPTS is told in a batch that they join as others leave: text, tokens and why it ended,
+    and the tokens with their log-probabilities; and the steps of it.
+    """
+    steps: list[Any] = []
+    scheduler = engine
+    scheduler.use_text(Words())  # type: ignore[arg-type]
+    scheduler.open(BatchOptions(speculation=speculation))
+    pieces: list[list[Piece]] = [[] for _ in PROMPTS]
+    tickets = []
+    for number, prompt in enumerate(PROMPTS):
+        stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
+        asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
+        tickets.append(scheduler.submit(asked, partial(_keep, pieces[number]), steps.append))
+        scheduler.step()
+        if number == 3:
+            run(scheduler)
+    run(scheduler)
+    said = [(ticket.answer.text, ticket.answer.tokens, ticket.answer.finish_reason) for ticket in tickets]
+    return said, [[entry for piece in own for entry in piece.logprobs] for own in pieces], steps
+
+
+@pytest.mark.parametrize("fewer", [True, False], ids=["a row alone", "all rows"])
+def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypatch, fewer):
+    """Stop strings that end within what a step confirms, log-probabilities, requests that come and go."""
+    always_draft(monkeypatch)
+    knowing(monkeypatch, *((*prompt, *known_tokens(prompt, 30, KEYS)) for prompt in PROMPTS))
+    engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS, appends=not fewer, fewer=fewer))
+    plain, likely, _ = told_to_requests(engine, Speculation())
+    fast, still, steps = told_to_requests(engine, Speculation("ngram"))
+    assert fast == plain and {finish for _, _, finish in plain} == {"stop", "length"}
+    for one, other in zip(likely, still, strict=True):
+        assert [entry.token for entry in one] == [entry.token for entry in other]
+        np.testing.assert_allclose([e.logprob for e in one], [e.logprob for e in other], atol=1e-5)
+    assert 0 < sum(step.accepted for step in steps) < sum(step.drafted for step in steps)
+    beside = [step for step in steps if step.phase == "decode" and sum(map(bool, step.tokens)) > 1]
+    assert beside and any(step.drafted for step in beside) != fewer
+
+
+def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
+    assert not scheduler.wait(0.0)
+    tickets: list[Ticket] = []
+    threading.Timer(0.05, lambda: tickets.append(scheduler.submit(work((1, 2), 2)))).start()
+    assert scheduler.wait(30.0)
+    run(scheduler)
+    assert tickets[0].state == "over" and not scheduler.wait(0.0)
+    ticket = tickets[0]
+    assert ticket.began and ticket.first_token and ticket.ended
+    assert ticket.submitted <= ticket.began <= ticket.first_token <= ticket.ended
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypatch):
+    """Any number of steps: only the last ones are kept, and it says so."""
+    monkeypatch.setattr("partita.runtime.generate.record.recorder.KEPT_STEPS", 5)
+    scheduler = engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
+    with pytest.raises(ReportError, match="no request has been answered"):
+        engine.report(ReportRequest())
+    tickets = [scheduler.submit(work(prompt, 9)) for prompt in PROMPTS[:3]]
+    if child:  # it steps whether anybody waits or not
+        run(scheduler)
+    for _ in range(0 if child else 12):
+        scheduler.step()
+    report = engine.report(ReportRequest(finish_reason="stop", complete=False))
+    assert report.totals is not None and report.totals.prompt_tokens == sum(map(len, PROMPTS[:3]))
+    assert all(check.passed for check in report.checks)
+    assert any("3 requests took turns in the rows" in note for note in report.notes)
+    if not child:
+        assert any("of 12 steps" in note for note in report.notes)
+    run(scheduler)
+    for ticket in tickets:
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"
+
+
+@pytest.mark.parametrize("rereads_at", [None, 20])
+def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_to_each_other(
+    tmp_path, opened, rereads_at
+):
+    """Tokens of this graph are the length that the frequencies of their step were for. Those up to `rereads_at` are the
+    same ones.
+    """
+    engine = opened(handmade(tmp_path / "p", graph="rope", batch=3, rereads_at=rereads_at))
+    asked = [
+        work(tuple(range(1, size + 1)), count) for size, count in ((4, 3), (18, 8), (5, 6), (25, 4), (3, 2), (9, 9))
+    ]
+    alone = []
+    for one in asked:
+        alone.append(engine.submit(one))
+        run(engine)
+    scheduler = engine
+    together = [scheduler.submit(one) for one in asked]
+    run(scheduler)
+    least = 0 if rereads_at is None else rereads_at
+    seen = [[[max(token, least) for token in one.answer.tokens] for one in each] for each in (alone, together)]
+    assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
+
+
+class Rows(Scheduler):
+    """A scheduler whose batch notes who joins."""
+
+    def __init__(self, folder: Path, **rules: Any) -> None:
+        super().__init__(read_manifest(handmade(folder, batch=2, states=KEYS)), RowRules(2, keep_cache=False, **rules))
+        self.joined: list[int] = []
+
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Any:
+        return self
+
+    def join(self, request: Request) -> int:
+        self.joined.append(len(request.prompt))
+        return len(self.joined) - 1
+
+    def _share(self) -> None:
+        pass
+
+    def _chunk(self, longest: int | None) -> Chunk:
+        return Chunk(8, is_fixed=True)
+
+
+def test_a_request_that_would_outgrow_a_length_waits_until_it_is_alone(tmp_path):
+    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
+    for size, count in ((10, 8), (12, 4), (10, 30)):
+        scheduler.submit(work((1,) * size, count))
+    assert scheduler._admit() == 2 and engine.joined == [10, 12]
+
+
+def test_an_answer_is_as_long_at_its_end_as_it_was_to_be_at_its_beginning(tmp_path):
+    """The tokens that it has by then are not counted twice."""
+    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
+    first = scheduler.submit(work((1,) * 8, 12))
+    scheduler._admit()
+    first.completion.tokens += [3] * 6
+    scheduler.submit(work((1,) * 4, 4))
+    assert scheduler._admit() == 1 and engine.joined == [8, 4]
+
+
+class Odd:
+    """Text of tokens, of which that after one prompt has none from its third token on."""
+
+    def __init__(self, prompt: tuple[int, ...], error: Exception, left: int = 10**6) -> None:
+        self.prompt, self.error, self.left = prompt, error, left
+
+    def stream(self, before: Any, stop: Any, stop_ids: Any) -> Odd:
+        return Odd(self.prompt, self.error, 2) if before == self.prompt else self
+
+    stopped = False
+
+    def push(self, token: int) -> str:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return f"{token} "
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("error", [GenerationError("no such token"), ValueError("a bug")])
+def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
+    """The other row gets its tokens of the very step."""
+    other = known_tokens(PROMPTS[2], 6, KEYS)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler.use_text(Odd(PROMPTS[1], error))
+    heard: dict[int, list[str]] = {}
+    tickets = [
+        scheduler.submit(work(prompt), lambda ticket, piece: heard.setdefault(ticket.number, []).append(piece.text))
+        for prompt in PROMPTS[1:3]
+    ]
+    run(scheduler)
+    assert "".join(heard[tickets[1].number]).split() == [str(token) for token in other]
+    assert tickets[0].answer.finish_reason == "error" and isinstance(tickets[0].error, GenerationError)
+    again = scheduler.submit(work(PROMPTS[2]))
+    run(scheduler)
+    assert list(again.answer.tokens) == other, "its row is free"
+
+
+def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    heard: list[int] = []
+
+    def fails(ticket: Ticket, piece: Piece) -> None:
+        if piece.finish_reason is None:
+            raise ValueError("no room")
+
+    failing = scheduler.submit(work(PROMPTS[1], 30), fails)
+    other = scheduler.submit(work(PROMPTS[2]), lambda ticket, piece: heard.extend(piece.tokens))
+    with pytest.raises(ValueError, match="no room"):
+        run(scheduler)
+    run(scheduler)
+    assert heard == list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
+    assert failing.answer.finish_reason == "interrupted" and scheduler.running == 0
+
+
+def test_a_listener_that_fails_always_is_told_of_once(tmp_path, opened):
+    """Its last piece comes in a later step, which is of the others."""
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+
+    def fails(ticket: Ticket, piece: Piece) -> None:
+        raise ValueError("no room")
+
+    scheduler.submit(work(PROMPTS[1], 30), fails)
+    with pytest.raises(ValueError, match="no room"):
+        run(scheduler)
+    other = scheduler.submit(work(PROMPTS[2]))
+    run(scheduler)
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
+
+
+def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
+    logits = np.array([1.0, -np.inf, 0.5, -np.inf], np.float32)
+    told = token_logprobs(logits, 1, 4)
+    assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
+    assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
+
+
+def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    beside = scheduler.submit(work(PROMPTS[1], 8))
+    scheduler.step()
+    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
+    damaged = scheduler.submit(work(PROMPTS[0], 3))
+    run(scheduler)
+    assert damaged.answer.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
+    assert list(beside.answer.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
+
+
+def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    ticket = scheduler.submit(work(PROMPTS[0], 3))
+    with pytest.raises(MemoryError):
+        scheduler.step()
+    assert ticket.state == "over" and "MemoryError: no room" in str(ticket.error)
+    assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"

@@ -1,0 +1,201 @@
+"""Speculation as programs ask for it: the same tokens, figures, and what it is refused for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita.library.engine.speculation import differing
+from partita.partition_reports.sections.report import sections
+from partita.runtime.generate.runner import load_runner
+from tests.drafts import always_draft, knowing
+from tests.runtime.handmade import ALL, handmade, known_tokens
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
+N = 40
+DRAWN: dict[str, Any] = {"temperature": 5.0, "seed": 3}
+"""Draws of nearly any token: such a text repeats nothing of its own."""
+
+
+def answered(model: partita.Model, **options: object) -> partita.Generation:
+    return model.generate(PROMPT, max_new_tokens=N, stop_token_ids=(), **options).run()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Always draft, so that what is tested does not depend on how fast this machine is."""
+    always_draft(monkeypatch)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "seed": 4}], ids=["greedy", "drawn"])
+def test_draft_tokens_change_the_number_of_steps_and_no_token(package: Path, options: dict[str, float]) -> None:
+    with partita.load(package, "cpu", observe=False) as model:
+        plain = answered(model, **options)
+        for how in ({"speculate": "ngram"}, {"draft": package}, {"draft": str(package)}):
+            fast = answered(model, **options, **how)
+            assert fast.tokens == plain.tokens and fast.text == plain.text
+            assert fast.speculation is not None
+            assert fast.speculation.drafted > 0 or (options and "speculate" in how), "drawn text repeats little"
+            assert len(fast.steps) == len(plain.steps) - fast.speculation.accepted
+            if "draft" in how and not options:
+                assert fast.speculation.acceptance_rate == 1 and (fast.speculation.tokens_per_step or 0) > 1.5
+    assert plain.speculation is None
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_report_says_what_draft_tokens_have_come_to(package: Path) -> None:
+    with partita.load(package, "cpu") as model:
+        answered(model, draft=package)
+        told = model.report().speculation
+        assert told is not None and (told.kind, told.draft) == ("draft", package.name)
+        assert told.accepted == told.drafted and sum(entry.steps for entry in told.widths) == told.steps
+        assert sum(entry.tokens for entry in told.widths) == told.tokens == N - 1 - 4, "four steps were profiled"
+        found = {part.key: part for part in sections(model.report())}["speculation"]
+        assert "accepted (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
+        answered(model)
+        assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_report_of_rows_with_draft_tokens_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a step each row gets as many tokens as its own draft_tokens were right."""
+    prompts = [[*PROMPT, 9], PROMPT[2:]]
+    knowing(monkeypatch, *([*prompt, *known_tokens(prompt, 30, ("key",))] for prompt in prompts))
+    folder = handmade(tmp_path / "package", batch=2, states=("key",))
+    with partita.load(folder, "cpu") as model:
+        told = model.generate(prompts, max_new_tokens=30, stop_token_ids=(), speculate="ngram").run().speculation
+        assert told is not None and 0 < told.accepted < told.drafted
+        assert [check for check in model.report().checks if not check.passed] == []
+
+
+def test_threads_of_a_draft_do_not_spin_on_beside_those_of_its_package(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Mapping[str, Mapping[str, str]]] = []
+
+    def load(*args: Any, **options: Any) -> Any:
+        given.append(options["options"])
+        return load_runner(*args, **options)
+
+    monkeypatch.setattr("partita.library.engine.local.load_runner", load)
+    with partita.load(package, "cpu", threads=1, provider_options={"cpu": {"huge_pages": "0"}}) as model:
+        answered(model, draft=package)
+    assert given == [{"cpu": {"huge_pages": "0"}}, {"cpu": {"spinning_after": "0", "huge_pages": "0"}}]
+
+
+def test_a_package_in_a_process_of_its_own_draft_tokens_as_well(package: Path) -> None:
+    with partita.load(package, "cpu", process="child", observe=False) as model:
+        plain, fast = answered(model), answered(model, speculate="ngram")
+        assert fast.tokens == plain.tokens
+        assert fast.speculation is not None and fast.speculation.steps == len(fast.steps) - 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_draft_tokens_do_not_come_from_other_completions(package: Path) -> None:
+    """Else the speed of a request would tell one user what another has asked."""
+    with partita.load(package, "cpu", observe=False) as model:
+        first, again = (answered(model, **DRAWN, speculate="ngram").speculation for _ in range(2))
+    assert first is not None and again is not None and again.accepted == first.accepted
+
+
+def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:
+    other = own_copy(package)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["added_tokens"][2]["content"] = "<over>"
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with partita.load(package, "cpu", observe=False) as model:
+        for options, says in (
+            ({"speculate": "tree"}, "`speculate=tree`: the only value is ngram"),
+            ({"speculate": "ngram", "draft": package}, "give only one of them"),
+            ({"draft": other}, r"token id 2 is '<over>' in .* and '<eos>' here; a draft needs the same tokenizer"),
+        ):
+            with pytest.raises(partita.ArgumentError, match=says):
+                answered(model, **options)
+        with pytest.raises(partita.PackageError, match="nowhere"):
+            answered(model, draft=package / "nowhere")
+    says = "works at batch size 1, and .* has 2"
+    with partita.load(pair, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
+        model.generate([PROMPT, PROMPT], draft=package)
+
+
+def test_rows_that_take_one_token_each_and_none_alone_are_refused_by_name(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package", batch=2, states=("key",), appends=False)
+    says = "at batch size 2 its attention takes one token at a time"
+    with partita.load(folder, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
+        model.generate([PROMPT, PROMPT], speculate="ngram")
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_row_that_goes_on_alone_has_draft_tokens_in_a_batch_whose_rows_take_one_token_each(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gqa`: the CPU's default."""
+    prompts = [PROMPT, PROMPT[2:]]
+    with partita.load(pair, "cpu", observe=False) as model:
+        whole = [
+            model.generate([prompt] * 2, max_new_tokens=N, stop_token_ids=()).run().tokens[0] for prompt in prompts
+        ]
+        stops = [whole[1][5]]
+        knowing(monkeypatch, *([*prompt, *tokens] for prompt, tokens in zip(prompts, whole, strict=True)))
+        plain = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops).run()
+        fast = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops, speculate="ngram").run()
+    assert fast.tokens == plain.tokens and {len(tokens) for tokens in plain.tokens} != {N}
+    told = fast.speculation
+    assert told is not None and 0 < told.accepted < told.drafted
+    assert len(fast.steps) == len(plain.steps) - told.accepted
+    assert all(step.row_tokens == 2 for step in fast.steps[1:4]), "no draft tokens beside others"
+
+
+def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package", states=ALL)
+    with partita.load(folder, "cpu", observe=False) as model:
+        with pytest.raises(partita.ArgumentError, match=r"conv and recurrent states \(past\.") as caught:
+            answered(model, speculate="ngram")
+        assert "cannot verify draft tokens" in str(caught.value)
+        assert len(answered(model).tokens[0]) > 1, "and the model goes on without"
+
+
+BPE = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+UNIGRAM = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+OTHER = {"model": {"vocab": {"a": 0, "c": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+MORE = {
+    "model": {"vocab": {"a": 0, "b": 1}},
+    "added_tokens": [{"id": 2, "content": "<eos>"}, {"id": 3, "content": "<x>"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        (BPE, BPE, None),
+        (BPE, UNIGRAM, None),
+        (BPE, OTHER, "token id 1 is 'c' in {other} and 'b' here"),
+        (BPE, MORE, "token id 3 is '<x>' in {other} and nothing here"),
+        (BPE, {"model": 3}, "12 tokens in {other} and 10 here"),
+        (None, None, "12 tokens in {other} and 10 here"),
+    ],
+)
+def test_vocabularies_are_compared_token_by_token(tmp_path: Path, one: Any, other: Any, says: str | None) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, content in zip(folders, (one, other), strict=True):
+        folder.mkdir()
+        if content is not None:
+            (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    found = differing((folders[0], 10), (folders[1], 12))
+    assert found == (None if says is None else says.format(other=folders[1]))
+
+
+def test_tokenizers_in_other_files_are_compared_as_they_are(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "tokenizer.model").write_bytes(b"pieces")
+    assert differing((folders[0], 10), (folders[1], 12)) is None, "the number of logits is often padded"
+    (folders[1] / "tokenizer.model").write_bytes(b"others")
+    assert differing((folders[0], 10), (folders[1], 10)) == "their files tokenizer.model differ"

@@ -1,0 +1,203 @@
+"""Pins: the nodes they match, refused ones, and that ONNX Runtime's real plan follows them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from onnx import ModelProto, parser
+
+from partita.errors import ProviderError, UsageError
+from partita.observations.facts import AssignedNode
+from partita.providers.resolve import parse_chain, resolve
+from partita.runtime.chain import pins
+from partita.runtime.chain.open_chain import open_session
+from partita.runtime.chain.pins import Marks, Pin, check_pins, marked_model, parse_pins
+from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.session import Opening
+from tests.conftest import require_dry_run
+
+CHAIN = parse_chain("cuda,cpu")
+CUDA, CPU = CHAIN
+ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("pin", "module", "covered"),
+    [
+        ("lm_head", "lm_head", True),
+        ("layers.0-11", "model.layers.11.mlp.up_proj", True),
+        ("layers.0-11", "model.layers.12.mlp.up_proj", False),
+        ("layers.1", "model.layers.11", False),
+        ("layers.1.mlp", "model.layers.1.mlp", True),
+        ("mlp", "model.layers.7.mlp.gate_proj", True),
+        ("model.layers.3", "model.layers.3", True),
+        ("layers.0-1.self_attn", "model.layers.1.mlp", False),
+        ("head", "lm_head", False),
+    ],
+)
+def test_a_pin_matches_whole_parts_of_a_module_path(pin, module, covered):
+    assert Pin(CPU, pin).covers(module) is covered
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["cpu"], "write PROVIDER:MODULE"),
+        ([":lm_head"], "write PROVIDER:MODULE"),
+        (["cpu:layers..mlp"], "write PROVIDER:MODULE"),
+        (["webgpu:lm_head"], r"webgpu is not in the provider chain \(cuda, cpu\)"),
+        (["cpu:layers.4-2"], "the range 4-2 runs backwards"),
+        (["cpu:lm_head", "cuda:lm_head"], "lm_head is pinned to cpu already"),
+    ],
+)
+def test_invalid_pins_are_usage_errors(texts, message):
+    with pytest.raises(UsageError, match=message):
+        parse_pins(texts, CHAIN)
+
+
+def test_modules_may_have_slashes_and_providers_any_of_their_names():
+    texts = ["CPUExecutionProvider:lm_head", " cuda : layers.0 ", "cpu:/layers.1/mlp"]
+    assert [pin.text for pin in parse_pins(texts, CHAIN)] == ["cpu:lm_head", "cuda:layers.0", "cpu:layers.1.mlp"]
+
+
+def model(text: str) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+
+
+def test_pins_that_match_no_node_or_one_node_twice_are_refused(tiny_package):
+    package = tiny_package() / "model.onnx"
+    with pytest.raises(UsageError, match=r"cpu:lm_hed\W+no module .* some that exist: lm_head"):
+        marked_model(package, [Pin(CPU, "lm_hed")])
+    with pytest.raises(UsageError, match=r"cpu:layers\.0\W+and .*cuda:mlp\W+both claim model\.layers\.0\.mlp"):
+        marked_model(package, [Pin(CPU, "layers.0"), Pin(CUDA, "mlp")])
+    bare = model("g (float[2] x) => (float[2] y) { [a] y = Relu(x) }").SerializeToString()
+    with pytest.raises(UsageError, match=r"cpu:a\W+a pin matches module paths .* and this file has neither"):
+        marked_model(bare, [Pin(CPU, "a")])
+    nested = [Pin(CPU, "layers.0"), Pin(CPU, "layers.0.mlp")]
+    for given in (nested, nested[::-1]):
+        _, marks = marked_model(package, given)
+        assert marks.pins and all(pin in nested for pin in marks.pins.values())
+
+
+def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch):
+    class Old:
+        version = "1.26.4"
+
+    monkeypatch.setattr(pins, "ort_build", Old)
+    with pytest.raises(ProviderError, match=r"needs ONNX Runtime 1\.27 or newer; 1\.26\.4 would ignore it"):
+        pins.pinned_opening(Path("model.onnx"), Opening(), [ON_CPU])
+
+
+class Placed:
+    """A session that has these nodes on these providers, and `unlisted` ones in its plan only."""
+
+    def __init__(self, nodes: dict[str, str], unlisted: tuple[str, ...] = ()) -> None:
+        self.nodes, self.plan = nodes, (unlisted,)
+
+    def assigned(self):
+        names = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+        return tuple(AssignedNode(name, "MatMul", "", names[ep], 0) for name, ep in self.nodes.items())
+
+
+def check(session: Placed, pin: Pin, *nodes: str, others: Collection[str] = ()) -> dict[str, str]:
+    return check_pins(session, Marks(dict.fromkeys(nodes, pin), frozenset(others)))  # type: ignore[arg-type]
+
+
+HEAD, UP, ACT = "lm_head/MatMul", "up/MatMul", "act/Sigmoid"
+FUSED = f"{UP}/MatMulAddFusion"
+"""ONNX Runtime 1.31 lists and runs this alone of a MatMul and an Add."""
+
+
+@pytest.mark.parametrize(
+    ("session", "pin", "nodes", "pinned"),
+    [
+        (Placed({HEAD: "cuda", "model/Cast": "cpu"}), ON_CUDA, [HEAD], [HEAD]),
+        (Placed({}, unlisted=(HEAD,)), ON_CUDA, [HEAD], [HEAD]),
+        (Placed({FUSED: "cpu"}), ON_CPU, [UP, "up/Add"], [FUSED, UP]),
+        (Placed({}, unlisted=(FUSED,)), ON_CUDA, [UP, "up/Add"], [FUSED, UP]),
+        (Placed({ACT: "cpu"}, unlisted=(f"{ACT}/QuickGeluFusion/",)), ON_CPU, [ACT], [ACT]),
+        (Placed({f"{UP}/First": "cpu"}, unlisted=(f"{UP}/First/Second",)), ON_CPU, [UP], [f"{UP}/First", UP]),
+    ],
+    ids=["listed", "not listed", "fused", "fused and not listed", "fused later", "fused twice"],
+)
+def test_a_pin_holds_for_its_nodes_and_for_nodes_fused_from_them(session, pin, nodes, pinned):
+    assert check(session, pin, *nodes) == dict.fromkeys(pinned, pin.text)
+
+
+@pytest.mark.parametrize(
+    ("session", "nodes", "others", "message"),
+    [
+        (Placed({HEAD: "cuda", "model/Cast": "cpu"}), [HEAD], [], "does not hold: 1 of 1 nodes .*: lm_head/MatMul"),
+        (Placed({HEAD: "cuda"}), ["gone/MatMul"], [], "none of its nodes is in the plan"),
+        (Placed({}, unlisted=(HEAD,)), [HEAD], [], "does not hold"),
+        (Placed({FUSED: "cuda"}), [UP, "up/Add"], [], f"1 of 1 nodes are elsewhere: {FUSED}"),
+        # Nodes of the file and of subgraphs are not fused from the pinned node, whatever their names.
+        (
+            Placed({"fc/MatMul/Read": "cuda", "fc/MatMul/then/MatMul/F": "cuda"}),
+            ["fc/MatMul"],
+            ["fc/MatMul/Read", "fc/MatMul/then/MatMul"],
+            "none of its nodes is in the plan",
+        ),
+    ],
+    ids=["other provider", "gone", "not listed", "fused", "other nodes"],
+)
+def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes(session, nodes, others, message):
+    with pytest.raises(ProviderError, match=message):
+        check(session, ON_CPU, *nodes, others=others)
+
+
+def test_a_module_that_is_one_layer_with_a_bias_can_be_pinned(tmp_path):
+    """In ONNX Runtime's own list and plan, with subgraphs in the file."""
+    made = model("""g (float[2,4,4] x, bool c) => (float[2,4,4] y)
+    <float[4,4] w = {1,1,1,1, 1,1,1,1, 1,1,1,1, 1,1,1,1}, float[4] b = {1,1,1,1}> {
+      m = MatMul(x, w)
+      a = Add(m, b)
+      y = If(c) <then_branch = t () => (float[2,4,4] ty) { ty = Neg(a) },
+                 else_branch = e () => (float[2,4,4] ey) { ey = Neg(a) }>
+    }""")
+    for node, name in zip(made.graph.node, ("enc/up/MatMul", "enc/up/Add", "enc/pick/If"), strict=True):
+        node.name = name
+    for attribute in made.graph.node[2].attribute:
+        attribute.g.node[0].name = "enc/up/MatMul/Neg"
+    path = tmp_path / "layer.onnx"
+    path.write_bytes(made.SerializeToString())
+    chain = resolve(parse_chain("cpu"), available_ort_names())
+    with closing(open_session(path, chain, threads=1, observe=True, pins=[Pin(CPU, "enc.up")])) as session:
+        assert set(session.pins.values()) == {"cpu:enc.up"}
+        listed = {each.name for each in session.assigned() or ()}
+        fused = [name for name in session.pins if name not in ("enc/up/MatMul", "enc/up/Add")]
+        assert fused and set(fused) <= listed
+        assert "enc/up/MatMul/Neg" not in session.pins
+
+
+def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
+    names = available_ort_names()
+    if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():
+        pytest.skip("needs an ONNX Runtime with CUDA on a machine without")
+    with pytest.raises(ProviderError, match=r"cuda:lm_head\W+ cuda: library_missing: lib"):
+        open_session(tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[ON_CUDA])
+
+
+def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):
+    """The CUDA provider over stub libraries: lm_head would go to CUDA, and is pinned to the CPU."""
+    require_dry_run()
+    package = tiny_package(precision="fp16")
+
+    def cpu_nodes(*options: str) -> set[str]:
+        report = tmp_path / "report.json"
+        command = [sys.executable, "-m", "partita", "place", str(package), "--provider", "cuda,cpu", "--dry-run"]
+        done = subprocess.run(
+            [*command, "--report", str(report), *options], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        decode = json.loads(report.read_text())["phases"][-1]
+        return {node["name"] for node in decode["nodes"] if node["provider"] == "CPUExecutionProvider"}
+
+    assert not any(name.startswith("lm_head") for name in cpu_nodes())
+    assert any(name.startswith("lm_head") for name in cpu_nodes("--pin", "cpu:lm_head"))

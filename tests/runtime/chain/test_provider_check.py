@@ -1,0 +1,293 @@
+"""Trying a provider in a child process: real providers, and children that crash, hang, exit and babble."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.providers.generic import parse_libraries, split_libraries
+from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
+from partita.remedies import Remedy
+from partita.runtime.chain import provider_check
+from partita.runtime.chain.provider_check import (
+    ANSWER,
+    FEED,
+    PROBE_MODEL,
+    STAGES,
+    Check,
+    Examined,
+    best_chain,
+    candidates,
+    check,
+    examine,
+    judge,
+    request_of,
+)
+from partita.runtime.ort.registry import available_ort_names
+from tests.conftest import require
+
+CRASHES = {
+    "abort": (
+        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
+        '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }',
+        ["killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"],
+    ),
+    "exit": (
+        "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
+        ["ended with exit code 7 while loading the provider's library, without any output"],
+    ),
+}
+
+
+def compiled(folder: Path, source: str) -> Path:
+    """A shared library made of `source`."""
+    require("a C compiler", shutil.which("cc") is not None)
+    (folder / "it.c").write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
+    return folder / "libit.so"
+
+
+def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
+    """What becomes of a plugin library."""
+    (provider,) = parse_libraries(split_libraries([f"mine={path}"]), all_names())
+    (found,) = check(resolve((provider,), ()), timeout_seconds=timeout_seconds)
+    return found
+
+
+def no_nvidia_driver() -> bool:
+    return not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None
+
+
+def test_the_probe_model_is_what_it_says():
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load_model_from_string(PROBE_MODEL)
+    onnx.checker.check_model(model)
+    (node,) = model.graph.node
+    weights = numpy_helper.to_array(model.graph.initializer[0])
+    assert (node.op_type, list(node.input), model.opset_import[0].version) == ("MatMul", ["x", "w"], 13)
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="probe")],
+        "probe",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 2])],
+        [helper.make_tensor("w", onnx.TensorProto.FLOAT, [2, 2], weights.tobytes(), raw=True)],
+    )
+    again = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
+    assert again.SerializeToString() == PROBE_MODEL
+    for kind in (np.float32, np.float16):
+        assert (np.array(FEED, kind) @ weights.astype(kind)).tolist() == [list(row) for row in ANSWER]
+
+
+def test_the_cpu_is_usable_and_lists_its_device():
+    (found,) = check(resolve(parse_chain("cpu"), available_ort_names()))
+    assert found.usable
+    assert (found.library_loads, found.device_found, found.resolution.reason) == (True, True, None)
+    assert found.seconds is not None
+
+
+@pytest.mark.parametrize(("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")])
+def test_a_provider_without_its_libraries_says_which_one_is_missing(name, library):
+    provider = known_providers()[name]
+    require("onnxruntime-gpu", provider.ort_name in available_ort_names())
+    require("a machine without an NVIDIA driver", no_nvidia_driver())
+    (found,) = check(resolve((provider,), available_ort_names()))
+    assert not found.usable
+    assert found.resolution.reason == "library_missing"
+    assert found.resolution.evidence == f"{library}: cannot open shared object file: No such file or directory"
+    assert "onnxruntime-gpu[cuda,cudnn]" in str(found.resolution.remedy)
+    assert (found.library_loads, found.device_found) == (False, None)
+
+
+@pytest.mark.parametrize("kind", CRASHES)
+def test_a_library_that_ends_its_process_is_a_finding(kind, tmp_path):
+    source, says = CRASHES[kind]
+    found = try_library(compiled(tmp_path, source))
+    assert found.resolution.reason == "initialisation_failed"
+    for text in says:
+        assert text in (found.resolution.evidence or "")
+    assert (found.resolution.evidence or "").isprintable()
+    assert found.resolution.remedy
+
+
+def test_a_library_that_is_no_plugin_or_lacks_a_library_is_explained_in_the_loaders_words(tmp_path):
+    needed = compiled(tmp_path, "int needed(void) { return 0; }")
+    needed = needed.rename(tmp_path / "libneeded_by_it.so")
+    (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n")
+    command = ["cc", "-shared", "-fPIC", "-o", "libuser.so", "user.c", "-L.", "-lneeded_by_it"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    needed.unlink()
+    none = try_library(compiled(tmp_path, "int nothing(void) { return 0; }"))
+    assert none.resolution.reason == "version_mismatch" and none.library_loads is False
+    assert "undefined symbol: CreateEpFactories" in (none.resolution.evidence or "")
+    found = try_library(tmp_path / "libuser.so")
+    assert found.resolution.reason == "library_missing"
+    assert (found.resolution.evidence or "").startswith("libneeded_by_it.so: cannot open shared object file")
+
+
+def test_a_library_that_hangs_is_a_finding_and_is_killed_with_what_it_started(tmp_path):
+    source = (
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)"
+        f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
+        " for (;;) pause(); } for (;;) pause(); }"
+    )
+    found = try_library(compiled(tmp_path, source), timeout_seconds=4.0)
+    assert found.resolution.reason == "initialisation_failed"
+    assert "no answer within 4 s while loading the provider's library" in (found.resolution.evidence or "")
+    assert_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):
+    library = compiled(
+        tmp_path,
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void)"
+        f'{{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}',
+    )
+
+    def wait(*_):
+        while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partita.runtime.chain.provider_check.Worker.wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        try_library(library)
+    monkeypatch.undo()
+    assert_gone(int((tmp_path / "pid").read_text()))
+
+
+def assert_gone(pid: int) -> None:
+    """The process ends within a second; what is left of it may wait for its parent to notice."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+            os.kill(pid, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
+    resolution = Resolution(known_providers()["webgpu"], "active")
+    wrong = outcome(result={"error": None, "correct": False, "output": [[0.0, 0.0], [0.0, 0.0]]})
+    assert "it computed [[0.0, 0.0], [0.0, 0.0]], which is wrong" in (
+        judge(resolution, wrong).resolution.evidence or ""
+    )
+    strict = "graph nodes that are assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
+    plugin = Resolution(known_providers()["webgpu"], "active", library=Path("/x/libep.so"))
+    found = judge(plugin, outcome(result={"error": None, "offered": [], "loaded": True, "devices": []}))
+    assert (found.resolution.reason, found.library_loads, found.device_found) == ("device_missing", True, False)
+    left = judge(resolution, outcome(result={"error": {"type": "Fail", "text": strict}}))
+    assert left.resolution.reason == "initialisation_failed"
+    assert "did not take a MatMul of float32" in (left.resolution.evidence or "")
+
+
+def outcome(*, result: dict) -> Examined:
+    return Examined(found=result, stage="run", log=(), how="", seconds=0.1)
+
+
+def test_every_stage_of_the_child_has_words():
+    (seen,) = examine([{"inventory": True}])
+    assert seen.stage in STAGES
+    assert seen.found is not None
+    assert seen.found["available"] == list(available_ort_names())
+
+
+def test_outcomes_come_in_the_order_of_the_requests():
+    requests = [
+        {"provider": {"ort_name": name}}
+        for name in ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
+    ]
+    found = examine(requests, slots=3)
+    assert [(entry.found or {}).get("correct") for entry in found] == [True, None, True]
+
+
+def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):
+    monkeypatch.setattr(provider_check, "Worker", None)
+    monkeypatch.setattr(provider_check, "installed_version", lambda wheel: None)
+    found = best_chain(("CPUExecutionProvider",))
+    assert [entry.name for entry in found.chain] == ["cpu"]
+    assert found.reason == "cuda, directml, openvino and webgpu: not in this build; so cpu"
+
+
+def test_the_best_usable_provider_leads_and_the_cpu_follows():
+    names = ("CUDAExecutionProvider", "OpenVINOExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider")
+    cuda, openvino = (entry for entry in candidates(names) if entry.provider.name in ("cuda", "openvino"))
+    failed = Check(Resolution(cuda.provider, "unavailable", "device_missing", "none", Remedy("buy one")), True, False)
+    found = best_chain(names, (failed, Check(openvino, True, True)))
+    assert [entry.name for entry in found.chain] == ["openvino", "cpu"]
+    assert found.reason == "cuda could not start (device_missing); openvino is usable; so openvino, then cpu"
+    assert [entry.provider.name for entry in found.skipped] == ["cuda"]
+
+
+def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
+    resolution = Resolution(known_providers()["webgpu"], "active")
+    ran: dict[str, object] = {"error": None, "correct": True, "devices": []}
+    disguised = judge(resolution, outcome(result={**ran, "hardware": ["CPU"]}))
+    assert (disguised.usable, disguised.software) == (True, True)
+    found = best_chain(("WebGpuExecutionProvider", "CPUExecutionProvider"), (disguised,))
+    assert [entry.name for entry in found.chain] == ["cpu"] and found.skipped == (), "it could start"
+    assert "webgpu is usable, but on the CPU: there is no GPU" in found.reason
+    for hardware in (["CPU", "GPU"], []):
+        real = judge(resolution, outcome(result={**ran, "hardware": hardware}))
+        assert (real.usable, real.software) == (True, False)
+
+
+def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_factory):
+    """The real CUDA provider over the dry run's stub libraries: it starts, runs, and reads zeros."""
+    require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
+    require("a C compiler", shutil.which("cc") is not None)
+    require("elftools")
+    cuda = known_providers()["cuda"]
+    every = {option.name: option.default for option in cuda.options if not option.session_key}
+    (seen,) = over_stand_ins(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
+    assert seen.found is not None, seen
+    assert seen.found["error"] is None, "an option of providers/cuda.py is not accepted"
+    reported = seen.found["options"]
+    assert {name: reported[name] for name in every if name in reported} == {n: every[n] for n in every if n in reported}
+    assert set(every) - set(reported) == {"enable_skip_layer_norm_strict_mode"}
+    found = judge(Resolution(cuda, "active"), seen)
+    assert not found.usable
+    assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is wrong"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"frob": "1"}, 'Unknown provider option: "frob"'),
+        ({"device_id": "5"}, "Invalid device ID: 5, must be between 0"),
+        ({"arena_extend_strategy": "x"}, 'Failed to parse provider option "arena_extend_strategy"'),
+    ],
+)
+def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says):
+    require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
+    require("a C compiler", shutil.which("cc") is not None)
+    require("elftools")
+    resolution = Resolution(known_providers()["cuda"], "active", options=options)
+    (seen,) = over_stand_ins(tmp_path_factory, request_of(resolution))
+    found = judge(resolution, seen).resolution
+    assert found.reason == "option_rejected"
+    assert (found.evidence or "").startswith(says)
+
+
+def over_stand_ins(tmp_path_factory, request):
+    """Outcome of a child whose CUDA libraries are stubs."""
+    from partita.providers.cuda_dry_run.devices import device
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+
+    cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
+    environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
+    # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
+    request["provider"]["preload"] = False
+    return examine([request], environment=environment)

@@ -1,0 +1,202 @@
+"""Tokens selected on a device: only if it selects as the host does, faster than a copy, and all logits are finite."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from partita.errors import PartitaError, ProviderError
+from partita.package.contract import Port
+from partita.runtime.generate.bound_graph import Logits
+from partita.runtime.generate.choice import device_choice
+from partita.runtime.generate.choice.device_choice import SELECTED, DeviceChoice
+from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
+from partita.runtime.generate.feeds import Feed
+from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.session import NativeFailureError, Session
+
+BATCH, VOCAB = 2, 5000
+SHAPE = (BATCH, 1, VOCAB)
+PORT = Port(name="logits", role="logits", shape=SHAPE, dtype="float32")
+ROW_BYTES = SELECTED * (8 + 4) + 4
+
+
+class OnDevice:
+    """Memory that only copies reach; `copies` counts those to the host."""
+
+    memory = "Device"
+
+    def __init__(self, shape: tuple[int, ...], dtype: str = "float32") -> None:
+        self.dtype, self.held, self.copies = dtype, np.zeros(shape, dtype), 0
+        self.value = SimpleNamespace(shape=lambda: list(shape))
+        self.size_bytes = self.held.nbytes
+
+    def write(self, buffer: Buffer) -> None:
+        self.held[...] = buffer.host
+
+    def copy(self, buffer: Buffer) -> Any:
+        self.copies += 1
+        buffer.host[...] = self.held
+        return buffer.host
+
+
+def last_of_equals(run, values):
+    places, found, sums = run(np.ascontiguousarray(values[..., ::-1]))
+    return values.shape[-1] - 1 - places, found, sums
+
+
+def blind_to_nan(run, values):
+    return run(np.nan_to_num(values, nan=-1e9))
+
+
+def off_by_one(run, values):
+    places, found, sums = run(values)
+    return places ^ 1, found, sums
+
+
+def failing(run, values):
+    raise ProviderError("out of memory")
+
+
+class Device:
+    """A session beside which a model runs on the CPU provider; `way` changes what it computes."""
+
+    def __init__(self, way: Any = lambda run, values: run(values)) -> None:
+        self.way, self.runs, self.closed = way, 0, False
+
+    def state_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        return OnDevice(tuple(shape), dtype)
+
+    def beside(self, name: str, model: bytes) -> Any:
+        if self.way is None:
+            raise NativeFailureError(RuntimeError("no kernel"), ())
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        bound: dict[str, Any] = {}
+
+        def run() -> None:
+            self.runs += 1
+            names = ("places", "values", "sum")
+            given = self.way(lambda values: session.run(list(names), {"logits": values}), bound["logits"].held)
+            for name, values in zip(names, given, strict=True):
+                bound[name].host[...] = values
+
+        bind = bound.__setitem__
+        return SimpleNamespace(bind_input=bind, bind_output=bind, run=run, release=bound.clear)
+
+    def forget(self, model: bytes) -> None:
+        self.closed = True
+
+    def choice(self, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") -> DeviceChoice:
+        port = PORT.model_copy(update={"dtype": dtype})
+        return DeviceChoice(cast(Session, self), port, shape, shape[0])
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Devices are faster than copies."""
+    seconds = iter([0.0, 1.0] * 100)
+    monkeypatch.setattr(device_choice, "_lowest", lambda work: (work(), next(seconds))[1])
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize(
+    ("device", "dtype", "used"),
+    [
+        (Device(), "float32", True),
+        (Device(), "float16", True),
+        (Device(last_of_equals), "float32", True),  # equal values come in any order
+        (Device(blind_to_nan), "float32", False),
+        (Device(off_by_one), "float32", False),
+        (Device(failing), "float32", False),
+        (Device(None), "float32", False),
+    ],
+)
+def test_a_device_is_used_that_selects_known_rows_as_the_host_does(device, dtype, used):
+    choice = device.choice((BATCH, 1, 2 * VOCAB), dtype)
+    assert choice.check() > 0 and choice.is_used == used != device.closed
+    assert choice.check() == 0, "once"
+
+
+def test_a_device_that_is_slower_than_a_copy_is_not_used(monkeypatch):
+    seconds = iter([1.0, 0.5])
+    monkeypatch.setattr(device_choice, "_lowest", lambda work: next(seconds))
+    choice = Device().choice()
+    choice.check()
+    assert not choice.is_used
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 1, 100), "float32"), (SHAPE, "float64"), (SHAPE, "bfloat16")])
+def test_few_logits_and_those_that_the_host_rounds_are_copied(shape, dtype):
+    device = Device()
+    assert device.choice(shape, dtype).check() == 0 and device.runs == 0
+
+
+def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
+    """The logits of a session whose device was checked."""
+    choice = device.choice()
+    choice.check()
+    made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
+    return Logits(Feed(held, held.host), cast(Buffer, made), choice), made, choice
+
+
+@pytest.mark.usefixtures("fast")
+def test_one_selection_serves_all_rows_and_a_draw_from_all_logits_copies_them():
+    device = Device()
+    logits, made, _ = logits_of(device)
+    runs = device.runs
+    for step in range(3):
+        made.held[:] = np.random.default_rng(step).standard_normal(SHAPE)
+        logits.ran()
+        assert logits.copied_bytes == 0, "nobody has asked"
+        for count in (1, 7, MOST_DRAWN):
+            for row in range(BATCH):
+                found = logits.largest(row, 0, count)
+                assert found is not None
+                assert np.array_equal(found[0], largest(made.held[row, 0], count))
+                assert np.array_equal(found[1], made.held[row, 0][found[0]])
+        assert (made.copies, logits.copied_bytes) == (0, BATCH * ROW_BYTES)
+    assert device.runs == runs + 3
+    assert np.array_equal(logits.row(1, 0), made.held[1, 0]) and np.array_equal(logits.row(0, 0), made.held[0, 0])
+    assert (made.copies, logits.copied_bytes) == (1, BATCH * ROW_BYTES + made.size_bytes)
+    assert logits.largest(0, 0, 1) is None, "they are on the host"
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_looked_at_on_the_host(value):
+    logits, made, _ = logits_of(Device())
+    for step in range(8):
+        made.held[0, 0, 7] = 0.0 if step % 2 else value
+        made.held[0, 0, 8] = 1.0
+        logits.ran()
+        assert (logits.largest(0, 0, 1) is None) == (step % 2 == 0)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_device_that_fails_later_leaves_the_choice_to_the_host_and_says_why():
+    device = Device()
+    logits, made, choice = logits_of(device)
+    made.held[0, 0, 7] = 9.0
+    device.way = failing
+    for _ in range(2):
+        logits.ran()
+        assert logits.largest(0, 0, 1) is None and logits.row(0, 0).argmax() == 7
+    assert (choice.is_used, choice.failure) == (False, "out of memory")
+
+
+@pytest.mark.parametrize("memory", ["Cuda", "WebGPU_Buf"])
+def test_a_copy_that_fails_is_an_error_of_the_run(memory, monkeypatch):
+    """Native errors are no errors of Partita's, and would end in a traceback."""
+
+    def lost(*_):
+        raise RuntimeError("the device was lost")
+
+    monkeypatch.setattr(onnxruntime, "copy_tensors", lost)
+    held = host_buffer((1, 1, 4), "float32")
+    value = SimpleNamespace(numpy=lost)
+    with pytest.raises(PartitaError, match=f"a copy out of {memory} memory"):
+        Buffer(value, None, "float32", memory, 16).copy(held)

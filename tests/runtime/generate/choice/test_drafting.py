@@ -1,0 +1,252 @@
+"""Speculative decoding: draft packages, n-gram lookup, the number of draft tokens; none changes a token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.options.sampling import Sampling
+from partita.runtime.generate.choice.drafting import (
+    EMPTY_STEPS,
+    OFF_STEPS,
+    DraftLength,
+    DraftModel,
+    NgramDrafter,
+    Verified,
+    why_no_draft,
+    why_not,
+)
+from partita.runtime.generate.choice.sampling import Draws, make_sampler
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.planner import StepPlan
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import Runner
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, known_logits, known_tokens
+
+PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
+KEYS = ("key",)
+Opened = Callable[..., Runner]
+
+
+@pytest.fixture
+def opened(opened: Opened) -> Opened:
+    """Packages with keys and values alone."""
+    return lambda **options: opened(**{"states": KEYS, **options})
+
+
+def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
+    return drafter(np.array(text, np.int64), most)
+
+
+@pytest.mark.parametrize("shapes", ["any", "pair", "one"])
+def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened: Opened, shapes: str) -> None:
+    drafter = DraftModel(opened(shapes=shapes), VOCAB)
+    assert drafted(drafter, PROMPT, 0) == []
+    text = [*PROMPT]
+    for added in ([7], [7, 9], [], [3] * 5, known_tokens([*PROMPT, 7, 7, 9, 3, 3, 3, 3, 3], 3, KEYS)):
+        text += added
+        found = drafted(drafter, text)
+        assert found and found == known_tokens(text, len(found), KEYS)
+    assert drafted(drafter, text[:14]) == known_tokens(text[:14], len(drafted(drafter, text[:14])), KEYS)
+
+
+def test_a_draft_reads_what_it_missed_in_one_run(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = opened()
+    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
+
+    def noted(plan: StepPlan, *rest: Any) -> Any:
+        runs.append(plan.new_tokens)
+        return run(plan, *rest)
+
+    monkeypatch.setattr(executor, "run", noted)
+    text = np.array(PROMPT, np.int64)
+    assert drafter(text, 0) == [] and runs == [len(PROMPT)], "0 tokens: it reads the prompt"
+    assert drafter(text, 1) and runs[1:] == [1], "the last token gives the logits"
+    longer = np.append(text, [3, 4, 5])
+    assert drafter(longer, 1) and runs[2:] == [3]
+    longer[len(text)] = 9
+    assert drafter(longer, 1) and runs[3:] == [3], "another token stands there now"
+
+
+def test_a_draft_whose_cache_cannot_be_rewound_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = opened()
+    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
+    assert drafted(drafter, PROMPT)
+
+    def noted(plan: StepPlan, *rest: Any) -> Any:
+        runs.append(plan.new_tokens)
+        return run(plan, *rest)
+
+    monkeypatch.setattr(executor, "run", noted)
+    monkeypatch.setattr(executor.cache, "rewind", lambda row, tokens: not tokens)
+    text = [*PROMPT[:3], 9, *PROMPT[4:], *range(8)]
+    assert drafted(drafter, text, 1) == known_tokens(text, 1, KEYS) and runs == [len(text)]
+
+
+def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:
+    drafter = DraftModel(opened(), VOCAB)
+    full = [*known_tokens(PROMPT, LENGTH, KEYS)][:LENGTH]
+    assert len(drafted(drafter, full)) == 1, "the token after the last one that it holds"
+    assert drafted(drafter, [*full, 4]) == []
+
+
+def test_tokens_that_the_larger_model_does_not_have_are_not_drafted(opened: Opened) -> None:
+    drafter = DraftModel(opened(), 1)
+    assert drafted(drafter, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
+
+
+def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
+    assert why_no_draft(opened()) is None and why_no_draft(opened(shapes="pair")) is None
+    for options, says in (
+        ({"batch": 2}, "its batch size is 2"),
+        ({"graph": "rope"}, "rotary frequencies"),
+        ({"states": ALL}, "take in every token"),
+    ):
+        assert says in str(why_no_draft(opened(**options)))
+
+
+def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
+    """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
+    runner, draft = opened(), opened()
+    drafter = DraftModel(draft, VOCAB)
+
+    def drawn(sampler: object, speculates: bool) -> tuple[int, ...]:
+        request = Request(PROMPT, sampler, 3, drafter=drafter if speculates else None)  # type: ignore[arg-type]
+        return tuple(token for step in serve(runner, [request]) for token in step.tokens[0])
+
+    sampler = make_sampler(Sampling(40.0, top_k=4, seed=5))
+    found = [drawn(sampler, True) for _ in range(3000)]
+    first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
+    seconds = [tokens[1] for tokens in found if tokens[0] == first]
+    places, weights = Draws(lambda: 0.5, 40.0, top_k=4).distribution(
+        known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64)
+    )
+    wanted = np.zeros(VOCAB)
+    wanted[places] = len(seconds) * weights / weights.sum()
+    counts = np.bincount(seconds, minlength=VOCAB)
+    assert not counts[wanted == 0].any()
+    likely = wanted > 0
+    assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 16.3, "3 degrees of freedom, 0.1 percent"
+    again = [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), True) for seed in range(20)]
+    assert again == [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), False) for seed in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, None),
+        ({"states": ALL}, "conv and recurrent states (past.*"),
+        ({"shapes": "pair"}, "fixed number of tokens; export without `static_shapes`"),
+        ({"shapes": "one"}, "fixed number of tokens"),
+        ({"appends": False, "batch": 2}, "at batch size 2 its attention takes one token at a time"),
+        ({"rereads_at": 20, "graph": "rope"}, "cached keys do not hold beyond 20 tokens"),
+        ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
+    ],
+)
+def test_a_package_that_cannot_verify_draft_tokens_is_refused_by_name(
+    opened: Opened, options: dict[str, object], says: str | None
+) -> None:
+    found = why_not(opened(**options))
+    assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
+
+
+def simulate(rate: float, slope: float, steps: int, seed: int = 0) -> tuple[float, list[int]]:
+    """Speedup over decoding without drafts, and the draft tokens of each step. `slope`: cost of a draft token, in
+    steps without any."""
+    control, draws, counts, tokens, seconds = DraftLength(), random.Random(seed), [], 0, 0.0
+    for _ in range(steps):
+        count = control.count(1)
+        accepted = 0
+        while accepted < count and draws.random() < rate:
+            accepted += 1
+        took = 0.001 * (1 + slope * count) * draws.uniform(0.97, 1.03)
+        control.record(1, count, took, [Verified(count, accepted)] if count else [])
+        counts.append(count)
+        tokens, seconds = tokens + 1 + accepted, seconds + took
+    return tokens * 0.001 / seconds, counts
+
+
+@pytest.mark.parametrize(
+    ("rate", "slope", "least"), [(0.95, 0.05, 3.0), (0.9, 0.2, 1.5), (0.6, 0.05, 1.6)], ids=["copy", "fp32", "GPU"]
+)
+def test_accepted_draft_tokens_make_decode_faster(rate: float, slope: float, least: float) -> None:
+    assert simulate(rate, slope, 600)[0] > least
+
+
+@pytest.mark.parametrize(("rate", "slope"), [(0.0, 0.05), (0.0, 0.4), (0.2, 0.4), (0.5, 0.6)])
+def test_rejected_draft_tokens_cost_at_most_four_percent(rate: float, slope: float) -> None:
+    speedup, counts = simulate(rate, slope, 2000)
+    assert speedup > 0.96
+    assert slope < 0.3 or sum(map(bool, counts)) < 2000 / 10
+
+
+def test_cheap_draft_tokens_are_many_and_dear_ones_few() -> None:
+    assert max(simulate(0.95, 0.05, 100)[1]) == 8
+    counts = simulate(0.7, 0.25, 300)[1]
+    assert counts.count(8) < counts.count(2)
+
+
+def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
+    counts = simulate(0.0, 0.4, 200)[1]
+    tries = [step for step, count in enumerate(counts) if count]
+    gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
+    assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
+
+
+def test_drafting_rests_after_drafters_proposed_nothing() -> None:
+    control = DraftLength()
+    for _ in range(3):
+        control.count(1)
+        control.record(1, 0, 0.001, [])
+    counts = []
+    for _ in range(20):
+        counts.append(control.count(1))
+        control.record(1, 0, 0.001, [])
+    tried = [step for step, count in enumerate(counts) if count]
+    assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
+
+
+def test_rows_have_times_of_their_own() -> None:
+    control = DraftLength()
+    for _ in range(2):
+        assert control.count(1) == 0
+        control.record(1, 0, 0.001, [])
+    assert control.count(1) == 2 and control.count(4) == 0, "no step of four rows was measured"
+
+
+def drafts(text: Sequence[int], most: int = 4, drafter: NgramDrafter | None = None) -> list[int]:
+    return (drafter or NgramDrafter())(np.array(text, np.int64), most)
+
+
+def test_the_longest_earlier_occurrence_is_followed_and_not_the_latest() -> None:
+    assert drafts([1, 2, 3, 9, 8, 7, 6, 2, 3, 5, 5, 1, 2, 3]) == [9, 8, 7, 6]
+
+
+def test_of_occurrences_of_equal_length_the_latest_is_followed() -> None:
+    assert drafts([2, 3, 9, 0, 2, 3, 8, 1, 2, 3], most=2) == [8, 1]
+
+
+def test_there_is_no_draft_without_two_tokens_that_occurred_before() -> None:
+    assert drafts([1, 2, 3]) == [] and drafts([1]) == [] and drafts([4, 5, 6, 1, 5]) == []
+    assert drafts([1, 2, 1, 2], most=0) == []
+
+
+def test_a_text_that_repeats_itself_goes_on_repeating_beyond_its_end() -> None:
+    assert drafts([7, 1, 2, 3, 1, 2, 3], most=8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert drafts([5, 4, 4, 4], most=3) == [4, 4, 4]
+
+
+def test_a_row_that_grows_and_is_rewound_has_the_drafts_of_a_new_one() -> None:
+    random = np.random.default_rng(3)
+    drafter, text = NgramDrafter(), list[int]()
+    for turn in range(400):
+        text += random.integers(0, 5, random.integers(1, 4)).tolist()
+        if turn % 17 == 16:  # rewound, and continued with another token
+            del text[-int(random.integers(2, 9)) :]
+            text.append(int(random.integers(0, 5)))
+        if turn % 3:
+            assert drafts(text, 5, drafter) == drafts(text, 5), turn

@@ -1,0 +1,348 @@
+"""Sampling: the distribution that tokens are drawn from is that of transformers' logits processors."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.errors import UsageError
+from partita.options.sampling import Sampling
+from partita.runtime.generate.choice import sampling
+from partita.runtime.generate.choice.sampling import Draws, greedy, make_sampler
+from tests.conftest import require
+
+HISTORY = np.array([3, 5, 5, 100, 3], np.int64)
+
+
+def logits_of(seed: int, size: int = 1000) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+
+
+def reference(logits, history, temperature, top_k, top_p, min_p, penalty):
+    require("torch")
+    import torch
+    from transformers.generation import logits_process as generation
+
+    ids, scores = torch.from_numpy(history)[None], torch.from_numpy(logits.copy())[None]
+    processors = [
+        generation.RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1 else None,
+        generation.TemperatureLogitsWarper(temperature) if temperature != 1 else None,
+        generation.TopKLogitsWarper(top_k) if top_k else None,
+        generation.TopPLogitsWarper(top_p) if top_p < 1 else None,
+        generation.MinPLogitsWarper(min_p) if min_p else None,
+    ]
+    for processor in filter(None, processors):
+        scores = processor(ids, scores)
+    return scores.softmax(-1)[0].numpy()
+
+
+def ours(logits, history, *options):
+    """The distribution that is drawn from: [vocab]."""
+    places, weights = Draws(lambda: 0.5, *options).distribution(logits, history)
+    found = np.zeros(len(logits), np.float64)
+    found[slice(None) if places is None else places] = weights
+    return found / found.sum()
+
+
+def nucleus(weights: np.ndarray, share: float) -> np.ndarray:
+    """Places of what is in the nucleus, ascending."""
+    places, kept = sampling.nucleus(weights.copy(), share, 0.0)
+    return np.flatnonzero(kept) if places is None else places[kept > 0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    list(itertools.product([0.7, 1.0, 2.5], [0, 1, 40, 5000], [0.05, 0.9, 1.0], [0.0, 0.1], [1.0, 1.3, 0.8])),
+)
+def test_the_distribution_is_that_of_transformers(options):
+    logits = logits_of(hash(options) % 1000)
+    expected = reference(logits, HISTORY, *options)
+    found = ours(logits, HISTORY, *options)
+    assert ((found > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 30.0])
+def test_a_flat_nucleus_in_a_large_vocabulary_is_found_whole(temperature):
+    """Thousands of tokens are needed to reach top_p."""
+    logits = logits_of(1, 50_000)
+    expected = reference(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
+    found = ours(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
+    assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_draws_follow_the_distribution():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    sampler = make_sampler(Sampling(1.0, seed=0))
+    counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(20_000)], minlength=4)
+    np.testing.assert_allclose(counts / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+
+
+def test_a_filtered_token_is_never_drawn():
+    logits = logits_of(2)
+    sampler = make_sampler(Sampling(5.0, top_k=3, seed=1))
+    best = set(np.argsort(logits)[-3:].tolist())
+    assert {sampler(logits, HISTORY) for _ in range(500)} == best
+
+
+def test_the_same_seed_gives_the_same_draws():
+    logits = logits_of(3)
+    draws = [
+        [sampler(logits, HISTORY) for _ in range(20)]
+        for sampler in (make_sampler(Sampling(1.0, seed=s)) for s in (4, 4, 5))
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_temperature_zero_is_greedy_and_still_penalised():
+    logits = logits_of(4)
+    best = int(logits.argmax())
+    assert make_sampler(Sampling(0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
+    seen = np.array([best], np.int64)
+    assert make_sampler(Sampling(0.0, repetition_penalty=100.0))(logits, seen) != best
+
+
+def test_logits_and_history_are_left_alone():
+    logits, history = logits_of(5), HISTORY.copy()
+    kept = logits.copy()
+    for sampler in (
+        make_sampler(Sampling(0.0, repetition_penalty=2.0)),
+        make_sampler(Sampling(0.5, 10, 0.9, 0.1, 2.0, seed=0)),
+    ):
+        sampler(logits, history)
+    np.testing.assert_array_equal(logits, kept)
+    np.testing.assert_array_equal(history, HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e-320),
+        ("temperature", 0.00099),
+        ("temperature", 100.1),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("repetition_penalty", 0.0099),
+        ("repetition_penalty", 100.1),
+        ("seed", -1),
+    ],
+)
+def test_absurd_values_name_the_option_and_its_range(option, value):
+    with pytest.raises(UsageError, match=f"`{option}` is {value}; it must be"):
+        make_sampler(Sampling(**{"temperature": 1.0, option: value}))
+
+
+def penalised(logits, history, penalty) -> np.ndarray:
+    """Scores rounded to float32, as they are compared."""
+    scores, factor = logits.astype(np.float64), float(np.float32(penalty))
+    for token in set(history.tolist()):
+        scores[token] = scores[token] * factor if scores[token] < 0 else scores[token] / factor
+    with np.errstate(under="ignore"):
+        return scores.astype(np.float32).astype(np.float64)
+
+
+def exact(scores, temperature) -> np.ndarray:
+    """The distribution in float64."""
+    with np.errstate(under="ignore"):
+        weights = np.exp((scores - scores.max()) / temperature)
+    return weights / weights.sum()
+
+
+TEMPERATURES = (1e-3, 0.7, 1.0, 100.0)
+PENALTIES = (0.01, 0.5, 1.0, 1.3, 100.0)
+SHAPES = {
+    "ordinary": lambda draw, size: 3 * draw.standard_normal(size),
+    "all negative": lambda draw, size: -abs(draw.standard_normal(size)) - 1,
+    "all positive": lambda draw, size: abs(draw.standard_normal(size)) + 1,
+    "tied": lambda draw, size: np.round(draw.standard_normal(size)),
+    "zero at most": lambda draw, size: np.minimum(draw.standard_normal(size), 0),
+    "tiny": lambda draw, size: 1e-44 * draw.standard_normal(size),
+    "huge": lambda draw, size: 1e35 * np.clip(draw.standard_normal(size), -3, 3),
+    "of every size": lambda draw, size: draw.standard_normal(size) * 10.0 ** draw.integers(-44, 35, size),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_distribution_is_exact_for_every_temperature_and_penalty(shape):
+    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
+        compare(shape, temperature, penalty)
+
+
+def compare(shape, temperature, penalty):
+    draw = np.random.default_rng(zlib.crc32(f"{shape} {temperature} {penalty}".encode()))
+    for seen in ([], [0], [1, 3, 3], range(24)):
+        with np.errstate(over="ignore", under="ignore"):
+            logits = SHAPES[shape](draw, 24).astype(np.float32)
+        history = np.array(seen, np.int64)
+        found = ours(logits, history, temperature, 0, 1.0, 0.0, penalty)
+        scores = penalised(logits, history, penalty)
+        expected = exact(scores, temperature)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+        token = make_sampler(Sampling(temperature, repetition_penalty=penalty, seed=1))(logits, history)
+        assert expected[token] > 0
+        best = make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, history)
+        assert best == scores.argmax(), "the first of the likeliest"
+
+
+def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
+    logits = np.array([1, 7, 3, 7, 7, -2], np.float32)
+    sampler = make_sampler(Sampling(1e-3, seed=0))
+    counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(3000)], minlength=6)
+    assert counts[[0, 2, 5]].sum() == 0
+    np.testing.assert_allclose(counts[[1, 3, 4]] / 3000, 1 / 3, atol=0.05)
+    assert make_sampler(Sampling(0.0))(logits, HISTORY) == 1
+
+
+def test_masked_tokens_stay_masked():
+    logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
+    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
+        found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
+        assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
+        assert make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, np.array([0, 1])) in (1, 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3])),
+)
+def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
+    """Where nothing is sorted as a whole."""
+    logits = logits_of(zlib.crc32(str(options).encode()), 30_000)
+    expected, found = (of(logits, HISTORY, *options) for of in (reference, ours))
+    assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
+    assert np.abs(found - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(1, 40_000))
+    shapes = (
+        draw.random(size),
+        np.exp(6 * draw.standard_normal(size)),
+        np.round(draw.random(size), 1) + 0.1,
+        np.ones(size),
+    )
+    for weights, share in itertools.product(shapes, (0.01, 0.5, 0.9, 0.999)):
+        ordered = np.sort(weights)[::-1]
+        chosen = nucleus(weights, share)
+        wanted = max(int(np.count_nonzero(np.cumsum(ordered) - ordered < share * ordered.sum())), 1)
+        assert abs(len(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
+        count = int(draw.integers(1, size + 1))
+        np.testing.assert_array_equal(sampling.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
+
+
+@pytest.mark.parametrize("size", [2049, 65_536, 150_001])
+@pytest.mark.parametrize("shape", ["peaked", "heavy", "flat", "steps", "equal", "falling", "one and dust"])
+def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
+    draw = np.random.default_rng(zlib.crc32(f"{shape} {size}".encode()))
+    weights = {
+        "peaked": np.exp(8 * (draw.standard_normal(size) - 5)),
+        "heavy": np.exp(3 * (draw.standard_normal(size) - 5)),
+        "flat": np.exp(draw.standard_normal(size) - 5),
+        "steps": np.exp2(draw.integers(-6, 0, size)),
+        "equal": np.full(size, 0.25),
+        "falling": 1 / np.arange(1, size + 1),
+        "one and dust": np.where(np.arange(size) == size // 2, 1, 1e-7),
+    }[shape].astype(np.float32)
+    for share in (0.001, 0.3, 0.9, 0.95, 0.999, 1 - 1e-7):
+        chosen = nucleus(weights, share)
+        ordered = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[ordered], dtype=np.float64)
+        wanted = int(np.searchsorted(sums, share * sums[-1])) + 1
+        # The sum of so many in float32 is off by less than a millionth of it.
+        slack = 1 + int(np.count_nonzero(abs(sums - share * sums[-1]) < 1e-6 * sums[-1]))
+        assert abs(len(chosen) - wanted) <= slack
+
+
+def test_what_weighs_nothing_is_never_drawn_in_any_block():
+    weights = np.zeros(5 * sampling.BLOCK + 7, np.float32)
+    weights[[sampling.BLOCK - 1, 3 * sampling.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
+    drawn = [sampling.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
+    counts = np.bincount(drawn, minlength=len(weights))
+    assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
+    np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_what_is_drawn_from_a_nucleus_is_as_likely_as_it_weighs(size, share):
+    """By chi-squared, in 30 groups of equal weight."""
+    draw = np.random.default_rng(int(size + 100 * share))
+    weights = np.exp(1.5 * draw.standard_normal(size)).astype(np.float32)
+    inside = nucleus(weights, share)
+    bounds = np.cumsum(weights[inside], dtype=np.float64)
+    groups = np.minimum((30 * bounds / bounds[-1]).astype(int), 29)
+    wanted = 3000 * np.bincount(groups, weights[inside], minlength=30) / bounds[-1]
+    sampler = Draws(draw.random, 1.0, top_p=share)
+    drawn = [sampler(np.log(weights), HISTORY[:0]) for _ in range(3000)]
+    places = np.searchsorted(inside, drawn)
+    assert (inside[places] == drawn).all()
+    likely = wanted > 0
+    counts = np.bincount(groups[places], minlength=30)
+    assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 58.3, "29 degrees of freedom, 0.1 percent"
+
+
+@pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])
+def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
+    """Nothing overflows, nothing that is ruled out is drawn, and no warning is given."""
+    size = 10_000
+    logits = {
+        "ordinary": logits_of(7, size),
+        "huge": (logits_of(7, size) * 1e37).astype(np.float32),
+        "masked": np.where(np.arange(size) == 777, 1, -np.inf).astype(np.float32),
+        "flat": np.zeros(size, np.float32),
+    }[shape]
+    edges: tuple[dict[str, Any], ...] = (
+        {"top_k": size},
+        {"top_k": size - 1},
+        {"top_k": 10**9},
+        {"top_p": 1e-9},
+        {"top_p": 0.999999},
+        {"min_p": 1.0},
+        {"repetition_penalty": 100.0},
+        {"repetition_penalty": 0.01, "top_p": 0.9},
+        {"top_k": 5, "top_p": 0.5, "min_p": 0.2},
+    )
+    with np.errstate(all="raise", under="ignore"):
+        for edge, temperature in itertools.product(edges, (0.0, 1e-3, 0.7, 100.0)):
+            token = make_sampler(Sampling(temperature, seed=3, **edge))(logits, np.array([1, 2, 2]))
+            assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
+
+
+def drawing(**options: Any) -> Draws:
+    sampler = make_sampler(Sampling(**options))
+    assert isinstance(sampler, Draws)
+    return sampler
+
+
+@pytest.mark.parametrize("vocab", [100, 20_000])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 20}, {"top_k": 50, "top_p": 0.9}, {"top_k": 5, "min_p": 0.2, "temperature": 1e-3}]
+)
+def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
+    """Equal logits at the edge too, as in 16 bits."""
+    samplers = [drawing(**{"temperature": 0.8, "seed": 7, **options}) for _ in range(2)]
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
+        places = sampling.largest(logits, samplers[0].few)
+        assert samplers[0].among(places, logits[places]) == samplers[1](logits, HISTORY[:0])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])
+def test_other_draws_need_all_logits(options):
+    assert drawing(temperature=1.0, **options).few == 0

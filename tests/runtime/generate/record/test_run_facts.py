@@ -1,0 +1,245 @@
+"""The facts of a run: that they describe the run, and that the sources agree with each other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from partita.diagnosis.session_index import index_session
+from partita.errors import GenerationError
+from partita.partition_reports.cost import tokens_per_run
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.record.run_facts import run_facts
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.steps import generate
+from partita.runtime.machine import environment
+from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
+from tests.conftest import BASE, REPOSITORY
+
+PROMPT = list(range(5, 25))
+PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
+
+
+def run(runner, *, new=12, chunk=512, rows=1, take=None):
+    steps = generate(runner, [PROMPT] * rows, max_new_tokens=new, sampler=greedy, prefill_chunk=chunk)
+    return [step for _, step in zip(range(take), steps, strict=False)] if take else list(steps)
+
+
+@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}])
+def test_plan_and_profile_name_the_same_nodes(open_runner, spec):
+    runner = open_runner(observe=True, **spec)
+    run(runner)
+    runner.close()  # facts are there after it
+    (session,) = run_facts(runner).sessions
+    assert session.plan is not None
+    planned = [name for stream in session.plan for name in stream]
+    for window in session.runs:
+        ran = [event.name for event in session.events if event.run == window.run]
+        assert sorted(ran) == sorted(planned)
+    assert {event.provider for event in session.events} == {"CPUExecutionProvider"}
+    assert session.registered == ("CPUExecutionProvider",)
+    assert session.load_seconds > 0
+
+
+def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
+    runner = open_runner(observe=True)
+    steps = run(runner)
+    facts = run_facts(runner)
+    assert [(w.phase, w.tokens) for w in facts.sessions[0].runs] == [("prefill", 20)] + [("decode", 1)] * 4
+    assert [step.observed for step in steps] == [True] * 5 + [False] * (len(steps) - 5)
+    assert [step.observed for step in facts.steps] == [step.observed for step in steps]
+    windows = facts.sessions[0].runs
+    assert all(a.start_us + a.host_us <= b.start_us for a, b in zip(windows, windows[1:], strict=False))
+    for window in windows:
+        inside = [event for event in facts.sessions[0].events if event.run == window.run]
+        assert [event.order for event in inside] == list(range(len(inside)))
+        assert sum(event.host_us for event in inside) <= window.host_us
+
+
+def test_a_run_of_some_rows_says_of_how_many(open_runner):
+    runner = open_runner(observe=True, batch_size=3)
+    assert len(list(serve(runner, [Request(PROMPT, greedy, 3)] * 2, records=True))) == 3
+    facts = run_facts(runner)
+    assert [(run.phase, run.tokens, run.rows) for run in facts.sessions[0].runs] == [
+        ("prefill", 20, 2),
+        ("decode", 1, 2),
+        ("decode", 1, 2),
+    ]
+    index = index_session(facts.sessions[0])
+    assert (tokens_per_run(index, "prefill", 3), tokens_per_run(index, "decode", 3)) == (40, 2)
+    states = [state for state in facts.states if state.checked_steps]
+    assert states and all(state.same_address and not state.address_changes for state in states)
+
+
+def test_a_static_pair_has_a_window_per_session(open_runner):
+    runner = open_runner(observe=True, **PAIR)
+    run(runner)
+    prefill, decode = run_facts(runner).sessions
+    assert (prefill.file, prefill.phases, [w.phase for w in prefill.runs]) == (
+        "prefill.onnx",
+        ("prefill",),
+        ["prefill"],
+    )
+    assert (decode.file, decode.phases, [w.phase for w in decode.runs]) == ("decode.onnx", ("decode",), ["decode"] * 4)
+    assert prefill.events
+    assert decode.events
+
+
+def test_a_run_that_ends_before_the_window_still_has_its_facts(open_runner, own_temp):
+    runner = open_runner(observe=True)
+    run(runner, take=2)
+    facts = run_facts(runner)
+    assert [window.phase for window in facts.sessions[0].runs] == ["prefill", "decode"]
+    assert (facts.finish_reason, facts.new_tokens, facts.prompt_tokens) == ("interrupted", 2, 20)
+    assert facts.first_token_seconds is not None
+    assert list(own_temp.iterdir()) == []
+
+
+def test_a_run_that_never_began_has_facts_too(open_runner):
+    facts = run_facts(open_runner(observe=True), finish_reason="error", finish_detail="why")
+    assert (facts.steps, facts.first_token_seconds, facts.new_tokens) == ((), None, 0)
+    assert (facts.finish_reason, facts.finish_detail) == ("error", "why")
+    assert facts.sessions[0].plan
+    assert facts.sessions[0].events == ()
+
+
+@pytest.mark.parametrize("spec", [{"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
+def test_past_and_present_are_one_buffer(open_runner, spec):
+    runner = open_runner(observe=True, **spec)
+    before = [buffer.address() for buffer in runner.cache.buffers]
+    run(runner)
+    assert [buffer.address() for buffer in runner.cache.buffers] == before
+    facts = run_facts(runner)
+    assert len(facts.states) == 2 * BASE["num_hidden_layers"]
+    assert all(state.same_address and state.address_changes == 0 for state in facts.states)
+    assert all(state.memory == "Cpu" for state in facts.states)
+    assert all(buffer.host[:, :, :20].any() for buffer in runner.cache.buffers)
+    assert facts.memory.cache_bytes == runner.contract.cache_bytes
+
+
+def test_a_state_that_moves_is_noticed(open_runner):
+    cache = open_runner().cache
+    home = {state.present: buffer.address() for state, buffer in zip(cache.states, cache.buffers, strict=True)}
+    moved = {**home, cache.states[0].present: 64}
+    for outputs in (home, moved, moved, home):
+        cache.look(outputs)
+    facts = cache.facts()
+    assert (facts[0].same_address, facts[0].address_changes) == (False, 2)
+    assert all(state.same_address for state in facts[1:])
+
+
+def test_ports_say_where_they_are_and_how_large_a_step_is(open_runner):
+    runner = open_runner(observe=True, batch_size=3)
+    run(runner, rows=3)
+    ports = {port.name: port for port in run_facts(runner).sessions[0].ports if port.direction == "input"}
+    assert ports["input_ids"].role == "tokens"
+    assert ports["input_ids"].bytes_per_decode_step == 3 * 8
+    assert ports["seqlens_k"].bytes_per_decode_step == 3 * 4
+    assert ports["past_key_values.0.key"].role == "state"
+    assert {(port.wanted_memory, port.bound_memory) for port in ports.values()} == {("Cpu", "Cpu")}
+
+
+def test_tokens_and_times_of_the_steps_add_up(open_runner):
+    runner = open_runner(observe=True)
+    run(runner, chunk=8)
+    facts = run_facts(runner, tokenizer_load_seconds=1.5, notes=["a note"])
+    assert sum(step.tokens for step in facts.steps if step.phase == "prefill") == facts.prompt_tokens == 20
+    assert sum(step.tokens for step in facts.steps if step.phase == "decode") == facts.new_tokens - 1 == 11
+    assert facts.first_token_seconds == pytest.approx(
+        sum(step.seconds + step.overhead_seconds for step in facts.steps if step.phase == "prefill")
+    )
+    assert facts.finish_reason == "length"
+    assert (facts.tokenizer_load_seconds, facts.notes) == (1.5, ("a note",))
+    peak, after = facts.memory.peak_rss_bytes, facts.memory.rss_after_load_bytes
+    assert peak is not None and after is not None and peak >= after > 0
+    assert facts.memory.weight_bytes == runner.contract.weight_bytes
+
+
+def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
+    runner = open_runner(observe=True)
+    run(runner, take=3)
+    feed = runner.bound("decode", 1, 1)
+    feed.tokens.fill(10_000)
+    with pytest.raises(GenerationError):
+        feed.run()
+    (session,) = run_facts(runner).sessions
+    assert len(session.runs) == 3
+    assert {event.run for event in session.events} == {0, 1, 2}
+
+
+def test_the_environment_names_machine_and_software():
+    here = environment()
+    (wheel,) = here.onnxruntime_wheels
+    assert wheel.name.startswith("onnxruntime") and wheel.version == here.onnxruntime_version
+    assert here.onnxruntime_package == f"{wheel.name} {wheel.version}"
+    assert here.cpu
+    assert here.memory_bytes > 1 << 28
+    assert {"numpy", "onnx", "transformers"} <= set(here.packages)
+
+
+@pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
+def test_a_plan_that_cannot_be_read_is_no_plan(text):
+    assert parse_plan(text) is None
+    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == (), "of a graph without nodes"
+
+
+def test_a_profile_is_read_into_runs_and_events():
+    def entry(name, ts, dur, cat="Node", **args):
+        return {"name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
+
+    node = {"op_name": "Add", "provider": "P", "output_size": "8", "output_type_shape": [{"float": [1, 2]}]}
+    nodes = [entry(f"{name}_kernel_time", ts, 1, **node) for name, ts in (("a", 5), ("b", 22), ("a", 21), ("a", 41))]
+    text = json.dumps([*nodes, *(entry("model_run", ts, 10, "Session") for ts in (20, 40))])
+    events, runs = parse_profile(text, [("prefill", 7)])
+    assert [(w.run, w.phase, w.tokens, w.start_us, w.host_us) for w in runs] == [(0, "prefill", 7, 20, 10)]
+    assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]
+    assert replace(events[0], run=0).output_shapes == ("float32[1,2]",)
+    assert events[0].output_bytes == 8
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'a","b', "a\\", "plain"])
+def test_names_in_a_profile_that_does_not_escape_them(name):
+    """As ONNX Runtime 1.27 and older write it."""
+    head = '"pid" :1,"tid" :1,"dur" :5,"ts" :3,"ph" : "X","name" :"'
+    lines = (
+        f'{{"cat" : "Node",{head}{name}_kernel_time","args" : {{"op_name" : "Neg","provider" : "P"}}}}',
+        f'{{"cat" : "Session",{head}model_run","args" : {{}}}}',
+    )
+    (event,), (window,) = parse_profile("[\n" + ",\n".join(lines) + "\n]\n", [("run", 0)])
+    assert (event.name, event.op_type, window.phase) == (name, "Neg", "run")
+
+
+@pytest.mark.parametrize("text", ["", "no json", "{}", '[{"cat" : "Node"', "[3]"])
+def test_a_profile_that_cannot_be_read_is_none_and_a_note(text):
+    assert parse_profile(text, [("run", 0)]) == ((), ())
+    assert len(unread_profile(1, ())) == 1 and unread_profile(0, ()) == ()
+
+
+def test_prompt_tokens_that_the_decode_graph_read_are_named(open_runner):
+    runner = open_runner(**PAIR)
+    steps = list(generate(runner, [list(range(1, 63))], max_new_tokens=1, sampler=greedy))
+    by_decode = [step for step in steps if step.phase == "prefill" and step.file == "decode.onnx"]
+    assert by_decode, "62 tokens in chunks of 6 end too close to the 64 that the cache holds"
+    (note,) = run_facts(runner).notes
+    assert note.startswith(f"{len(by_decode)} prompt tokens were prefilled one at a time with decode.onnx")
+
+
+def test_the_peak_stays_when_memory_is_freed():
+    """In a process of its own, which does not begin with the peak of this one: that may have been gigabytes."""
+    code = """
+import numpy as np
+from partita.process import peak_rss_bytes
+before = peak_rss_bytes()
+block = np.ones(256 << 20, np.uint8)  # written, so that the pages are really there
+del block
+print(before, peak_rss_bytes(), peak_rss_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    before, after, later = map(int, done.stdout.split())
+    assert after >= before + (192 << 20)
+    assert later == after

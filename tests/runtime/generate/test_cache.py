@@ -1,0 +1,160 @@
+"""Graphs that no manifest describes, and a cache that grows: both are run by what a contract says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.errors import GenerationError, PackageError
+from partita.package.contract import Contract, GraphFile, Port, State
+from partita.package.folder import FileRecord, read_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import Engine, serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import Runner, load_runner
+from tests.runtime.handmade import VOCAB, handmade
+
+CPU = parse_chain("cpu")
+ADDING = """<ir_version: 10, opset_import: ["" : 17]>
+g (int64[1,S] ids, float[1,P,1] past) => (float[1,S,64] logits, float[1,T,1] present)
+<int64[1] last = {2}, int64[1] one = {1}, int64[1] huge = {1000000}, int64[1] time = {1}, int64 axis = {1},
+ int64 depth = {64}, float[2] values = {0, 1}>
+{
+  numbers = Cast<to = 1>(ids)
+  new = Unsqueeze(numbers, last)
+  present = Concat<axis = 1>(past, new)
+  sums = CumSum(present, axis)
+  size = Shape<start = 1, end = 2>(ids)
+  begin = Neg(size)
+  own = Slice(sums, begin, huge, time, one)
+  flat = Squeeze(own, last)
+  whole = Cast<to = 7>(flat)
+  next = Mod(whole, depth)
+  logits = OneHot(next, depth, values)
+}"""
+"""What follows a token is the sum of all tokens to it, modulo 64; the cache has a number for each and grows by them."""
+
+
+def adding(tokens: list[int], count: int) -> list[int]:
+    """Tokens that follow."""
+    text = list(tokens)
+    for _ in range(count):
+        text.append(sum(text) % VOCAB)
+    return text[len(tokens) :]
+
+
+CONTRACT = Contract(
+    files=(
+        GraphFile(
+            file="decoder.onnx",
+            phase="any",
+            sequence_length=None,
+            nodes=11,
+            inputs=(Port(name="ids", role="tokens", shape=(1, "S"), dtype="int64"),),
+            outputs=(Port(name="logits", role="logits", shape=(1, "S", VOCAB), dtype="float32"),),
+        ),
+    ),
+    states=(State(past="past", present="present", layer=0, kind="key", shape=(1, 32, 1), dtype="float32", grows=1),),
+    appends_chunks=True,
+    batch_size=1,
+    max_length=32,
+    vocab_size=VOCAB,
+    weight_bytes=0,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    package = handmade(tmp_path / "package")
+    onnx.save(parser.parse_model(ADDING), package / "decoder.onnx")
+    return package
+
+
+def opened(folder: Path, contract: Contract) -> Runner:
+    """The graphs of a contract; the rest of the manifest is a handmade package's."""
+    manifest = read_manifest(folder)
+    graph = manifest.graph.model_copy(update={name: getattr(contract, name) for name in Contract.model_fields})
+    listed = FileRecord(name="decoder.onnx", size_bytes=(folder / "decoder.onnx").stat().st_size, sha256="")
+    files = (*manifest.files, listed)
+    return load_runner(folder, CPU, manifest=manifest.model_copy(update={"graph": graph, "files": files}))
+
+
+def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
+    with opened(folder, CONTRACT) as runner:
+        engine = Engine(runner, prefill_chunk=3)
+        row = engine.join(Request([5, 9, 1, 7], greedy, 6))
+        heard: list[int] = []
+        while (step := engine.step()) is not None:
+            heard += step.tokens[row]
+        assert heard == adding([5, 9, 1, 7], 6)
+        assert runner.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
+        assert engine.rewind(row, 2)
+        assert [token for _ in range(2) if (step := engine.step()) for token in step.tokens[row]] == heard[-2:]
+        engine.leave(row)
+        engine.join(Request([3], greedy, 4))
+        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
+        prefix = engine.saved(0)
+        engine.leave(0)
+        text = [*prefix.tokens.tolist(), 11, 12]
+        engine.join(Request(text, greedy, 4, prefix=prefix))
+        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
+
+
+def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) -> None:
+    """Its rows share one length, so all of them are fed the same."""
+    text = ADDING.replace("[1,S] ids, float[1,P,1]", "[2,S] ids, float[2,P,1]").replace("[1,T,1]", "[2,T,1]")
+    onnx.save(parser.parse_model(text.replace("float[1,S,64]", "float[2,S,64]")), folder / "decoder.onnx")
+    (file,), (state,) = CONTRACT.files, CONTRACT.states
+    ports = {
+        "inputs": (file.inputs[0].model_copy(update={"shape": (2, "S")}),),
+        "outputs": (file.outputs[0].model_copy(update={"shape": (2, "S", VOCAB)}),),
+    }
+    changes = {
+        "batch_size": 2,
+        "files": (file.model_copy(update=ports),),
+        "states": (state.model_copy(update={"shape": (2, 32, 1)}),),
+    }
+    with opened(folder, CONTRACT.model_copy(update=changes)) as runner:
+        engine = Engine(runner, prefill_chunk=3)
+        row = engine.join(Request([5, 9, 1, 7], greedy, 6))
+        with pytest.raises(GenerationError, match="no row of the batch is free"):
+            engine.join(Request([3], greedy, 4))
+        heard = [token for _ in range(7) if (step := engine.step()) for token in step.tokens[row]]
+        assert heard == adding([5, 9, 1, 7], 6)
+        prefix = engine.saved(row)
+        engine.leave(row)
+        prompt = [*prefix.tokens.tolist(), 11, 12]
+        engine.join(Request(prompt, greedy, 4, prefix=prefix))
+        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
+
+
+def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
+    wanted = adding([2, 3], 8)
+    drafts = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
+    with opened(folder, CONTRACT) as runner:
+
+        def drafter(history: object, most: int) -> list[int]:
+            return next(drafts, []) if most else []
+
+        request = Request([2, 3], greedy, 8, drafter=drafter)
+        steps = list(serve(runner, [request]))
+    assert [token for step in steps for token in step.tokens[0]] == wanted
+    assert [len(step.tokens[0]) for step in steps] == [1, 3, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"file": "other.onnx"}, "other.onnx: missing from the package"),
+        ({"file": "../decoder.onnx"}, "leaves the model folder"),
+        ({"inputs": ()}, "inputs and outputs differ from the manifest: ids"),
+    ],
+)
+def test_a_contract_that_the_folder_does_not_keep_is_refused(folder: Path, change, says) -> None:
+    file = CONTRACT.files[0].model_copy(update=change)
+    with pytest.raises(PackageError, match=says):
+        opened(folder, CONTRACT.model_copy(update={"files": (file,)}))

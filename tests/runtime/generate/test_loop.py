@@ -1,0 +1,436 @@
+"""The loop over real sessions: requests join and leave, each with its own sampler and end, and others do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError
+from partita.options.sampling import Sampling
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate import executor
+from partita.runtime.generate.choice.drafting import Verified
+from partita.runtime.generate.choice.sampling import greedy, make_sampler
+from partita.runtime.generate.loop import Engine, serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from tests.runtime.handmade import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
+
+PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
+KEYS, STATES = ("key",), ALL
+
+
+def finish(engine: Engine) -> dict[int, list[int]]:
+    """Tokens of each row until nothing is left to do."""
+    found: dict[int, list[int]] = {}
+    while (step := engine.step()) is not None:
+        for row, tokens in enumerate(step.tokens):
+            found.setdefault(row, []).extend(tokens)
+    return found
+
+
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["one", "pair", "any"])
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+def test_a_request_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, fewer):
+    engine = Engine(opened(batch=2, states=states, shapes=shapes, fewer=fewer))
+    first = engine.join(Request(PROMPTS[0], greedy, 12))
+    early = [step for _ in range(6) if (step := engine.step()) is not None]
+    second = engine.join(Request(PROMPTS[1], greedy, 5))
+    late = finish(engine)
+    tokens = [token for step in early for token in step.tokens[first]] + late[first]
+    assert tokens == known_tokens(PROMPTS[0], 12, states)
+    assert late[second] == known_tokens(PROMPTS[1], 5, states)
+
+
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["any", "one", "pair"])
+@pytest.mark.parametrize("ends", ["stop", "length"])
+def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
+    """What a chat does: more tokens are read after an answer, and nothing before them again."""
+    engine = Engine(opened(batch=1, states=states, shapes=shapes))
+    answer, budget = known_tokens(PROMPTS[1], 3, states), 30 if ends == "stop" else 3
+    stops = frozenset(answer[-1:]) if ends == "stop" else frozenset[int]()
+    row = engine.join(Request(PROMPTS[1], greedy, budget, stops))
+    answer = up_to(answer, stops)
+    assert finish(engine)[row] == answer and engine.row(row).finish == ends
+    engine.extend(row, PROMPTS[2])
+    step = engine.step()
+    assert step is not None and step.phase == "prefill" and not step.again
+    text = [*PROMPTS[1], *answer, *PROMPTS[2]]
+    assert [*step.tokens[row], *finish(engine).get(row, [])] == up_to(known_tokens(text, budget, states), stops)
+    assert engine.runner.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
+
+
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+def test_a_next_turn_of_a_row_that_waited_beside_others_goes_on_where_it_was(opened, states, fewer):
+    """Beside rows that go on, states of one that has finished are fed padding."""
+    engine = Engine(opened(batch=3, states=states, fewer=fewer))
+    prompts, budgets = (PROMPTS[2], PROMPTS[1], PROMPTS[0]), (12, 2, 12)
+    rows = [engine.join(Request(prompt, greedy, new)) for prompt, new in zip(prompts, budgets, strict=True)]
+    found: dict[int, list[int]] = {row: [] for row in rows}
+    while len(found[0]) < 8 and (step := engine.step()) is not None:
+        for row, tokens in enumerate(step.tokens):
+            found[row].extend(tokens)
+    assert engine.row(1).finish == "length"
+    engine.extend(1, [5, 6])
+    for row, more in finish(engine).items():
+        found[row] += more
+    assert found[1][2:] == known_tokens([*prompts[1], *found[1][:2], 5, 6], 2, states)
+    assert [found[row] for row in (0, 2)] == [known_tokens(prompts[row], 12, states) for row in (0, 2)]
+
+
+def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
+    """The tokens to the first one that ends them."""
+    ends = [place for place, token in enumerate(tokens) if token in stops]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+@pytest.mark.parametrize("chunk", [512, 4])
+@pytest.mark.parametrize("shapes", ["one", "pair"])
+def test_a_listener_hears_the_logits_of_every_token(opened, shapes, chunk):
+    heard: dict[int, np.ndarray] = {}
+    request = Request(PROMPTS[0], greedy, 5, listener=lambda position, logits: heard.update({position: logits.copy()}))
+    list(serve(opened(shapes=shapes), [request], prefill_chunk=chunk))
+    text = [*PROMPTS[0], *known_tokens(PROMPTS[0], 4)]
+    # The prefill graph of the pair gives the logits of one position.
+    assert sorted(heard) == ([4, 9, 14, *range(19, 24)] if shapes == "pair" else list(range(len(text))))
+    wanted = known_logits(text)
+    for position, logits in heard.items():
+        np.testing.assert_allclose(logits, wanted[position], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+def test_drafted_tokens_are_read_together_and_those_that_are_wrong_are_taken_back(opened, shapes):
+    """Speculation: a row is given several tokens at once, and goes back to the last one that was right."""
+    engine = Engine(opened(batch=2, states=KEYS, shapes=shapes))
+    wanted = known_tokens(PROMPTS[0], 8, KEYS)
+    row, other = engine.join(Request(PROMPTS[0], greedy, 1)), engine.join(Request(PROMPTS[1], greedy, 12))
+    heard = [token for tokens in [finish(engine)] for token in tokens[other]]
+    wrong = (wanted[3] + 1) % VOCAB
+    engine.extend(row, [*wanted[1:3], wrong, wrong])
+    finish(engine)
+    assert engine.row(row).known == len(PROMPTS[0]) + 1 + 4 + 1, "one is sampled after what was drafted"
+    assert engine.rewind(row, 3)
+    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish is None
+    assert finish(engine)[row] == wanted[3:4], "what follows the last token that was right"
+    assert heard == known_tokens(PROMPTS[1], 12, KEYS), "the other row has noticed nothing"
+
+
+def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
+    """What a step writes at the end of a full row is never read."""
+    engine = Engine(opened(batch=2, states=KEYS))
+    full = engine.join(Request(PROMPTS[0], greedy, LENGTH))
+    written = finish(engine)[full]
+    assert engine.row(full).finish == "cache_full"
+    late = engine.join(Request(PROMPTS[1], greedy, 4))
+    assert finish(engine)[late] == known_tokens(PROMPTS[1], 4, KEYS)
+    assert engine.rewind(full, 5)
+    assert finish(engine)[full] == written[-5:]
+
+
+def test_a_state_cannot_go_back_and_says_so(opened):
+    engine = Engine(opened(batch=1, states=STATES))
+    row = engine.join(Request(PROMPTS[0], greedy, 3))
+    wanted = finish(engine)[row]
+    assert not engine.rewind(row, 1)
+    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish == "length"
+    engine.extend(row, [7])
+    assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 7], 3, STATES)
+
+
+def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
+    engine = Engine(opened(batch=1, states=KEYS))
+    row = engine.join(Request(PROMPTS[0], greedy, 3))
+    wanted = finish(engine)[row]
+    for tokens, says in (
+        ([], "is empty"),
+        ([VOCAB], "token id"),
+        ([1] * 30, "30 tokens after 23, and the cache holds"),
+    ):
+        with pytest.raises(GenerationError, match=says):
+            engine.extend(row, tokens)
+    for count in (0, -1, 23, 99):
+        with pytest.raises(GenerationError, match="cannot go back by"):
+            engine.rewind(row, count)
+    engine.extend(row, [9])
+    assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 9], 3, KEYS)
+    engine.leave(row)
+    for change in (lambda: engine.rewind(row, 1), lambda: engine.extend(row, [9])):
+        with pytest.raises(GenerationError, match="is free"):
+            change()
+
+
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(opened, states, monkeypatch):
+    """As with GroupQueryAttention on WebGPU: every row of the batch is fed the same."""
+    monkeypatch.setattr(executor, "_needs_even_rows", lambda loaded: True)
+    runner = opened(batch=2, states=states)
+    engine = Engine(runner)
+    row = engine.join(Request(PROMPTS[1], greedy, 5))
+    with pytest.raises(GenerationError, match="no row of the batch is free"):
+        engine.join(Request(PROMPTS[2], greedy, 2))
+    assert finish(engine)[row] == known_tokens(PROMPTS[1], 5, states)
+    for buffer in runner.cache.buffers:
+        np.testing.assert_array_equal(*buffer.host)
+    engine.leave(row)
+    again = engine.join(Request(PROMPTS[2], greedy, 4))
+    assert finish(engine)[again] == known_tokens(PROMPTS[2], 4, states)
+
+
+def test_a_full_batch_and_a_bad_prompt_are_refused_by_name(opened):
+    engine = Engine(opened(batch=1))
+    with pytest.raises(GenerationError, match="token id 999"):
+        engine.join(Request([999]))
+    engine.join(Request([1]))
+    with pytest.raises(GenerationError, match="no row of the batch is free"):
+        engine.join(Request([1]))
+
+
+class Drafts:
+    """Draft tokens from a known text, wrong at some places."""
+
+    def __init__(self, text: list[int], wrong: frozenset[int] = frozenset(), most: int = 4) -> None:
+        self.text, self.wrong, self.most, self.asked = text, wrong, most, 0
+
+    def __call__(self, history: np.ndarray, most: int) -> list[int]:
+        self.asked += bool(most)
+        places = range(len(history), min(len(history) + min(self.most, most), len(self.text)))
+        return [(self.text[place] + (place in self.wrong)) % VOCAB for place in places]
+
+
+@pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
+def test_draft_tokens_change_the_number_of_steps_and_no_token(opened, wrong):
+    engine = Engine(opened(batch=2, states=KEYS))
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    drafts = Drafts([*PROMPTS[0], *wanted], frozenset(wrong))
+    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=drafts))
+    other = engine.join(Request(PROMPTS[1], greedy, 9))
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+        assert engine.runner.cache.filled[row] == engine.row(row).known - 1
+    told = {index: [token for step in steps for token in step.tokens[index]] for index in (row, other)}
+    assert told == {row: wanted, other: known_tokens(PROMPTS[1], 9, KEYS)}
+    decode = [step for step in steps if step.phase == "decode"]
+    assert sum(step.accepted for step in steps) == sum(max(len(step.tokens[row]) - 1, 0) for step in decode)
+    assert sum(len(step.tokens[row]) for step in decode) == 16
+    if not wrong:
+        assert max(len(step.tokens[row]) for step in decode) == 5 and all(
+            step.accepted == step.drafted for step in steps
+        )
+    elif len(wrong) == 60:
+        assert not any(step.accepted for step in steps) and sum(step.drafted for step in steps) > 40
+
+
+def in_turns(logits: np.ndarray, history: np.ndarray) -> int:
+    """One of the likeliest, another one at every place: a text that does not repeat itself."""
+    return int(np.argsort(logits)[-1 - len(history) % 7])
+
+
+def known_in_turns(prompt: list[int], count: int) -> list[int]:
+    text = list(prompt)
+    for _ in range(count):
+        text.append(in_turns(known_logits(text, KEYS)[-1], np.array(text)))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("graph", ["felt", "felt later"])
+def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opened, graph, ends):
+    """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
+    engine = Engine(opened(graph=graph, batch=2, states=KEYS))
+    wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
+    assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
+    stops = frozenset({wanted[2]}) if ends else frozenset()
+    drafter = Drafts([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
+    row = engine.join(Request(PROMPTS[0], in_turns, 17, stops, drafter=drafter))
+    other = engine.join(Request(PROMPTS[1], in_turns, 20))
+    steps = [step for _ in range(30) if (step := engine.step()) is not None]
+    told = [token for step in steps for token in step.tokens[row]]
+    assert told == (wanted[:3] if ends else wanted) and any(step.drafted > step.accepted for step in steps)
+    assert any(step.again for step in steps) == (graph == "felt" or not ends)
+    assert "not finite" in str([step.gave_up for step in steps])
+    decode = [step for step in steps if step.phase == "decode"]
+    assert [step.row_tokens for step in decode] == [sum(map(len, step.tokens)) for step in decode]
+    heard = [token for step in steps for token in step.tokens[other]]
+    if ends:  # a next turn of the row
+        engine.extend(row, [5, 6], max_new_tokens=3)
+        found = finish(engine)
+        heard += found.get(other, [])
+        assert found[row] == known_in_turns([*PROMPTS[0], *wanted[:3], 5, 6], 3)
+    engine.leave(row)
+    again = engine.join(Request(PROMPTS[0], in_turns, 17))
+    late = finish(engine)
+    assert late[again] == wanted and heard + late.get(other, []) == beside
+
+
+def test_an_accepted_stop_token_ends_the_row(opened):
+    engine = Engine(opened(batch=1, states=KEYS))
+    wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
+    asked = Drafts([*PROMPTS[2], *wanted], most=9)
+    row = engine.join(
+        Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), drafter=asked)
+    )
+    assert finish(engine)[row] == wanted[:5] and engine.row(row).finish == "stop" and asked.asked == 1
+    assert engine.runner.cache.filled[row] == engine.row(row).known - 1
+    engine.extend(row, [7])
+    assert finish(engine)[row] == list(range(8, 20))
+
+
+class Control:
+    """As many draft tokens as fit, and a record of what was verified."""
+
+    def __init__(self) -> None:
+        self.verified: list[Verified] = []
+
+    def rests(self, live: int) -> bool:
+        return False
+
+    def count(self, live: int) -> int:
+        return LENGTH
+
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+        self.verified += verified
+
+
+@pytest.mark.parametrize(
+    "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
+)
+def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
+    engine = Engine(opened(**options))
+    wanted = known_tokens(PROMPTS[0], 8, options["states"])
+    engine.join(Request(PROMPTS[0], greedy, 8, drafter=Drafts([*PROMPTS[0], *wanted])))
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+    assert [token for step in steps for token in step.tokens[0]] == wanted
+    assert not any(step.drafted for step in steps)
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["first row", "last row"])
+def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
+    """Of graphs whose rows take one token each, and several tokens of a row by itself."""
+    engine = Engine(opened(batch=3, states=KEYS, appends=False, fewer=True))
+    budgets = [17 if row == place else 4 + row for row in range(3)]
+    asked: list[list[int]] = [[], [], []]
+
+    def drafter(row: int, known: list[int]) -> Drafts:
+        class Counted(Drafts):
+            def __call__(self, history: np.ndarray, most: int) -> list[int]:
+                asked[row].append(most)
+                return super().__call__(history, most)
+
+        return Counted(known, frozenset({13, 29}))
+
+    wanted = [known_tokens(prompt, count, KEYS) for prompt, count in zip(PROMPTS, budgets, strict=True)]
+    for row, (prompt, count) in enumerate(zip(PROMPTS, budgets, strict=True)):
+        engine.join(Request(prompt, greedy, count, drafter=drafter(row, [*prompt, *wanted[row]])))
+    found: list[list[int]] = [[], [], []]
+    alone = []
+    while (step := engine.step()) is not None:
+        for row, tokens in enumerate(step.tokens):
+            found[row] += tokens
+        going = [row for row in range(3) if engine.row(row).finish is None]
+        if len(going) > 1:
+            assert not any(asked) and not step.drafted
+        alone += [step] if step.drafted else []
+    assert found == wanted
+    assert asked[place] and not any(asked[row] for row in range(3) if row != place)
+    assert alone and 0 < sum(step.accepted for step in alone) < sum(step.drafted for step in alone)
+    resting = 2 - place  # what it has in the cache is as it was
+    assert engine.runner.cache.filled[resting] == engine.row(resting).known - 1
+    engine.extend(resting, [7], max_new_tokens=5)
+    text = [*PROMPTS[resting], *wanted[resting], 7]
+    assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
+
+
+def test_draft_tokens_leave_the_distribution_unchanged(opened):
+    runner = opened(batch=1, states=KEYS)
+
+    def counts(drafter):
+        sampler, found = make_sampler(Sampling(30.0, top_k=3, seed=11)), []
+        for _ in range(300):
+            steps = serve(runner, [Request(PROMPTS[2], sampler, 2, drafter=drafter)])
+            found.append(tuple(token for step in steps for token in step.tokens[0]))
+        return {pair: found.count(pair) / 300 for pair in set(found)}
+
+    plain = counts(None)
+    likeliest = max(plain, key=plain.__getitem__)
+    drafted = counts(lambda history, most: [likeliest[1]] if most else [])
+    assert set(drafted) == set(plain)
+    assert all(abs(drafted[pair] - plain[pair]) < 0.12 for pair in plain)
+
+
+def test_a_drafter_that_fails_changes_no_token(opened):
+
+    class Fails(Drafts):
+        def __call__(self, history: np.ndarray, most: int) -> list[int]:
+            if most and len(history) > 25:
+                raise GenerationError("no memory for the draft")
+            return super().__call__(history, most)
+
+    engine = Engine(opened(batch=1, states=KEYS))
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=Fails([*PROMPTS[0], *wanted], most=2)))
+    assert finish(engine)[row] == wanted
+    assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.drafter is None
+
+
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
+    """With patience; without, they wait for the whole of a prompt."""
+    for patience, longest in ((8, 1), (None, 3)):
+        engine = Engine(
+            opened(batch=2, states=KEYS, appends=not fewer, fewer=fewer), prefill_chunk=8, patience=patience
+        )
+        first = engine.join(Request(PROMPTS[2], greedy, 20))
+        heard = [step for _ in range(3) if (step := engine.step()) is not None]
+        second = engine.join(Request(PROMPTS[0], greedy, 6))  # three chunks
+        while (step := engine.step()) is not None:
+            heard.append(step)
+        phases = "".join(step.phase[0] for step in heard).strip("d")
+        assert max(map(len, phases[1:].replace("d", " ").split())) == longest, phases
+        told = {row: [token for step in heard for token in step.tokens[row]] for row in (first, second)}
+        assert told == {first: known_tokens(PROMPTS[2], 20, KEYS), second: known_tokens(PROMPTS[0], 6, KEYS)}
+
+
+def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(opened):
+    """Where every step is of all rows, one that begins beside it may be longer than the room behind what it has."""
+    states = KEYS
+    engine = Engine(opened(batch=2, states=states, fewer=False))
+    begin, later = tuple(n % VOCAB for n in range(3, 42)), tuple(n % VOCAB for n in range(5, 35))
+    engine.join(Request(begin, greedy, max_new_tokens=1))
+    while engine.step() is not None:
+        pass
+    before = engine.runner.cache.filled[0]
+    engine.join(Request(later, greedy, max_new_tokens=1))
+    engine.step()
+    assert engine.runner.cache.filled[0] == min(before, LENGTH - len(later)) < before
+    said = [*begin, int(engine.row(0).history[engine.row(0).known - 1])]
+    engine.extend(0, (1, 2, 3), max_new_tokens=4)
+    while engine.step() is not None:
+        pass
+    row = engine.row(0)
+    assert row.history[row.given : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
+
+
+def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):
+    """Rows end one after the other, and the last steps are of fewer: their buffers are smaller than those observed."""
+    package = handmade(tmp_path / "package", batch=4, states=KEYS, appends=False, fewer=True)
+    runner = load_runner(package, parse_chain("cpu"), threads=1, observe=True)
+    try:
+        engine = Engine(runner)
+        for count in (8, 8, 8, 12):
+            engine.join(Request(PROMPTS[2], greedy, max_new_tokens=count))
+        finish(engine)
+        sizes = [
+            graph.binding.buffers["logits"].size_bytes
+            for graph in (runner.seen_bound("decode"), runner._bound["decode", 0])
+        ]
+        assert sizes == [4 * VOCAB * 4, VOCAB * 4]
+    finally:
+        runner.close()

@@ -1,0 +1,185 @@
+"""Which graph takes which tokens next. No session is opened here, and nothing of ONNX Runtime imported."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from partita.runtime.generate.planner import (
+    Capacity,
+    RowView,
+    StepPlan,
+    one_token_first,
+    plan_step,
+    prompts_first,
+)
+
+ANY = Capacity(max_length=64)
+PAIR = Capacity(max_length=64, chunk=8, logits_rows=4)
+SUMS = Capacity(max_length=64, padding_is_safe=False)
+SUMS_PAIR = Capacity(max_length=64, chunk=8, padding_is_safe=False)
+WHOLE = Capacity(max_length=64, appends_chunks=False)
+FEWER = replace(WHOLE, takes_fewer_rows=True)
+SUMS_FEWER = replace(SUMS, appends_chunks=False, takes_fewer_rows=True)
+SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, takes_fewer_rows=True)
+
+GRAPHS = (ANY, PAIR, SUMS, SUMS_PAIR, WHOLE, FEWER, SUMS_FEWER, SUMS_PAIR_FEWER)
+
+
+def planned(rows: list[RowView], capacity: Capacity = ANY, most: int = 512) -> StepPlan:
+    plan = plan_step(prompts_first(rows, capacity), capacity, most)
+    assert plan is not None
+    return plan
+
+
+def shape(plan: StepPlan) -> tuple[str, int, tuple[int, ...]]:
+    return plan.graph, plan.new_tokens, plan.take
+
+
+def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=prompts_first) -> list[StepPlan]:
+    """Plans until every prompt is read."""
+    filled = [0] * len(lengths)
+    plans: list[StepPlan] = []
+    while True:
+        rows = [RowView(done, length - done, reads=True) for done, length in zip(filled, lengths, strict=True)]
+        plan = plan_step(policy(rows, capacity), capacity, most)
+        if plan is None:
+            return plans
+        plans.append(plan)
+        filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
+
+
+def test_it_needs_no_onnxruntime():
+    code = "import sys, partita.runtime.generate.planner; sys.exit('onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nobody_has_anything_to_do():
+    assert plan_step([RowView(5, 0, live=False), RowView(0, 0)], ANY, 512) is None
+    assert plan_step([RowView(5, 1, most=0)], ANY, 512) is None
+
+
+def test_a_prompt_is_read_in_chunks_and_ends_with_its_last_position():
+    plans = read_all([20], ANY, most=8)
+    assert [shape(plan) for plan in plans] == [("prefill", 8, (8,)), ("prefill", 8, (8,)), ("prefill", 4, (4,))]
+    assert [plan.ends for plan in plans] == [(), (), ((0, 3),)]
+    assert [plan.positions for plan in plans] == [(0,), (0,), (3,)]
+    assert [plan.starts for plan in plans] == [(0,), (8,), (16,)]
+    assert all(plan.reads for plan in plans)
+
+
+def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
+    apart = replace(ANY, decode_takes_several=True)
+    assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
+    assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
+    assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))
+    assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
+    assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
+    alone = replace(apart, appends_chunks=False)
+    assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
+
+
+def test_a_fixed_chunk_is_padded_and_what_does_not_fit_is_read_by_the_decode_graph():
+    assert [shape(plan) for plan in read_all([11], PAIR)] == [("prefill", 8, (8,)), ("prefill", 8, (3,))]
+    near_the_end = read_all([63], PAIR)
+    assert [plan.graph for plan in near_the_end] == ["prefill"] * 8
+    short = Capacity(max_length=60, chunk=8)
+    assert [plan.graph for plan in read_all([59], short)] == ["prefill"] * 7 + ["decode"] * 3
+
+
+def test_a_row_that_joins_others_is_read_by_itself_in_chunks_where_a_step_need_not_be_of_all():
+    rows = [RowView(12, 1), RowView(0, 30, reads=True), RowView(7, 1)]
+    plan = planned(rows, FEWER, most=16)
+    assert (shape(plan), plan.span, plan.begins) == (("prefill", 16, (0, 16, 0)), (1, 2), (1,))
+    plan = planned([rows[0], RowView(16, 14, reads=True), rows[2]], FEWER, most=16)
+    assert (shape(plan), plan.span, plan.starts) == (("prefill", 14, (0, 14, 0)), (1, 2), (0, 16, 0))
+    assert plan.ends == ((1, 13),)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "spans"),
+    [
+        ([5, 3, 4], [None]),  # so short that three steps would read the weights three times for nothing
+        ([40, 3, 40], [(0, 1), (1, 2), (2, 3)]),  # padding would be most of it
+        ([20, 20, 3], [(0, 2), (2, 3)]),
+        ([20, 40, 40], [(0, 1), (1, 3)]),
+        ([50, 50], [None]),
+    ],
+)
+def test_neighbours_are_read_together_where_that_takes_no_longer(lengths, spans):
+    assert [plan.span for plan in read_all(lengths, FEWER)] == spans
+
+
+def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chunks_need_a_row_alone():
+    assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    together = replace(FEWER, appends_chunks=True)
+    assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
+
+
+def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
+    rows = [RowView(0, 0, live=False), RowView(9, 1), RowView(30, 0, live=False), RowView(20, 1), RowView(0, 0)]
+    plan = planned(rows, FEWER)
+    assert (shape(plan), plan.span) == (("decode", 1, (0, 1, 0, 1, 0)), (1, 4))
+    assert plan.ends == ((1, 0), (3, 0)) and plan.starts[1:4] == (9, 30, 20)
+
+
+def test_a_single_row_has_draft_tokens_verified_where_a_batch_takes_one_token_of_each():
+    alone = [RowView(0, 0, live=False), RowView(9, 4, every_logit=True)]
+    assert shape(planned(alone, FEWER)) == ("prefill", 4, (0, 4)) and planned(alone, FEWER).span == (1, 2)
+    assert shape(planned(alone, WHOLE)) == ("prefill", 1, (0, 1))
+
+
+def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_is_room_for_few():
+    heard = RowView(0, 8, reads=True, every_logit=True)
+    assert planned([heard]).positions == tuple(range(8))
+    assert planned([heard], PAIR).positions == (4, 5, 6, 7)
+
+
+def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
+    plans = read_all([11], PAIR, policy=one_token_first)
+    assert [(plan.starts[0], plan.take[0]) for plan in plans] == [(0, 1), (1, 8), (9, 2)]
+    assert [plan.ends for plan in plans] == [(), (), ((0, 1),)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_spoiled(seed):
+    """The rules, on random rows: who has begun and would be spoiled is never padded, and no cache is written beyond."""
+    rng = random.Random(seed)
+    for capacity, batch in itertools.product(GRAPHS, (1, 2, 3)):
+        lengths = [rng.randint(1, 60) for _ in range(batch)]
+        filled = [0] * batch
+        for _ in range(400):
+            rows = [RowView(done, size - done, reads=True) for done, size in zip(filled, lengths, strict=True)]
+            plan = plan_step(prompts_first(rows, capacity), capacity, rng.choice((1, 5, 512)))
+            if plan is None:
+                break
+            first, end = plan.span or (0, batch)
+            assert capacity.takes_fewer_rows or plan.span is None
+            assert not any(plan.take[:first]) and not any(plan.take[end:])
+            begun = any(row.filled for row in rows[first:end])
+            assert (
+                capacity.appends_chunks
+                or not begun
+                or plan.new_tokens == 1
+                or (end - first == 1 and capacity.takes_fewer_rows)
+            )
+            for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
+                assert took <= row.pending
+                assert capacity.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
+                assert row.filled + plan.new_tokens <= capacity.max_length or not row.live
+            assert {row for row, _ in plan.ends} == {
+                index for index, row in enumerate(rows) if row.pending and row.pending == plan.take[index]
+            }
+            filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
+        assert filled == lengths, (capacity, lengths)
+
+
+def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:
+    rows = [RowView(20, 0, live=False), RowView(0, 8, reads=True)]
+    assert (planned(rows, WHOLE).new_tokens, planned(rows, WHOLE).starts) == (8, (0, 0))
+    assert planned(rows, ANY).starts == (20, 0), "and stays where it is where any may begin"

@@ -1,0 +1,283 @@
+"""What prompts begin with alike is read once, and every row has the tokens that its own prompt leads to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError
+from partita.runtime.generate import prefixes
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.request import Prefix, Request
+from tests.runtime.handmade import ALL, PHASES, VOCAB, known_tokens
+
+SYSTEM = [(5 * i + 1) % VOCAB for i in range(24)]
+QUESTIONS = [[9, 4, 33], [2], [7, 7, 1, 50, 3], [60, 1]]
+PROMPTS = [[*SYSTEM, *question] for question in QUESTIONS]
+STATES = [("key",), ALL, ("recurrent",)]
+
+
+def some(engine: Engine, steps: int, found: dict[int, list[int]]) -> int:
+    """Add the tokens of so many steps to those of each row; how many were taken in on the way."""
+    taken = 0
+    for _ in range(steps):
+        step = engine.step()
+        if step is None:
+            break
+        taken += step.row_tokens
+        for row, tokens in enumerate(step.tokens):
+            found.setdefault(row, []).extend(tokens)
+    return taken
+
+
+def finish(engine: Engine) -> tuple[dict[int, list[int]], int]:
+    """Tokens of each row until nothing is left to do, and how many were taken in on the way."""
+    found: dict[int, list[int]] = {}
+    return found, some(engine, 999, found)
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize("shapes", PHASES)
+def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, states, shapes):
+    engine = Engine(opened(batch=3, states=states, shapes=shapes), shares=True)
+    rows = [engine.join(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
+    found, taken = finish(engine)
+    assert [found[row] for row in rows] == [known_tokens(prompt, 4, states) for prompt in PROMPTS[:3]]
+    assert taken == len(SYSTEM) + sum(map(len, QUESTIONS[:3])) + 3 * 3
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch):
+    """Of one row after the other: what two of them have in common is known with the second, and copied by the third."""
+    engine = Engine(opened(batch=batch, states=states), shares=True)
+    read = []
+    for prompt in PROMPTS:
+        row = engine.join(Request(prompt, greedy, 3))
+        found, taken = finish(engine)
+        assert found[row] == known_tokens(prompt, 3, states)
+        engine.leave(row)
+        read.append(taken - 2)
+    assert read == [len(PROMPTS[0]), len(PROMPTS[1]), *(len(question) for question in QUESTIONS[2:])]
+    assert engine.prefixes is not None and engine.prefixes.copied_tokens == 2 * len(SYSTEM)
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+@pytest.mark.parametrize(("appends", "fewer"), [(True, False), (False, False), (False, True)])
+def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, appends, fewer):
+    runner = opened(batch=3, states=states, shapes=shapes, appends=appends, fewer=fewer)
+    engine = Engine(runner, shares=True)
+    first = engine.join(Request(PROMPTS[0], greedy, 14))
+    found: dict[int, list[int]] = {}
+    some(engine, 4, found)
+    second = engine.join(Request(PROMPTS[1], greedy, 9))
+    some(engine, 2, found)
+    third = engine.join(Request(PROMPTS[2], greedy, 5))
+    some(engine, 99, found)
+    wanted = {first: (PROMPTS[0], 14), second: (PROMPTS[1], 9), third: (PROMPTS[2], 5)}
+    assert {row: found[row] for row in wanted} == {
+        row: known_tokens(prompt, count, states) for row, (prompt, count) in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
+    engine = Engine(opened(batch=2, states=states), prefill_chunk=5, shares=True)
+    first = engine.join(Request(PROMPTS[0], greedy, 4))
+    second = engine.join(Request(PROMPTS[1], greedy, 4))
+    assert engine.step() is not None
+    engine.leave(first)
+    found, _ = finish(engine)
+    assert found[second] == known_tokens(PROMPTS[1], 4, states)
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
+def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
+    runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
+    before = Engine(runner)
+    row = before.join(Request(SYSTEM))
+    finish(before)
+    saved = before.saved(row)
+    engine = Engine(runner, shares=True)
+    engine.give(saved)
+    for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
+        other = [round + 1, *SYSTEM]
+        for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
+            row = engine.join(Request(prompt, greedy, 3))
+            found, count = finish(engine)
+            assert found[row] == known_tokens(prompt, 3, states)
+            assert taken is None or count == taken + 2
+            engine.leave(row)
+
+
+def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
+    runner = opened(batch=1, states=("key",))
+    before = Engine(runner)
+    row = before.join(Request(SYSTEM))
+    finish(before)
+    saved = before.saved(row)
+    engine = Engine(runner, shares=True)
+    engine.give(replace(saved, adapter="other"))
+    engine.join(Request(PROMPTS[0], greedy, 3))
+    _, taken = finish(engine)
+    assert taken == len(PROMPTS[0]) + 2
+
+
+def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
+    keeps = Prefix(np.array(SYSTEM), {})
+    engine = Engine(opened(graph="rope", rereads_at=30), shares=True)
+    engine.give(keeps)
+    for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
+        with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
+            Engine(opened(**options), shares=True).give(keeps)
+
+
+def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
+    engine = Engine(opened(batch=1, states=ALL), shares=True)
+    texts = [[number, *SYSTEM] for number in range(12)]
+    for text in texts:
+        for question in QUESTIONS[:2]:
+            engine.join(Request([*text, *question], greedy, 2))
+            found, _ = finish(engine)
+            assert found[0] == known_tokens([*text, *question], 2)
+            engine.leave(0)
+    assert engine.prefixes is not None
+    kept = engine.prefixes.kept
+    assert [int(prefix.tokens[0]) for prefix in kept] == sorted(int(prefix.tokens[0]) for prefix in kept)
+    assert kept[-1].tokens.tolist() == texts[-1]
+    assert sum(prefix.size_bytes for prefix in kept) <= engine.runner.cache.size_bytes
+
+
+@pytest.mark.parametrize("bytes_per_second", [1e-3, 1e12])
+def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeypatch, bytes_per_second):
+    runner = opened(batch=1, states=("key",))
+    monkeypatch.setattr(type(runner.cache), "on_host", False)
+    monkeypatch.setattr("partita.runtime.generate.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
+    engine = Engine(runner, shares=True)
+    for prompt in PROMPTS[:3]:
+        engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
+        assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
+        engine.leave(0)
+    assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
+
+
+def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
+    runner = opened(graph="rope", batch=2, rereads_at=28)
+    for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
+        engine = Engine(runner, shares=True)
+        for prompt in prompts:
+            engine.join(Request(prompt, greedy, 1))
+        finish(engine)
+        assert engine.prefixes is not None and bool(engine.prefixes.copies) is shared
+
+
+# --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
+
+
+def saved(engine: Engine, tokens: list[int]):
+    row = engine.join(Request(tokens))
+    while engine.step() is not None:
+        pass
+    prefix = engine.saved(row)
+    engine.leave(row)
+    return prefix
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize("shapes", PHASES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shapes, batch):
+    prefix = saved(Engine(opened(states=states, shapes=shapes)), SYSTEM)
+    assert prefix.tokens.tolist() == SYSTEM
+    engine = Engine(opened(states=states, shapes=shapes, batch=batch))
+    rows = [engine.join(Request(prompt, greedy, 5, prefix=prefix)) for prompt in PROMPTS[:batch]]
+    found, taken = finish(engine)
+    assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
+    assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
+
+
+def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
+    """A tokenizer may join the end of a prefix with what follows it."""
+    engine = Engine(opened(states=("key",)))
+    prefix = saved(engine, SYSTEM)
+    prompt = [*SYSTEM[:-2], 8, 9, 10]
+    engine.join(Request(prompt, greedy, 4, prefix=prefix))
+    found, taken = finish(engine)
+    assert found[0] == known_tokens(prompt, 4, ("key",)) and taken == 3 + 3
+    engine.leave(0)
+    engine.join(Request(SYSTEM, greedy, 4, prefix=prefix))
+    assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
+
+
+def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opened):
+    engine = Engine(opened())
+    prefix = saved(engine, SYSTEM)
+    for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
+        with pytest.raises(GenerationError, match="sums up or drops tokens cannot go back"):
+            engine.join(Request(prompt, greedy, 4, prefix=prefix))
+        assert engine.rows == [None]
+    engine.join(Request(PROMPTS[0], greedy, 4, prefix=prefix))
+    assert finish(engine)[0][0] == known_tokens(PROMPTS[0], 4)
+
+
+def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
+    runner = opened(graph="rope", rereads_at=20)
+    with pytest.raises(GenerationError, match="24 tokens cannot be kept as a prefix: the rotary frequencies"):
+        saved(Engine(runner), SYSTEM)
+    engine = Engine(runner)
+    prefix = saved(engine, SYSTEM[:10])
+    with pytest.raises(GenerationError, match="a prompt of 27 tokens cannot begin with a prefix"):
+        engine.join(Request(PROMPTS[0], greedy, 2, prefix=prefix))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["key", "recurrent"])
+def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
+    """The host is the only device at hand here; the calls are those for CUDA memory."""
+    from dataclasses import replace
+
+    from partita.package.contract import State
+    from partita.runtime.generate.cache.in_place import FixedStates, RecurrentStates
+    from partita.runtime.ort.buffers import host_buffer
+
+    filled = host_buffer((3, 2, 5, 4), dtype)
+    filled.host[...] = np.arange(120).reshape(3, 2, 5, 4)
+    before = filled.host.copy()
+
+    class Session:
+        def state_buffer(self, *asked):
+            return replace(filled, array=None, memory="Cuda")
+
+    state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
+    store = (FixedStates if kind == "key" else RecurrentStates)([state], Session())  # type: ignore[arg-type]
+    tokens = 3 if kind == "key" else 5
+    assert store.saves(tokens, 5) and store.loads()
+    states = store.save_row(2, tokens)
+    np.testing.assert_array_equal(states["past"], before[2, :, :tokens])
+    assert store.row_shapes(tokens) == {"past": ((2, tokens, 4), dtype)}
+    store.load_row(0, states)
+    before[0, :, :tokens] = before[2, :, :tokens]
+    np.testing.assert_array_equal(filled.host, before)
+
+
+def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
+    """What it waited for is what its text was."""
+    engine = Engine(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
+    first = engine.join(Request(PROMPTS[0], greedy, 4))
+    second = engine.join(Request(PROMPTS[1], greedy, 4))
+    engine.step()
+    engine.halt(second)
+    kept = 4
+    assert engine.rewind(second, engine.row(second).known - kept)
+    engine.halt(second)
+    while engine.runner.cache.filled[first] < len(SYSTEM):
+        engine.step()
+    assert engine.runner.cache.filled[second] <= kept
+    engine.extend(second, (9, 8, 7), greedy, 4)
+    found, _ = finish(engine)
+    assert found[second] == known_tokens([*PROMPTS[1][:kept], 9, 8, 7], 4, ("key",))

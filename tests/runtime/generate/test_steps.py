@@ -1,0 +1,269 @@
+"""The token loop, on real sessions: the right tokens whatever the chunks and rows, and a clear end otherwise."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError, UsageError
+from partita.options.sampling import Sampling
+from partita.runtime.generate.choice.sampling import greedy, make_sampler
+from partita.runtime.generate.loop import Engine, serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.steps import generate
+from tests.conftest import BASE
+
+
+def random_prompt(seed: int, size: int) -> list[int]:
+    """Token ids of the tiny checkpoint, none of them special."""
+    return np.random.default_rng(seed).integers(3, BASE["vocab_size"], size).tolist()
+
+
+PROMPTS = tuple(random_prompt(seed, size) for seed, size in ((3, 20), (4, 7), (5, 3)))
+# Chunks of 6 do not divide the 64 tokens of the cache: the last one does not fit.
+PAIR: dict[str, Any] = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
+KINDS: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "onnx24": {"attention": "onnx24"},
+    "gqa, 3 rows": {"batch_size": 3},
+    "onnx24, 3 rows": {"attention": "onnx24", "batch_size": 3},
+    "static pair": PAIR,
+    "static pair, 2 rows": {**PAIR, "batch_size": 2},
+    "static pair, onnx24, 2 rows": {**PAIR, "batch_size": 2, "attention": "onnx24"},
+}
+
+
+def run(runner, prompts, *, new=20, stop=(), chunk=512, sampler=greedy):
+    return list(generate(runner, prompts, max_new_tokens=new, sampler=sampler, stop_ids=stop, prefill_chunk=chunk))
+
+
+def row(steps, index=0):
+    return [token for step in steps for token in step.tokens[index]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [512, 5, 1])
+def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, chunk):
+    runner = open_runner(**KINDS[kind])
+    steps = run(runner, PROMPTS[: runner.contract.batch_size], chunk=chunk)
+    for index in range(runner.contract.batch_size):
+        assert row(steps, index) == reference(PROMPTS[index], 20)
+    assert steps[-1].finish == ("length",) * runner.contract.batch_size
+
+
+@pytest.mark.parametrize("kind", ["gqa, 3 rows", "onnx24, 3 rows"])
+def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, reference, kind):
+    runner = open_runner(**KINDS[kind])
+    engine = Engine(runner, prefill_chunk=8, records=True)
+    found: list[list[int]] = [[], [], []]
+
+    def steps(count: int) -> None:
+        while count and (step := engine.step()) is not None:
+            count -= 1
+            for row, tokens in enumerate(step.tokens):
+                found[row].extend(tokens)
+
+    engine.join(Request(PROMPTS[1], greedy, 20))
+    steps(3)
+    for prompt in (PROMPTS[2], PROMPTS[0]):  # the first of them is read before the other joins, in another place
+        engine.join(Request(prompt, greedy, 20))
+        steps(2)
+    steps(1000)
+    assert found == [reference(prompt, 20) for prompt in (PROMPTS[1], PROMPTS[2], PROMPTS[0])]
+    assert [step.row_tokens for step in runner.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
+    assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
+
+
+def test_a_runner_can_be_used_again(open_runner, reference):
+    runner = open_runner()
+    run(runner, [PROMPTS[0]], new=30)
+    assert row(run(runner, [PROMPTS[1]])) == reference(PROMPTS[1], 20)
+
+
+def test_steps_count_what_they_took_in(open_runner):
+    runner = open_runner()
+    steps = run(runner, [PROMPTS[0]], new=4, chunk=8)
+    assert [(step.phase, step.new_tokens) for step in steps] == [("prefill", n) for n in (8, 8, 4)] + [
+        ("decode", 1)
+    ] * 3
+    assert [step.tokens[0] == () for step in steps] == [True, True, False, False, False, False]
+
+
+def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
+    """Of 62 prompt tokens 60 fit in chunks of 6; another chunk would end at 66, beyond the 64 of the cache."""
+    runner = open_runner(**PAIR)
+    assert (runner.capacity.chunk, runner.contract.max_length) == (6, 64)
+    prompt = random_prompt(6, 62)
+    steps = run(runner, [prompt])
+    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [*[6] * 10, 1, 1]
+    assert row(steps) == reference(prompt, 2)
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
+    runner = open_runner(batch_size=3)
+    expected = [reference(prompt, 20) for prompt in PROMPTS]
+    stop = expected[1][4]
+    steps = run(runner, PROMPTS, stop=[stop])
+    for index, tokens in enumerate(expected):
+        kept = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert row(steps, index) == kept
+        assert steps[-1].finish[index] == ("stop" if stop in tokens else "length")
+
+
+@pytest.mark.parametrize("kind", ["gqa", "onnx24", "static pair"])
+def test_a_full_cache_ends_the_row_after_the_last_token_that_fits(open_runner, reference, kind):
+    runner = open_runner(**KINDS[kind])
+    steps = run(runner, [PROMPTS[0]], new=1000)
+    assert row(steps) == reference(PROMPTS[0], runner.contract.max_length - len(PROMPTS[0]))
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_prompt_that_fills_the_cache_leaves_no_room_for_a_token(open_runner):
+    runner = open_runner()
+    steps = run(runner, [[5] * runner.contract.max_length])
+    assert row(steps) == []
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, reference):
+    runner = open_runner(attention="onnx24", batch_size=3)
+    long = random_prompt(7, runner.contract.max_length - 2)
+    steps = run(runner, [long, *PROMPTS[1:]], new=15)
+    assert steps[-1].finish == ("cache_full", "length", "length")
+    assert row(steps, 0) == reference(long, 2)
+    assert [row(steps, index) for index in (1, 2)] == [reference(prompt, 15) for prompt in PROMPTS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([[5], [6]], "no row of the batch is free"),
+        ([[]], "empty"),
+        ([[5, 6, -1]], "token id -1 at position 2"),
+    ],
+)
+def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runner, prompts, says):
+    is_refused(open_runner(), prompts, says)
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_runner):
+    runner = open_runner()
+    limit = runner.contract.max_length
+    is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens and the cache holds {limit}.*--max-length")
+
+
+def is_refused(runner, prompts, says):
+    with pytest.raises(GenerationError, match=says):
+        generate(runner, prompts, max_new_tokens=4, sampler=greedy)
+    assert runner.steps == []
+
+
+@pytest.mark.parametrize(("option", "says"), [({"new": 0}, "`max_new_tokens`"), ({"chunk": -1}, "`prefill_chunk`")])
+def test_absurd_options_are_usage_errors(open_runner, option, says):
+    with pytest.raises(UsageError, match=says):
+        run(open_runner(), [[5]], **option)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_name_step_and_row_and_do_not_spoil_the_next_run(open_runner, reference, bad):
+    """A cache that holds `bad` is what a graph with an overflow leaves behind."""
+    runner = open_runner(attention="onnx24", batch_size=3)
+    steps = generate(runner, PROMPTS, max_new_tokens=20, sampler=greedy)
+    next(steps)
+    next(steps)
+    runner.cache.buffers[1].host[2, :, :3] = bad
+    with pytest.raises(GenerationError, match="step 2, row 2"):
+        next(steps)
+    again = run(runner, PROMPTS)
+    assert [row(again, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS]
+
+
+def test_a_generation_can_be_left_at_any_step(open_runner, reference):
+    runner = open_runner()
+    steps = generate(runner, [PROMPTS[0]], max_new_tokens=20, sampler=greedy)
+    seen = [next(steps), next(steps)]
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)
+    assert runner.steps == seen
+    assert row(run(runner, [PROMPTS[0]])) == reference(PROMPTS[0], 20)
+
+
+def test_the_sampler_sees_the_rows_own_history(open_runner):
+    seen: list[list[int]] = []
+
+    def spy(logits, history):
+        seen.append(history.tolist())
+        return greedy(logits, history)
+
+    runner = open_runner(batch_size=3)
+    steps = run(runner, PROMPTS, new=2, sampler=spy)
+    first = [row(steps, index)[0] for index in range(3)]
+    assert seen[:3] == [list(prompt) for prompt in PROMPTS]
+    assert seen[3:] == [[*prompt, token] for prompt, token in zip(PROMPTS, first, strict=True)]
+
+
+def test_fp16_gives_sensible_tokens_and_keeps_an_fp16_cache(open_runner, reference):
+    runner = open_runner(precision="fp16")
+    assert row(run(runner, [PROMPTS[0]], new=5)) == reference(PROMPTS[0], 5)
+    assert {buffer.dtype for buffer in runner.cache.buffers} == {"float16"}
+
+
+def test_the_same_seed_draws_the_same_tokens(open_runner):
+    runner = open_runner()
+    draws = [
+        row(run(runner, [PROMPTS[0]], sampler=make_sampler(Sampling(1.0, top_k=50, seed=seed)))) for seed in (7, 7, 8)
+    ]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+def test_the_loop_costs_less_than_half_a_millisecond_a_step(open_runner, record_property):
+    runner = open_runner()
+    steps = [step for step in run(runner, [PROMPTS[2]], new=50) if step.phase == "decode"]
+    overhead_us = 1e6 * statistics.median(step.overhead_seconds for step in steps)
+    record_property("overhead_us", overhead_us)
+    assert overhead_us < 500, f"{overhead_us:.0f} us per decode step"
+
+
+SHARED = random_prompt(8, 22)
+QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5), (12, 1), (13, 9), (14, 3)))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "growing"])
+def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
+    runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
+    engine = Engine(runner, shares=True)
+    waiting, of_row = list(enumerate(QUESTIONS)), dict[int, int]()
+    heard: list[list[int]] = [[] for _ in QUESTIONS]
+    while waiting or of_row:
+        while waiting and None in engine.rows:
+            number, prompt = waiting.pop(0)
+            of_row[engine.join(Request(prompt, greedy, 4 + 3 * number, shares=len(SHARED)))] = number
+        step = engine.step()
+        assert step is not None
+        for index, number in list(of_row.items()):
+            heard[number] += step.tokens[index]
+            if step.finish[index] is not None:
+                engine.leave(index)
+                del of_row[index]
+    assert heard == [reference(prompt, 4 + 3 * number) for number, prompt in enumerate(QUESTIONS)]
+    assert engine.prefixes is not None and engine.prefixes.copies
+
+
+@pytest.mark.parametrize("kind", ["gqa", "onnx24, 3 rows", "static pair, 2 rows", "growing"])
+def test_a_prefix_of_one_run_begins_the_rows_of_another(open_runner, reference, kind):
+    runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
+    engine = Engine(runner)
+    engine.join(Request(SHARED))
+    while engine.step() is not None:
+        pass
+    prefix = engine.saved(0)
+    prompts = QUESTIONS[: runner.contract.batch_size]
+    steps = list(serve(runner, [Request(prompt, greedy, 6, prefix=prefix) for prompt in prompts]))
+    for index, prompt in enumerate(prompts):
+        assert row(steps, index) == reference(prompt, 6)
+    assert sum(step.row_tokens for step in steps) == sum(map(len, prompts)) - len(prompts) * (len(SHARED) - 5)

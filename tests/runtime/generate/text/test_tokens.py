@@ -1,0 +1,424 @@
+"""Text in and out: whole characters only, stop strings across tokens, chat templates."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import threading
+import time
+
+import pytest
+
+from partita.errors import GenerationError, PackageError, UsageError
+from partita.runtime.generate.text.stop_strings import StopStrings
+from partita.runtime.generate.text.tokens import load_text, stop_token_ids
+
+HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
+
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def text(tiny_package):
+    return load_text(tiny_package())
+
+
+def test_encoding_and_decoding_is_the_identity(text):
+    assert text.decode(text.encode(HARD)) == HARD
+
+
+def test_streaming_gives_whole_characters_and_in_the_end_everything(text):
+    ids = text.encode(HARD)
+    assert len(ids) > 2 * len("日本語"), "the test needs characters of several tokens"
+    stream = text.stream()
+    pieces = [stream.push(token) for token in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + stream.finish() == HARD
+    assert pieces.count("") > 10
+
+
+def test_text_comes_as_soon_as_its_character_is_whole(text):
+    stream = text.stream()
+    assert [stream.push(token) for token in text.encode("😀")] == ["", "", "", "😀"]
+
+
+def test_streaming_continues_the_prompt(text):
+    ids = text.encode("日本語 text")
+    for cut in range(1, len(ids)):
+        stream = text.stream(ids[:cut])
+        shown = "".join(stream.push(token) for token in ids[cut:]) + stream.finish()
+        assert "日本語 text".endswith(shown)
+
+
+def test_a_character_that_never_becomes_whole_shows_at_the_end_only(text):
+    ids = text.encode("a😀")[:-1]
+    stream = text.stream()
+    assert "".join(stream.push(token) for token in ids) == "a"
+    assert stream.finish() == "\ufffd"
+
+
+def test_byte_fallback_tokenizers_stream_whole_characters(tmp_path):
+    """Their decoder gives up on a whole run of byte tokens as long as its last character is incomplete."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(tmp_path)
+    text = load_text(tmp_path)
+    wanted = "a😀你好世界😀a"
+    for prompt in ("", "你好世界"):
+        context, ids = text.encode(prompt), text.encode(wanted)
+        stream = text.stream(context)
+        pieces = [stream.push(token) for token in ids]
+        assert "".join(pieces) == wanted
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.fixture
+def bytes_text(tmp_path):
+    """A tokenizer of a token for a and b and one for each byte, which gives up on runs of bytes that are no UTF-8."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}, "b": 258}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(tmp_path)
+    return load_text(tmp_path)
+
+
+def byte_ids(data: bytes) -> list[int]:
+    letters = {ord("a"): 1, ord("b"): 258}
+    return [letters.get(byte, 2 + byte) for byte in data]
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_prompt_that_ends_inside_of_a_character_costs_nothing_of_the_answer(bytes_text, known):
+    ids = byte_ids("a😀".encode() + b"b" + "好".encode() + b"a")
+    stream = bytes_text.stream(ids[: 1 + known])
+    assert "".join(stream.push(token) for token in ids[1 + known :]) + stream.finish() == "😀b好a"
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"\xf0\x9f\x98\x80\xe4a", "\U0001f600\ufffda"),
+        (b"\xf0\x9f\x98\x80\xe4", "\U0001f600\ufffd"),
+        (b"a\xff\xfeb", "a\ufffd\ufffdb"),
+        ("你好".encode() + b"\xe4\xbd" + b"b", "你好\ufffd\ufffdb"),
+        ("a你b好".encode(), "a你b好"),
+    ],
+)
+def test_stray_bytes_cost_one_mark_each_and_nothing_that_was_shown(bytes_text, data, shown):
+    stream = bytes_text.stream()
+    pieces = [stream.push(token) for token in byte_ids(data)]
+    assert "".join(pieces) + stream.finish() == shown == bytes_text.decode(byte_ids(data))
+
+
+def test_a_stream_is_the_decode_of_the_whole_for_any_bytes(bytes_text):
+    draw = random.Random(0)
+    for _ in range(300):
+        parts = [draw.choice(["a", "b", "é", "你", "😀"]).encode(), bytes([draw.randrange(128, 256)])]
+        data = b"".join(draw.choice(parts[:1] * 3 + parts[1:]) for _ in range(draw.randrange(12)))
+        ids = byte_ids(data)
+        whole = bytes_text.decode(ids)
+        for prompt in ([], byte_ids("你a".encode())):
+            stream = bytes_text.stream(prompt)
+            assert "".join([*(stream.push(token) for token in ids), stream.finish()]) == whole
+        with contextlib.suppress(UnicodeDecodeError):
+            assert whole == data.decode("utf-8") == bytes_text.decode_at_once(ids)
+        assert whole.replace("\ufffd", "") in "".join(data.decode("utf-8", "ignore"))
+
+
+@pytest.fixture(scope="module")
+def spaced_text(tmp_path_factory):
+    """A tokenizer like sentencepiece's: the space before a word is part of its token, and is dropped at the start."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    words = ["\u2581the", "\u2581", "cat", "\u2581cat", "s", ".", "é", "\u2581😀"]
+    vocab = {word: place for place, word in enumerate(["<unk>", *words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    strip = decoders.Strip(" ", 1, 0)
+    core.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    core.add_special_tokens([AddedToken("<s>", special=True)])
+    core.add_tokens([AddedToken("<|added|>", normalized=False)])
+    folder = tmp_path_factory.mktemp("spaced")
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
+@pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
+def test_a_stream_after_a_prompt_adds_what_decoding_all_of_it_does(tiny_package, spaced_text, kind, family):
+    text = load_text(tiny_package() if family == "byte level" else spaced_text, kind)
+    draw, size = random.Random(5), len(text._tokenizer.core.get_vocab())
+    said = [text.encode("the cat") + text.encode(part) for part in ("é😀", "the cats.", "日本語 the", "<|added|>")]
+    whole_texts = 0
+    for _ in range(200):
+        ids = [token for _ in range(5) for token in draw.choice([draw.choice(said), [draw.randrange(size)]])]
+        cut = draw.randrange(len(ids))
+        whole, prompt = text.decode_at_once(ids), text.decode_at_once(ids[:cut])
+        stream = text.stream(ids[:cut])
+        shown = "".join([*(stream.push(token) for token in ids[cut:]), stream.finish()])
+        if "\ufffd" not in whole + prompt:
+            whole_texts += 1
+            assert prompt + shown == whole
+    assert whole_texts > 10
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_a_long_prompt_that_is_cut_anywhere_is_gone_on_with_in_whole_characters(bytes_text, cut):
+    """The context begins with a character, also where the decoder gives up on the run that ends inside of another."""
+    ids = byte_ids("你好世界".encode() * 100)
+    end = len(ids) - 24 + cut
+    stream = bytes_text.stream(ids[:end])
+    pieces = [stream.push(token) for token in [*ids[end:], *byte_ids(b"a")]]
+    shown = "".join(pieces) + stream.finish()
+    assert shown == ("你好世界" * 2)[cut // 3 :] + "a", "from the character on that the cut is in"
+
+
+def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monkeypatch):
+    """It holds up whoever takes requests."""
+    decoded = []
+    decode = type(bytes_text).decode_at_once
+
+    def noted(self, ids):
+        decoded.append(len(ids))
+        return decode(self, ids)
+
+    monkeypatch.setattr(type(bytes_text), "decode_at_once", noted)
+    bytes_text.stream(byte_ids(b"\x80" * 5000))
+    assert sum(decoded) < 2000
+
+
+def test_special_tokens_are_not_shown(text):
+    stream = text.stream()
+    assert "".join(stream.push(token) for token in [1, *text.encode("hi"), 2]) + stream.finish() == "hi"
+
+
+def test_a_token_that_ends_the_text_is_not_shown_whether_or_not_the_tokenizer_calls_it_special(text):
+    *said, end = text.encode("hello world")
+    stream = text.stream(stop_ids={end})
+    assert "".join(stream.push(token) for token in [*said, end]) + stream.finish() == text.decode(said)
+    assert not stream.stopped, "that is the loop's to say"
+
+
+def test_a_run_of_special_tokens_is_not_decoded_again_with_each(text, monkeypatch):
+    stream, decoded = text.stream(text.encode("and")), 0
+    decode = type(text).decode_at_once
+
+    def noted(self, ids):
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(self, ids)
+
+    monkeypatch.setattr(type(text), "decode_at_once", noted)
+    assert not any(stream.push(2) for _ in range(2000)) and decoded < 100
+    assert "".join(stream.push(token) for token in text.encode("more")) + stream.finish() == "more"
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
+def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind):
+    """Decoded text has none, so it would never be found there."""
+    text = load_text(tiny_package(), kind)
+    name = text._tokenizer.decode([2], special=True)
+    stream = text.stream(stops=["never", name])
+    stopped, shown = [], []
+    for token in [*text.encode("hello wor"), 2]:
+        shown.append(stream.push(token))
+        stopped.append(stream.stopped)
+    assert stopped == [*[False] * (len(stopped) - 1), True]
+    assert "".join(shown) + stream.finish() == "hello wor"
+
+
+def test_a_long_text_is_read_beside_other_threads_and_as_a_short_one_is(text):
+    longest = 0.0
+    over = threading.Event()
+
+    def look() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not over.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    said = "return the value of the list\n" * 20_000
+    watching = threading.Thread(target=look)
+    watching.start()
+    began = time.perf_counter()
+    ids = text.encode(said)
+    took = time.perf_counter() - began
+    over.set()
+    watching.join()
+    assert longest < took / 2, f"another thread waited {longest:.2f} s of {took:.2f}"
+    part = said[: 29 * 500]
+    assert ids[: len(text.encode(part)) - 4] == text.encode(part)[:-4]
+
+
+def test_a_stop_string_across_tokens_ends_the_text(text):
+    stream = text.stream(stops=["wor"])
+    shown = [stream.push(token) for token in text.encode("hello world and more")]
+    assert stream.stopped
+    assert "".join(shown) + stream.finish() == "hello "
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "found"),
+    [
+        (["END"], ["a E", "N", "D b"], ["a ", "", ""], "END"),
+        (["END"], ["a E", "N", "x b"], ["a ", "", "ENx b"], None),
+        (["aab"], ["aa", "ab"], ["", "a"], "aab"),
+        (["b", "ab"], ["xa", "b"], ["x", ""], "ab"),
+        (["long stop", "\n"], ["one\ntwo"], ["one"], "\n"),
+        ([], ["any", "thing"], ["any", "thing"], None),
+    ],
+)
+def test_stop_strings(stops, pieces, shown, found):
+    holder = StopStrings(stops)
+    assert [holder.push(piece) for piece in pieces] == shown
+    assert holder.found == found
+    assert holder.push("after") == ("" if found else "after")
+
+
+def test_what_was_held_back_comes_at_the_end():
+    holder = StopStrings(["END"])
+    assert holder.push("the EN") == "the "
+    assert holder.finish() == "EN"
+
+
+def test_an_empty_stop_string_is_a_usage_error():
+    with pytest.raises(UsageError, match="`stop`"):
+        StopStrings(["x", ""])
+
+
+def test_a_stop_string_has_4096_characters_at_most():
+    assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
+    with pytest.raises(UsageError, match="`stop` has 4,097 characters; give at most 4,096"):
+        StopStrings(["x" * 4097])
+
+
+def test_a_text_that_repeats_itself_is_stopped_where_it_would_be_as_a_whole() -> None:
+    """Whatever the pieces are that it comes in: a stop string may begin again within its own beginning."""
+    draw = random.Random(3)
+    for _ in range(2000):
+        stops = ["".join(draw.choices("ab", k=draw.randint(1, 6))) for _ in range(draw.randint(1, 3))]
+        pieces = ["".join(draw.choices("ab", k=draw.randint(0, 4))) for _ in range(8)]
+        holder, whole = StopStrings(stops), "".join(pieces)
+        shown = "".join(holder.push(piece) for piece in pieces) + holder.finish()
+        # It ends as soon as a stop string does, at the earliest place of those that are there by then.
+        for end in itertools.accumulate(map(len, pieces)):
+            places = [place for stop in stops if (place := whole[:end].find(stop)) >= 0]
+            if places:
+                assert shown == whole[: min(places)] and holder.found is not None
+                break
+        else:
+            assert shown == whole and holder.found is None
+
+
+def test_a_long_stop_string_costs_no_more_per_token_the_longer_its_beginning_is_there() -> None:
+    """The rows of a server wait for each token."""
+    holder = StopStrings([*("a" * 4000 + str(last) for last in range(16))])
+    began = time.process_time()
+    for _ in range(4_000):
+        holder.push("aaaa")
+    assert time.process_time() - began < 5
+
+
+def test_half_of_a_surrogate_pair_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="half of a surrogate pair, .* at position 2"):
+        text.encode("ab\ud83d")
+
+
+def test_a_prompt_is_read_whole_whatever_the_tokenizer_was_saved_with(package_copy):
+    """Training saves how long its examples were; transformers reads prompts without that."""
+    folder = package_copy()
+    path = folder / "tokenizer.json"
+    whole = load_text(folder).encode(HARD)
+    saved = json.loads(path.read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    saved["padding"] = {
+        "strategy": {"Fixed": 200},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    path.write_text(json.dumps(saved))
+    assert load_text(folder).encode(HARD) == whole
+    assert len(whole) > 8
+
+
+def test_chat_renders_system_and_user(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    text = load_text(folder)
+    ids = text.encode_chat("Hello", system="Be brief.")
+    assert ids[0] == 1, "the template's own special token was not read as one"
+    assert text.decode(ids) == "system: Be brief.\nuser: Hello\nassistant: "
+    assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
+
+
+def test_chat_without_a_template_is_a_usage_error(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(UsageError, match="`chat`"):
+        load_text(folder).encode_chat("Hello")
+
+
+def test_a_template_that_refuses_is_reported(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
+    with pytest.raises(GenerationError, match="System role not supported"):
+        load_text(folder).encode_chat("Hello", system="x")
+
+
+def test_a_package_without_a_tokenizer_says_that_ids_will_do(package_copy):
+    folder = package_copy()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(PackageError, match="no tokenizer; give the prompt as token ids"):
+        load_text(folder)
+
+
+def test_a_damaged_tokenizer_is_a_package_error(package_copy):
+    folder = package_copy()
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(PackageError, match="tokenizer does not load"):
+        load_text(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({"generation_config.json": {"eos_token_id": [2, 7]}, "config.json": {"eos_token_id": 9}}, {2, 7}),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, {9}),
+        (
+            {"genai_config.json": {"model": {"eos_token_id": [9, 32]}}, "config.json": {"eos_token_id": 9}},
+            {9, 32},
+        ),
+        ({}, set()),
+    ],
+)
+def test_stop_token_ids(tmp_path, files, ids):
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert stop_token_ids(tmp_path) == ids
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, true]}', '{"eos_token_id": 2.5}']
+)
+def test_a_damaged_generation_config_is_a_package_error(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(PackageError, match=r"generation_config\.json: damaged"):
+        stop_token_ids(tmp_path)

@@ -1,0 +1,126 @@
+"""What is read from an ONNX file before ONNX Runtime sees it."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+import pytest
+
+from partita.errors import PackageError
+from partita.runtime.place.model_file import graph_node, read_model_file
+
+
+def point_weights_at(folder, location: str) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    for entry in weight.external_data:
+        if entry.key == "location":
+            entry.value = location
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "a/../../b", "..\\secret"])
+def test_weights_outside_the_package_are_refused(package_copy, location):
+    folder = package_copy()
+    point_weights_at(folder, location)
+    with pytest.raises(PackageError, match="leaves the model folder"):
+        read_model_file(folder / "model.onnx", folder)
+
+
+def test_a_link_that_leaves_the_package_is_refused(package_copy, tmp_path):
+    folder = package_copy()
+    (tmp_path / "elsewhere").write_bytes(b"x")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    point_weights_at(folder, "link")
+    with pytest.raises(PackageError, match="a link out of the folder"):
+        read_model_file(folder / "model.onnx", folder)
+
+
+def test_weights_in_an_attribute_of_a_subgraph_are_checked_too(tmp_path):
+    hidden = onnx.helper.make_tensor("hidden", onnx.TensorProto.FLOAT, [1], [1.0])
+    hidden.ClearField("float_data")
+    hidden.data_location = onnx.TensorProto.EXTERNAL
+    hidden.external_data.add(key="location", value="../out")
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    body = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["y"], value=hidden)], "b", [], [output])
+    node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    condition = onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [condition], [output])), tmp_path / "m.onnx")
+    with pytest.raises(PackageError, match="leaves the model folder"):
+        read_model_file(tmp_path / "m.onnx", tmp_path)
+
+
+def test_missing_weights_and_damaged_files_are_package_errors(package_copy):
+    folder = package_copy()
+    point_weights_at(folder, "nowhere.data")
+    with pytest.raises(PackageError, match=r"'nowhere\.data' is missing"):
+        read_model_file(folder / "model.onnx", folder)
+    (folder / "model.onnx").write_bytes(b"garbage" * 100)
+    with pytest.raises(PackageError, match="not a readable ONNX file"):
+        read_model_file(folder / "model.onnx", folder)
+
+
+def test_nodes_say_where_they_come_from(tiny_package):
+    folder = tiny_package()
+    model = read_model_file(folder / "model.onnx", folder)
+    linear = next(node for node in model.nodes if node.name.startswith("model.layers.1.mlp.down_proj/"))
+    assert linear.op_type == "MatMul"
+    assert linear.module == "model.layers.1.mlp.down_proj"
+    assert linear.module_class == "Linear"
+    assert linear.source is not None
+    assert re.fullmatch(r"transformers/models/llama/modeling_llama\.py:\d+", linear.source)
+    assert "past_key_values.1.value" in model.inputs
+    assert model.outputs[0] == "logits"
+
+
+OURS = {"partita.module": "model.norm", "partita.class": "Norm", "partita.source": "modeling_x.py:7"}
+TORCHS = {
+    "pkg.torch.onnx.name_scopes": "['', 'model', 'model.layers.1.mlp.down_proj', 'linear_13']",
+    "pkg.torch.onnx.class_hierarchy": (
+        "['demo.Model', 'LlamaModel', 'torch.nn.modules.linear.Linear', 'aten.linear.default']"
+    ),
+    "pkg.torch.onnx.stack_trace": (
+        'File "/env/site-packages/transformers/modeling_llama.py", line 164, in forward\n'
+        "    down = self.down_proj(x)\n"
+        'File "/env/site-packages/torch/nn/modules/linear.py", line 134, in forward\n'
+        "    return F.linear(input, self.weight, self.bias)"
+    ),
+}
+
+
+def node_with(name: str, notes: dict[str, str]) -> onnx.NodeProto:
+    node = onnx.helper.make_node("Add", ["a", "b"], ["c"], name=name)
+    for key, value in notes.items():
+        node.metadata_props.add(key=key, value=value)
+    return node
+
+
+def test_the_exporters_own_metadata_wins():
+    fact = graph_node(node_with("x.y/Add", {**OURS, **TORCHS}))
+    assert (fact.module, fact.module_class, fact.source) == ("model.norm", "Norm", "modeling_x.py:7")
+
+
+def test_what_torch_left_is_read_where_the_exporter_left_nothing():
+    fact = graph_node(node_with("node_linear_13", TORCHS))
+    assert fact.module == "model.layers.1.mlp.down_proj"
+    assert fact.module_class == "torch.nn.modules.linear.Linear"
+    assert fact.source == "torch/nn/modules/linear.py:134"
+
+
+def test_a_node_without_metadata_goes_by_its_name():
+    assert graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="x.y/Add")).module == "x.y"
+    plain = graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="Add_1"))
+    assert (plain.module, plain.module_class, plain.source) == (None, None, None)
+
+
+def test_the_type_of_the_weight_that_a_node_reads(tmp_path):
+    """Of several constants the largest with two dimensions; not what is computed, and not a vector."""
+    kinds = {"table": (onnx.TensorProto.BFLOAT16, [4, 2]), "bias": (onnx.TensorProto.FLOAT, [9]), "odd": (0, [9, 9])}
+    constants = [onnx.TensorProto(name=name, data_type=kind, dims=dims) for name, (kind, dims) in kinds.items()]
+    reads = {"rows": ["table", "ids"], "sum": ["rows", "bias"], "wide": ["table", "bias"], "strange": ["odd"]}
+    nodes = [onnx.helper.make_node("Any", inputs, [name], name=name) for name, inputs in reads.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], constants)
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    found = {node.name: node.matrix for node in read_model_file(tmp_path / "m.onnx", tmp_path).nodes}
+    assert found == {"rows": "bfloat16", "sum": "", "wide": "bfloat16", "strange": ""}

@@ -1,0 +1,573 @@
+"""Any ONNX model, read and run on given or generated inputs: names, sizes, values, errors, and the resulting facts."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from partita.commands.build import split_inputs, split_shapes
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
+from partita.observations.facts import AssignedNode
+from partita.process import rss_bytes
+from partita.providers.resolve import parse_chain, resolve
+from partita.runtime import in_time
+from partita.runtime.chain.run_errors import RunLateError, told_error
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.errors import run_error
+from partita.runtime.place.inputs import (
+    check_room,
+    input_shapes,
+    make_values,
+    name_and_file,
+    not_generated,
+    read_values,
+)
+from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
+from partita.runtime.place.run_phases import Where, filled_buffer, output_bytes, place_model, place_package
+from tests.runtime.handmade import handmade
+
+if TYPE_CHECKING:
+    from partita.runtime.ort.session import Session
+
+CPU = "CPUExecutionProvider"
+F = TensorProto.FLOAT
+TENSOR = helper.make_tensor_type_proto(F, [2])
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+RELU = "g (float[4,4] x) => (float[4,4] y) { [a] y = Relu(x) }"
+
+
+def written(path: Path, text: str) -> Path:
+    onnx.save(parser.parse_model(HEAD + text), path)
+    return path
+
+
+def chain(path: Path, *nodes: tuple[str, str]) -> Path:
+    """x [4, 4] -> nodes (operator, name), each reading the one before -> y."""
+    tensors = ["x", *(f"t{number}" for number in range(1, len(nodes))), "y"]
+    made = [helper.make_node(op, [tensors[i]], [tensors[i + 1]], name=name) for i, (op, name) in enumerate(nodes)]
+    ports = [helper.make_tensor_value_info(name, F, (4, 4)) for name in "xy"]
+    graph = helper.make_graph(made, "g", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def where(**changes) -> Where:
+    return Where(**{"chain": parse_chain("cpu"), "options": {}, "pins": (), "threads": 1, "runs": 3, **changes})
+
+
+def placed(path: Path, *shapes: str, **changes):
+    model = read_onnx(path)
+    return place_model(model, input_shapes(model.inputs, split_shapes(shapes)), where(**changes))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_errors_of_one_line(tmp_path):
+    whole = chain(tmp_path / "m.onnx", ("Relu", "m/Relu"), ("Neg", "b")).read_bytes()
+    empty = helper.make_model(helper.make_graph([], "g", [], []))
+    cases = [
+        (b"", "not an ONNX model"),
+        (b"not a model", "cannot be parsed"),
+        (b"\x08\x0a", "no graph"),
+        (empty.SerializeToString(), "no nodes"),
+        *((whole[: int(len(whole) * part)], "broken.onnx") for part in (0.3, 0.7, 0.99)),
+        (whole.replace(b"m/Relu", b"m/R\xff\xfeu"), "damaged"),
+        (whole.replace(b"Relu", b"R\xff\xfeu"), "damaged"),
+    ]
+    path = tmp_path / "broken.onnx"
+    for content, message in cases:
+        path.write_bytes(content)
+        with pytest.raises(PackageError, match=message) as caught:
+            read_onnx(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(PackageError, match="not a package"):
+        read_onnx(tmp_path)
+    with pytest.raises(PackageError, match="no such file"):
+        read_onnx(tmp_path / "none.onnx")
+
+
+def with_data(folder: Path, location: str = "m.data", *, names: bool = True) -> Path:
+    """x + w with w outside the file."""
+    folder.mkdir()
+    model = parser.parse_model(HEAD + "g (float[4,4] x) => (float[4,4] y) { [add] y = Add(x, w) }")
+    model.graph.node[0].name = "add" if names else ""
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    (folder / "m.data").write_bytes(weight.raw_data)
+    weight.ClearField("raw_data")
+    model.graph.initializer.append(weight)
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx"
+
+
+def test_external_data_is_found_counted_and_run_or_refused(tmp_path):
+    model = read_onnx(with_data(tmp_path / "a"))
+    assert (model.data_files, model.weight_bytes) == (("m.data",), 64)
+    assert placed(model.path).error is None
+    assert placed(with_data(tmp_path / "b", names=False)).error is None, "also when nodes had to be named"
+    with pytest.raises(PackageError, match="'none.data' is missing"):
+        read_onnx(with_data(tmp_path / "c", "none.data"))
+    (tmp_path / "secret").write_bytes(b"x" * 64)
+    for number, location in enumerate(("../secret", str(tmp_path / "secret"))):
+        with pytest.raises(PackageError, match="leaves the model folder"):
+            read_onnx(with_data(tmp_path / f"d{number}", location))
+
+
+def test_nodes_without_a_unique_name_on_one_line_get_one(tmp_path):
+    nodes = [("Relu", ""), ("Neg", "same"), ("Abs", "same"), ("Neg", "Relu_0"), ("Relu", "a\nb"), ("Abs", 'x "c"\\d')]
+    path = chain(tmp_path / "m.onnx", *nodes)
+    before = path.read_bytes()
+    result = placed(path)
+    (session,) = result.facts.sessions
+    names = [node.name for node in session.graph]
+    assert names == ["Relu_0_", "same", "same_2", "Relu_0", "a_b", 'x "c"\\d']
+    assert [name for stream in session.plan or () for name in stream] == names
+    assert {event.name for event in session.events} == set(names)
+    for note in ("1 node without a name", "1 node with the name of another node", "1 node with line breaks"):
+        assert any(found.startswith(note) for found in result.facts.notes)
+    assert any("ONNX Runtime does not load the file as it is" in found for found in result.facts.notes)
+    assert path.read_bytes() == before
+
+
+def test_control_flow_subgraphs_count_as_part_of_their_node(tmp_path):
+    text = """g (bool flag, float[4,4] x) => (float[4,4] y) {
+      [if] t = If(flag) <then_branch = t () => (float[4,4] ty) { [same] ty = Relu(x) },
+                         else_branch = e () => (float[4,4] ey) { [same] ey = Neg(x) }>
+      [mm] y = MatMul(t, x)
+    }"""
+    result = placed(written(tmp_path / "m.onnx", text))
+    assert result.error is None
+    assert [name for stream in result.facts.sessions[0].plan or () for name in stream] == ["if", "mm"]
+    assert any("2 nodes in control-flow subgraphs" in note for note in result.facts.notes)
+    assert not any("does not load the file" in note for note in result.facts.notes), "names are unique per graph"
+
+
+def test_nodes_of_functions_without_a_name_are_named_after_their_function(tmp_path):
+    text = (
+        "g (float[2] x) => (float[2] y) {\n  [one] h = own.Part(x)\n  [two] y = own.Part(h)\n}\n"
+        '<domain: "own", opset_import: ["" : 21]>\n'
+        "Part (a) => (c) {\n  [given] b = Selu(a)\n  m = ReduceMax<keepdims=0>(b)\n  g = Cast<to=9>(m)\n"
+        "  c = If(g)<then_branch = t () => (d) { d = Abs(b) }, else_branch = e () => (f) { f = Neg(b) }>\n}"
+    )
+    result = placed(written(tmp_path / "m.onnx", text))
+    assert result.error is None
+    own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
+    planned = [name for stream in result.facts.sessions[0].plan or () for name in stream]
+    assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
+    assert any(note.startswith("5 nodes of functions without a name") for note in result.facts.notes)
+    assert any("2 calls of functions" in note for note in result.facts.notes)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def ports(**shapes) -> list[ModelPort]:
+    return [ModelPort(name, "tensor", "float32", shape) for name, shape in shapes.items()]
+
+
+def test_sizes_come_from_the_file_the_input_or_the_symbol():
+    two = ports(x=("batch", 3, None), mask=("batch",), fixed=(2,))
+    wanted = {"x": (5, 3, 7), "mask": (5,), "fixed": (2,)}
+    assert input_shapes(two, split_shapes(["x=5,3,7"])) == wanted, "a size given with one input holds for its symbol"
+    assert input_shapes(two, split_shapes(["x=5,3,7", "batch=5"])) == wanted
+    assert input_shapes(ports(s=None), split_shapes(["s="])) == {"s": ()}
+    assert input_shapes(ports(**{"a=b": ("n",)}), split_shapes(["a=b=4"])) == {"a=b": (4,)}
+    assert input_shapes(ports(x=("n", "n")), split_shapes(["x=2,2"])) == {"x": (2, 2)}
+    assert input_shapes([], {}) == {}
+
+
+def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
+    some = ports(ids=("batch", "seq"), image=(1, 3, None, "w"), free=None, fine=(2, 2))
+    with pytest.raises(UsageError) as caught:
+        input_shapes(some, {})
+    message = str(caught.value)
+    assert "\n" not in message and "fine" not in message
+    assert message.startswith("3 inputs need sizes: ids float32[batch,seq]; image float32[1,3,?,w]; free float32")
+    example = message.partition("as in: ")[2].replace("--shape ", "").split()
+    assert input_shapes(some, split_shapes(example))["image"] == (1, 3, 1, 1)
+    with pytest.raises(UsageError, match="1 input needs sizes: b"):
+        input_shapes(ports(a=("n",), b=("m",)), split_shapes(["n=3"]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["x=1,2"], "takes 3 sizes, not 2"),
+        (["nosuch=3"], "'nosuch' is neither an input nor a symbolic size; inputs are x"),
+        (["x=2,-3,1"], "must be 1 or more"),
+        (["x=2,0,1"], "must be 1 or more"),
+        (["x=2,4,1"], "size 1 of x is fixed to 3"),
+        (["x=two,3,1"], "not a list of sizes"),
+        (["x"], "write NAME=SIZES"),
+        (["=3"], "write NAME=SIZES"),
+        (["batch=1,2"], "one symbolic size"),
+        (["batch=1", "x=2,3,1"], "conflicting values for the symbolic size"),
+        (["x=1,3,2", "y=2,2"], "conflicting values for the symbolic size"),
+        (["x=1,3,2", "x=1,3,2"], "given twice"),
+        (["y=2,3"], "batch is the size of two axes of y, here 2 and 3"),
+    ],
+)
+def test_a_bad_size_is_a_usage_error(texts, message):
+    with pytest.raises(UsageError, match=message):
+        input_shapes(ports(x=("batch", 3, None), y=("batch", "batch")), split_shapes(texts))
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+FLOATS = ["float16", "float32", "float64", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 64))]
+)
+def test_every_plain_type_has_values_the_same_ones_each_time(dtype):
+    entry = ModelPort("x", "tensor", dtype, (3, 5))
+    first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
+    assert first.shape == (3, 5) and np.array_equal(first, second)
+    if dtype.startswith("float"):
+        assert first.dtype == dtype and 0 < float(np.abs(first).max()) < 1
+    assert make_values(ModelPort("x", "tensor", dtype, ()), (), np.random.default_rng(0)).shape == ()
+
+
+def test_integers_are_safe_as_indices_and_masks_let_everything_through():
+    rng = np.random.default_rng(0)
+    assert make_values(ModelPort("ids", "tensor", "int64", (2,)), (2,), rng).max() == 0
+    for name in ("attention_mask", "total_sequence_length", "seq_len"):
+        assert make_values(ModelPort(name, "tensor", "int64", (2,)), (2,), rng).min() == 1
+    with pytest.raises(UsageError, match="larger than 1 TiB"):
+        make_values(ports(x=(1,))[0], (1 << 40, 1 << 40), rng)
+
+
+def npy(path: Path, array: Any) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "a tensor of complex64"),
+        (helper.make_tensor_value_info("s", TensorProto.INT4, [2]), "a tensor of int4"),
+        (helper.make_tensor_sequence_value_info("s", F, [2]), "a sequence"),
+        (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "an optional"),
+        (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "a map"),
+    ],
+)
+def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, kind):
+    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["y"])], "g", [made], [])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    model = read_onnx(tmp_path / "m.onnx")
+    assert not_generated(model.inputs[0]) == kind and input_shapes(model.inputs, {}).get("s", (2,)) == (2,)
+    if model.inputs[0].kind != "tensor":
+        with pytest.raises(UsageError, match=f"s is {kind}, which has no sizes"):
+            input_shapes(model.inputs, split_shapes(["s=2"]))
+    with pytest.raises(UsageError, match=f"s is {kind}, which no .npy file can hold"):
+        read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
+
+
+def test_a_model_runs_on_values_from_files(tmp_path):
+    text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
+    model = read_onnx(written(tmp_path / "m.onnx", text))
+    given = {"i": np.arange(3), "depth": np.array(5)}
+    folder = tmp_path / "lr=0.1"
+    folder.mkdir()
+    values = read_values(model.inputs, {name: npy(folder / f"{name}.npy", array) for name, array in given.items()})
+    shapes = input_shapes(model.inputs, {}, {name: array.shape for name, array in values.items()})
+    assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
+    result = place_model(model, shapes, where(values=values))
+    assert result.error is None
+    (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
+    assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
+
+
+def test_the_longest_name_of_an_input_is_the_name():
+    texts = {
+        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
+        "x=y=a.npy": ("x=y", "a.npy"),
+        "x=": ("x", ""),
+        "z=a.npy": ("", ""),
+    }
+    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts
+
+
+HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x", "write NAME=FILE.npy, where NAME is an input: x and s"),
+        ("y={good}", "write NAME=FILE.npy"),
+        ("x=", "write NAME=FILE.npy"),
+        ("x={missing}", "cannot be read: No such file"),
+        ("x={text}", "not a .npy file"),
+        ("x={pickled}", "not a .npy file"),
+        ("x={cut}", "not a .npy file"),
+        ("x={header}", "not a .npy file"),
+        ("x={endless}", "not a .npy file"),
+        ("x={several}", "several arrays"),
+        ("x={double}", "is float64, and x is float32"),
+        ("s={good}", "is float32, and s is string"),
+    ],
+)
+def test_values_that_do_not_fit_are_one_line(tmp_path, text, message):
+    files = {name: tmp_path / f"{name}.npy" for name in ("good", "missing", "text", "pickled", "double")}
+    npy(files["good"], np.ones(3, np.float32))
+    npy(files["double"], np.ones(3))
+    files["text"].write_text("1, 2, 3")
+    np.save(files["pickled"], np.array([None]), allow_pickle=True)
+    files |= {name: tmp_path / f"{name}.npz" for name in ("several", "cut")}
+    np.savez(files["several"], a=np.ones(1))
+    files["cut"].write_bytes(files["several"].read_bytes()[:-30])
+    headers = {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,", "endless": HUGE}
+    for name, header in headers.items():
+        files[name] = tmp_path / f"{name}.npy"
+        files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    both = [*ports(x=("n",)), ModelPort("s", "tensor", "string", (3,))]
+    with pytest.raises(UsageError, match=message) as caught:
+        read_values(both, split_inputs([text.format(**files)]))
+    assert "\n" not in str(caught.value)
+
+
+def test_values_of_another_shape_and_sizes_given_twice():
+    with pytest.raises(UsageError, match="x=3.*: x is float32"):
+        input_shapes(ports(x=("n", 2)), {}, {"x": (3,)})
+    with pytest.raises(UsageError, match="x=3.*: conflicting values .* n: 3 here, 4 by another option"):
+        input_shapes(ports(x=("n",)), split_shapes(["n=4"]), {"x": (3,)})
+
+
+def test_strings_are_inputs(tmp_path):
+    text = "g (string[n] s, string[n] u) => (bool[n] y) { [e] y = Equal(s, u) }"
+    path = written(tmp_path / "m.onnx", text)
+    assert placed(path, "n=3").error is None
+    model = read_onnx(path)
+    values = read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.array(["ä", "b"]))})
+    result = place_model(model, input_shapes(model.inputs, {}, {"s": (2,)}), where(values=values))
+    assert result.error is None
+    sizes = {entry.name: entry.bytes_per_decode_step for entry in result.facts.sessions[0].ports}
+    assert sizes == {"s": None, "u": None, "y": 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (int64 start, int64 limit, int64 delta) => (int64[n] y) { [r] y = Range(start, limit, delta) }",
+        "g (int64[2] i, int64 depth, float[2] v) => (float[2,n] y) { [h] y = OneHot(i, depth, v) }",
+        # Along the batch this DFT has no samples; the kernel of ONNX Runtime 1.27 does not end then.
+        "g (float[1,6,2] x, int64 axis) => (float[1,10,1] y) { [d] y = DFT<inverse=1, onesided=1>(x, , axis) }",
+    ],
+    ids=["step", "length", "axis"],
+)
+def test_generated_values_are_valid_steps_lengths_and_axes(tmp_path, text):
+    assert placed(written(tmp_path / "m.onnx", text)).error is None
+
+
+def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_made(tmp_path):
+    model = read_onnx(written(tmp_path / "m.onnx", RELU))
+    wide = {"x": (1 << 19, 1 << 18)}
+    message = r"needs 1 TiB of memory.* is free; the largest is x\[524288,262144\], 512 GiB"
+    with pytest.raises(ResourceError, match=message):
+        place_model(model, wide, where())
+    check_room(model.inputs, wide, {"x"})
+
+
+def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
+    model = read_onnx(written(tmp_path / "m.onnx", RELU))
+    began = rss_bytes()
+    buffer = filled_buffer(model, model.inputs[0], (1 << 14, 1 << 15), where(dry=True), np.random.default_rng(0))
+    assert buffer.size_bytes == 2 << 30 and rss_bytes() - began < 1 << 28
+
+
+# --- runs that fail or do not end ----------------------------------------------------------------------------------
+
+ENDLESS = """g (float x, bool go) => (float y) {
+  [loop] y = Loop(, go, x) <body = b (int64 i, bool in, float a) => (bool out, float c) {
+    [again] out = Identity(in) [more] c = Add(a, a) }>
+}"""
+
+
+def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
+    result = placed(written(tmp_path / "m.onnx", ENDLESS), run_seconds=0.3)
+    assert isinstance(result.error, RunLateError) and "did not end within 0.3 s" in str(result.error)
+    assert result.facts.sessions[0].plan == (("loop",),) and result.facts.steps == ()
+    assert any(note.startswith("run 1 of 3 did not end, so what") for note in result.facts.notes)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
+    """Figures of runs that ended before it hold, without the profile, which ONNX Runtime writes at the end."""
+    monkeypatch.setattr(in_time, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(in_time, "_left", [])
+    runs, ended, run = [0], threading.Event(), Binding.run
+
+    def hang(binding: Binding) -> None:
+        runs[0] += 1
+        if runs[0] > before:
+            ended.wait()
+        else:
+            run(binding)
+
+    monkeypatch.setattr(Binding, "run", hang)
+    result = placed(written(tmp_path / "m.onnx", RELU), run_seconds=0.5)
+    assert in_time.left()
+    ended.set()
+    assert len(result.facts.steps) == before and result.facts.sessions[0].plan == (("a",),)
+    assert isinstance(result.error, RunLateError) == (before == 0)
+    late = [note for note in result.facts.notes if note.startswith("run 2 of 3 did not end before the 0.5 s")]
+    assert len(late) == before and result.facts.sessions[0].runs == ()
+
+
+class Fallen:
+    """A session with two nodes, of which the list names the one on the CPU only."""
+
+    plan = (("a", "a_token_1", "b"),)
+    resolutions = tuple(replace(entry, status="active") for entry in resolve(parse_chain("webgpu,cpu"), (), {}))
+
+    def assigned(self) -> tuple[AssignedNode, ...]:
+        return (AssignedNode("b", "Range", "", CPU, 0),)
+
+
+LEAVE_A = "leave the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a"
+
+
+def failed_run(message: str) -> PartitaError:
+    """The error of a run that ends in ONNX Runtime with this text."""
+    native = RuntimeError(message)
+    error = run_error("m.onnx", native)
+    error.__cause__ = native
+    return error
+
+
+def failed(path: Path, message: str, session: object = None) -> PartitaError:
+    """The error for the user of a run that ends in ONNX Runtime with this text."""
+    return told_error(read_onnx(path), cast("Session", session or Fallen()), failed_run(message))
+
+
+@pytest.mark.parametrize(
+    ("node", "message", "kind", "remedy"),
+    [
+        ("a", "The antialias attribute of Resize operator is NOT implemented", ProviderError, LEAVE_A),
+        ("a_token_1", "Using column major storage_order is not supported yet", ProviderError, LEAVE_A),
+        ("a", "Program CumSum requires f16 but the device does not support it", ProviderError, "--provider cpu"),
+        ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes"),
+        ("b", "delta in Range operator can not be zero!", GenerationError, "other values"),
+        ("elsewhere", "too bad", GenerationError, "other values"),
+    ],
+)
+def test_a_failed_run_is_an_error_of_the_provider_or_of_the_inputs(tmp_path, node, message, kind, remedy):
+    path = written(tmp_path / "m.onnx", RELU)
+    text = f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
+    error = failed(path, text)
+    assert type(error) is kind and remedy in str(error)
+    if kind is ProviderError:
+        assert f"WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: {message}" in str(error)
+
+
+def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):
+    path, message = (
+        written(tmp_path / "m.onnx", RELU),
+        "while running Relu node. Name:'a' Status Message: not there yet",
+    )
+    session = Fallen()
+    webgpu, cpu = session.resolutions
+    for resolutions, options in (
+        ((replace(webgpu, options={"forceCpuNodeNames": "x"}), cpu), "webgpu.forceCpuNodeNames=x\na"),
+        ((webgpu,), "cpu"),
+    ):
+        session.resolutions = resolutions
+        remedy = failed(path, message, session).remedy
+        assert remedy is not None and remedy.options[1] == options
+
+
+def test_an_output_without_a_value_is_an_error_of_the_provider(tmp_path):
+    node = helper.make_node("SkipLayerNormalization", ["x", "x", "s"], ["y", "m"], name="n", domain="com.microsoft")
+    made = [helper.make_tensor_value_info(name, F, (4, 4)) for name in ("x", "s", "y", "m")]
+    onnx.save(helper.make_model(helper.make_graph([node], "g", made[:2], made[2:])), tmp_path / "m.onnx")
+    error = failed(tmp_path / "m.onnx", "Error in execution: Unsupported OrtValue type.")
+    assert type(error) is ProviderError and "'m' of node 'n' (SkipLayerNormalization)" in str(error)
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_several_inputs_has_facts_of_every_source(tmp_path):
+    text = """g (int64[n] ids, float[n,8] x, bool[n,1] mask) => (float[n,8] y)
+    <float[2,8] table = {1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1}> {
+      [embed] e = Gather(table, ids)
+      [scale] m = Mul(e, x)
+      [where] y = Where(mask, m, x)
+    }"""
+    result = placed(written(tmp_path / "m.onnx", text), "n=6")
+    (session,) = result.facts.sessions
+    assert result.error is None and session.phases == ("run",)
+    assert len(result.facts.steps) == 3 and len(session.runs) == 3 and session.plan and session.assigned
+    names = ("embed", "scale", "where")
+    assert {(event.name, event.provider) for event in session.events} == {(name, CPU) for name in names}
+    sizes = {entry.name: (entry.direction, entry.bytes_per_decode_step, entry.bound_memory) for entry in session.ports}
+    inputs = {"ids": ("input", 48, "Cpu"), "x": ("input", 192, "Cpu"), "mask": ("input", 6, "Cpu")}
+    assert sizes == {**inputs, "y": ("output", 192, "Cpu")}
+    assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 64
+
+
+def test_initializers_are_no_inputs_and_a_model_may_have_none(tmp_path):
+    text = "g (float[1] x) => (float[1] y) <float[1] x = {1}> { [r] y = RandomNormalLike(x) }"
+    path = written(tmp_path / "m.onnx", text)
+    assert read_onnx(path).inputs == ()
+    assert placed(path).error is None
+
+
+def test_a_run_that_fails_keeps_the_placement(tmp_path):
+    text = "g (float[a] x, float[b] z) => (float[c] y) { [add] y = Add(x, z) }"
+    result = placed(written(tmp_path / "m.onnx", text), "a=2", "b=3")
+    assert isinstance(result.error, GenerationError) and "generated inputs failed" in str(result.error)
+    assert result.facts.sessions[0].plan == (("add",),) and result.facts.sessions[0].runs == ()
+    assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
+
+
+def test_a_provider_that_does_not_start_is_noted_or_an_error(tmp_path):
+    path = written(tmp_path / "m.onnx", RELU)
+    result = placed(path, chain=parse_chain("openvino,cpu"))
+    assert [entry.status for entry in result.resolutions] == ["unavailable", "active"]
+    with pytest.raises(ProviderError, match="not_in_build"):
+        placed(path, chain=parse_chain("openvino"))
+    with pytest.raises(PackageError, match="NoSuchOperator"):
+        placed(chain(tmp_path / "n.onnx", ("NoSuchOperator", "a")))
+
+
+def test_sizes_of_outputs():
+    assert output_bytes("tensor(float16)", (2, 3)) == 12
+    assert output_bytes("tensor(string)", (2,)) is None
+    assert output_bytes("seq(tensor(float))", None) is None
+
+
+@pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
+def test_a_package_runs_both_phases_on_dummy_tokens(tmp_path, shapes, prefill):
+    result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
+    steps = [(step.phase, step.tokens) for step in result.facts.steps]
+    assert result.error is None and steps == [("prefill", prefill)] * 3 + [("decode", 1)] * 3
+    assert all(session.events for session in result.facts.sessions)
+    assert all(state.same_address for state in result.facts.states)
+    assert result.facts.finish_reason is None
+
+
+def test_more_runs_than_the_cache_is_long(tmp_path):
+    result = place_package(handmade(tmp_path / "package", states=("key",)), where(runs=50))
+    assert result.error is None and len(result.facts.steps) == 100
+
+
+def test_shapes_that_follow_from_the_inputs(tmp_path):
+    text = """g (float[n,4] x) => (int64[2,k] i, float y) {
+      [a] a = Relu(x) [nz] i = NonZero(a) [s] s = Shape(a) [m] y = ReduceMax<keepdims=0>(a)
+    }"""
+    model = read_onnx(written(tmp_path / "m.onnx", text))
+    assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
+    assert "a" not in fixed_shapes(model.proto, {})
