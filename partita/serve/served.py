@@ -44,7 +44,7 @@ Deliver = Callable[[Piece, PartitaError | None], object]
 IDLE_SECONDS = 1.0
 """Longest wait for work before the thread checks whether it is to end."""
 WARM_TOKENS = 6
-"""Of the request at the start: enough for the runs that are observed for the report (`runtime.generate.record.observe`)."""
+"""Of the request at the start: enough for the runs that are observed for the report."""
 REPORT_SECONDS = 5.0
 """Shortest time between two reports that are made."""
 HELLO = [{"role": "user", "content": "hello"}]

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from partita.export.recurrence import recurrences
+from partita.export.trace.recurrence import recurrences
 
 from partita.export.pipeline import ExportOptions, export
 from partita.export.trace import hooks, recurrence

@@ -198,7 +198,8 @@ def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, monkeypatc
     from partita.export.checkpoint.gguf.opening import Scratch
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code = "import os, signal; from partita.export.checkpoint.gguf.opening import Scratch; s = Scratch(); os.kill(os.getpid(), 9)"
+    module = "partita.export.checkpoint.gguf.opening"
+    code = f"import os; from {module} import Scratch; s = Scratch(); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}).returncode == -9
     (left,) = tmp_path.iterdir()
     first = Scratch()
