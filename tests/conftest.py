@@ -5,6 +5,7 @@ Nothing heavy is imported until a test asks for it: torch and transformers are i
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -95,6 +96,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.set_threshold(200_000)  # as the command line does
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The tests themselves and what they imported stay to the end: collections need not look at them."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from partita.export.trace.recurrence import recurrences
 
 from partita.export.pipeline import ExportOptions, export
 from partita.export.trace import hooks, recurrence
-from partita.export.trace.recurrence import delta_rule, selective_scan, state_space_duality
+from partita.export.trace.recurrence import delta_rule, recurrences, selective_scan, state_space_duality
 from partita.library.exporting import replay
 from tests.conftest import TinyCheckpoint
 

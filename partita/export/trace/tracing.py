@@ -27,7 +27,7 @@ from partita.export.trace.attention import Lowering
 from partita.export.trace.calling import call
 from partita.export.trace.causal_buffers import rows_by_position
 from partita.export.trace.complex_numbers import complex_as_pairs
-from partita.export.trace.decompositions import skip_decompositions
+from partita.export.trace.decompositions import quick_export, skip_decompositions
 from partita.export.trace.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form, has_stacked
 from partita.export.trace.fake_model import FakeModel, quiet, translated
@@ -164,6 +164,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         torch.no_grad(),
         translated("tracing the model"),
         experts_form(spec.form, spec.tokens, stacked=has_stacked(fake.module)) as forms,
+        quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
