@@ -45,7 +45,12 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=_grows
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        allow_inf_nan=False,
+        json_schema_extra=_grows,
+        defer_build=True,  # most verbs import records that they never make
     )
 
     @classmethod

@@ -21,7 +21,7 @@ def package(folder: Path, shapes: str) -> Path:
     return handmade(folder / "package", batch=3, shapes=shapes, adapters=RANKS)
 
 
-@cases("target, shapes", packages_of("adapters"))
+@cases("target, shapes", packages_of("adapters"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, partita, tmp_path):
     source, out, report = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.json"))

@@ -102,7 +102,7 @@ def test_what_ends_the_process_is_told(environment, target, layout, partita, pla
     assert begun == TOKENS[layout][: len(begun)]
 
 
-@cases("target, layout", packages_of("foreign_lacks"))
+@cases("target, layout", packages_of("foreign_lacks"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_what_the_device_lacks_is_named(environment, target, layout, partita, tmp_path):
     folder = folder_of(layout, tmp_path)

@@ -12,7 +12,7 @@ from tests.contract.commands import chain_entry, generated, honoured, nodes_on, 
 CPU = "CPUExecutionProvider"
 
 
-@cases("target, package", packages_of("with_cpu"))
+@cases("target, package", packages_of("with_cpu"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
