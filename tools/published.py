@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.commands.results import PRINTED
+from partita.commands.results import printed
 from partita.diagnosis.evidence import Ground
 from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason, load_reasons
@@ -172,7 +172,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "package.schema.json": _of(Manifest),
     "report.schema.json": _of(Report),
     "providers.schema.json": _of(MachineReport),
-    **{f"{verb}.schema.json": _of(record) for verb, record in PRINTED.items()},
+    **{f"{verb}.schema.json": _of(record) for verb, record in printed().items()},
 }
 
 

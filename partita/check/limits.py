@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from partita.check.finding import find
 from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
 from partita.options.flags import option_flags
 from partita.options.groups import PlacementLimits
-from partita.partition_reports.records import Report
+
+if TYPE_CHECKING:
+    from partita.partition_reports.records import Report
 
 FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_copy_bytes_per_token": "copy_bytes"}
 
@@ -61,5 +62,7 @@ def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
     """One sentence for each limit that the report does not meet, with the figures and the nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()
+    from partita.check.finding import find
+
     asked = [(requirement, find(requirement, report)) for requirement in limits.requirements()]
     return tuple(f"{requirement.written}: {said}" for requirement, found in asked for holds, said in found if not holds)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from os.path import commonprefix
+from typing import TYPE_CHECKING
 
 from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.generate_options import GenerateOptions, RunGroups, parse_ids
 from partita.commands.outputs import STDOUT, Sink, say_written
-from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
@@ -39,6 +39,9 @@ from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.prefix_file import Said, read_said, system_of
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import Text, load_text
+
+if TYPE_CHECKING:
+    from partita.commands.results import GenerateResult
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
@@ -256,6 +259,8 @@ class Printed:
 
     def _record(self) -> GenerateResult:
         """The generation for `--json`."""
+        from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
+
         options, generation = self.options, self.generation
         return GenerateResult(
             package=str(options.package),

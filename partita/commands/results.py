@@ -10,24 +10,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 import partita
-from partita.bench.records import Bench
-from partita.check.gate import GateResult
 from partita.commands.refusal import render_refusal
-from partita.diff.records import ReportDiff
 from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
-from partita.explain.node_explanation import Explanation, Matches
-from partita.inspection.diff.records import InspectionDiff
-from partita.inspection.records import Inspection
-from partita.library.batches.cluster import WorkerFact
-from partita.library.batches.running import FileAnswers
+from partita.library.batches.running import FileAnswers, WorkerFact
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation
-from partita.support.diff.compare import SupportDiff
-from partita.support.records import SupportTable
 
 
 class Result(Record):
@@ -223,22 +214,32 @@ class ServeResult(Record):
     models: tuple[ServedModel, ...]
 
 
-PRINTED: dict[str, Any] = {
-    "generate": GenerateResult,
-    "batch": BatchResult,
-    "cluster": ClusterResult,
-    "verify": VerifyResult,
-    "evaluate": EvaluateResult,
-    "export": ExportResult,
-    "error": ErrorResult,
-    "inspect": Inspection,
-    "inspect-diff": InspectionDiff,
-    "bench": Bench,
-    "explain": Explanation | Matches,
-    "diff": ReportDiff,
-    "check": GateResult,
-    "serve": ServeResult,
-    "support": SupportTable,
-    "support-diff": SupportDiff,
-}
-"""Records, or several of them, by the name that their schema has in docs/."""
+def printed() -> dict[str, Any]:
+    """Records, or several of them, by the name that their schema has in docs/."""
+    from partita.bench.records import Bench
+    from partita.check.gate import GateResult
+    from partita.diff.records import ReportDiff
+    from partita.explain.node_explanation import Explanation, Matches
+    from partita.inspection.diff.records import InspectionDiff
+    from partita.inspection.records import Inspection
+    from partita.support.diff.compare import SupportDiff
+    from partita.support.records import SupportTable
+
+    return {
+        "generate": GenerateResult,
+        "batch": BatchResult,
+        "cluster": ClusterResult,
+        "verify": VerifyResult,
+        "evaluate": EvaluateResult,
+        "export": ExportResult,
+        "error": ErrorResult,
+        "inspect": Inspection,
+        "inspect-diff": InspectionDiff,
+        "bench": Bench,
+        "explain": Explanation | Matches,
+        "diff": ReportDiff,
+        "check": GateResult,
+        "serve": ServeResult,
+        "support": SupportTable,
+        "support-diff": SupportDiff,
+    }

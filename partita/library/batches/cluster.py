@@ -28,7 +28,7 @@ from partita.errors import PackageError, PartitaError, ProviderError, UsageError
 from partita.extras import explain
 from partita.foreign.folder import Choice, open_folder
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
-from partita.library.batches.running import answers
+from partita.library.batches.running import WorkerFact, answers
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.contents import contents_hash
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
@@ -92,18 +92,6 @@ def setup_of(
 
 def _contents(package: Path, manifest: Manifest) -> str:
     return f"{__version__} {contents_hash(package, manifest)}"
-
-
-@dataclass(slots=True)
-class WorkerFact:
-    """A worker of a run, and the rows and new tokens of its answers."""
-
-    host: str
-    pid: int
-    chain: tuple[str, ...] = ()
-    """Providers that nodes may run on, in order."""
-    rows: int = 0
-    tokens: int = 0
 
 
 class Worker:

@@ -68,6 +68,18 @@ class FileAnswers(Record):
 
 
 @dataclass(slots=True)
+class WorkerFact:
+    """A worker of a run, and the rows and new tokens of its answers."""
+
+    host: str
+    pid: int
+    chain: tuple[str, ...] = ()
+    """Providers that nodes may run on, in order."""
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
 class Progress:
     """How far a run is."""
 
