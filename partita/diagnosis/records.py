@@ -23,6 +23,8 @@ class Trial(Record):
     """Known from an earlier run with the same ONNX Runtime, device and options."""
     now: str = ""
     """What took the place of something else, e.g. `float32`, or `webgpu.enableInt64=1`; empty for other changes."""
+    before: str = ""
+    """What that took the place of."""
     company: bool = False
     """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
 

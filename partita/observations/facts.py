@@ -189,6 +189,11 @@ class Trial:
         """What took the place of something else, everywhere; empty for other changes."""
         return self.swap.now if self.swap is not None and not self.swap.partly and not self.unfolded else ""
 
+    @property
+    def before(self) -> str:
+        """What that took the place of."""
+        return self.swap.before if self.swap is not None and self.now else ""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:

@@ -12,6 +12,7 @@ REASON = Reason(
     code="attribute_unsupported",
     level="node",
     title="Attributes or inputs not supported",
+    says="{provider} does not take {op} with {before}",
     condition="the preferred provider has a kernel for the operator and considered the node, but does not support "
     "its attributes, its optional inputs or its shapes",
     needs="a native log line in which the provider rejects the node by name and with a cause, e.g. `CUDA kernel not "

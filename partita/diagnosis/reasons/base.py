@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from string import Formatter
 from typing import Literal, get_args
 
 from partita.diagnosis.evidence import Context, Finding, Ground, usual
@@ -35,6 +36,9 @@ class Reason:
     remedy: str
     example: Context
     """A node that this reason applies to; documentation and test in one."""
+    says: str = ""
+    """The reason in a sentence, of {provider}, {op} and {before}: what a change that helped took the place of. Empty:
+    the title says enough."""
     steps: tuple[Step, ...] = ()
     """Commands that go with the remedy, the one to try first before the others."""
     find: Callable[[Context], Iterable[Finding]] | None = None
@@ -59,6 +63,11 @@ class Reason:
             raise ValueError(f"{self.code!r} is not a reason code: lower-case letters and underscores only")
         if (self.find is None) != (not self.found_on):
             raise ValueError(f"{self.code}: `find` and `found_on` go together")
+
+    @property
+    def names_change(self) -> bool:
+        """Whether the sentence needs an experiment that helped."""
+        return any(field == "before" for _, field, _, _ in Formatter().parse(self.says))
 
     @property
     def grounds(self) -> frozenset[Ground]:

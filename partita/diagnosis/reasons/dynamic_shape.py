@@ -20,6 +20,7 @@ REASON = Reason(
     code="dynamic_shape",
     level="node",
     title="Shapes not static",
+    says="{provider} does not take {op} with sizes that are not fixed",
     condition="some input shape of the node is symbolic in the model or of unknown rank, or the sizes of an output "
     "depend on values, and with all shapes static, or with known ranks, the provider claims the node",
     needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the ranks or the sizes "

@@ -33,6 +33,7 @@ REASON = Reason(
     code="no_kernel_op",
     level="node",
     title="No kernel found",
+    says="{provider} has no kernel for {op}",
     condition="the preferred provider has no kernel for the operator. Probed: no variation of the node made "
     "the provider claim it, and it claimed no other node of the operator that was tried. Only logged: no kernel was "
     "found for the node as it is, and it is not known whether operator, version or type is missing, because no "

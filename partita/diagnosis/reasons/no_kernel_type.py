@@ -12,6 +12,7 @@ REASON = Reason(
     code="no_kernel_type",
     level="node",
     title="No kernel for the type",
+    says="{provider} has no {before} kernel for {op}",
     condition="the provider claims the same node with another element type, but not with its own; or it claims other "
     "nodes of the operator, and none of those that were tried in the types of this one",
     needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another element "

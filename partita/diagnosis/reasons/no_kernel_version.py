@@ -12,6 +12,7 @@ REASON = Reason(
     code="no_kernel_version",
     level="node",
     title="No kernel for the opset version",
+    says="{provider} has no kernel for {op} of opset {before}",
     condition="the provider claims the node in another opset version, but not in the model's",
     needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another version of "
     "its operator "

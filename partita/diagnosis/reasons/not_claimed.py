@@ -12,6 +12,7 @@ REASON = Reason(
     code="not_claimed",
     level="node",
     title="Not claimed in this graph",
+    says="{provider} takes {op} alone, and not in this graph",
     condition="in isolation the provider claims the node, and in this graph it does not; nothing in the log says why",
     needs="an experiment: in isolation, with the same types, shapes and attributes, the provider claims the node; or "
     "it claims it with a change in a main graph, and with the same change not in a body, where the node is",

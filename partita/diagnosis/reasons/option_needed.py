@@ -20,6 +20,7 @@ REASON = Reason(
     code="option_needed",
     level="node",
     title="Provider option needed",
+    says="{provider} does not take {op} with {before}",
     condition="the provider claims the node, unchanged, when one of its options has another value than in this run",
     needs="an experiment: in isolation, or among its neighbours, the node is not claimed, and it is with that option "
     "and nothing else changed. It is made for options that are known to let a provider take more, where the run had "

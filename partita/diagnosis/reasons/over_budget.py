@@ -44,6 +44,7 @@ REASON = Reason(
     code="over_budget",
     level="node",
     title="Over the memory budget",
+    says="the memory budget of {provider} was used up before {op}",
     condition="the user set a device memory budget for the provider, and it was used up before this node",
     needs="the budget in the request, and an experiment in which the provider claims the node in isolation "
     "without one; or a "

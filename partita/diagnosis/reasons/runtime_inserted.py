@@ -27,6 +27,7 @@ REASON = Reason(
     code="runtime_inserted",
     level="node",
     title="Inserted by ONNX Runtime",
+    says="ONNX Runtime inserted {op}",
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
     "the layout, a ReorderInput or ReorderOutput for blocks of channels, a Cast because the CPU has no kernel for the "
     "type, or a QuantizeLinear or DequantizeLinear of its own",

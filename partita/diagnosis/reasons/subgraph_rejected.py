@@ -66,6 +66,7 @@ REASON = Reason(
     code="subgraph_rejected",
     level="node",
     title="Subgraph rejected",
+    says="{provider} fails on {op}, or on the part of the graph that it is in",
     condition="the preferred provider fails on the graph or on the node itself, or it compiles subgraphs and said "
     "that it takes only part of this graph, or none",
     needs="bisection down to the smallest part that the provider does not load, of a graph on which it fails "

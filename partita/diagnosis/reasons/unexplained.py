@@ -28,6 +28,7 @@ REASON = Reason(
     code="unexplained",
     level="node",
     title="Unexplained",
+    says="no source says why {provider} left {op}",
     condition="no other reason applies",
     needs="nothing",
     remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",

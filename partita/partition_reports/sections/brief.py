@@ -8,7 +8,7 @@ from partita.diagnosis.records import Fallback
 from partita.observations.text_format import in_phases, plural, short_provider
 from partita.partition_reports.outcome import active_of, main_phase, wanted_of
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_title, say_cost
+from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_words, say_cost
 from partita.partition_reports.sections.glance import Glance, find_flags, glance
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside, say_speed
@@ -64,7 +64,7 @@ def _say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallba
     cost = f"; {say_cost(costs, phase)}" if phase is not None and costs else ""
     nodes = plural(len({entry.node for entry in entries}), "node")
     others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
-    return f"{nodes} on {short_provider(provider)}: {reason_title(reason)}{cost}{others}"
+    return f"{nodes} on {short_provider(provider)}: {reason_words(reason, entries)} ({reason}){cost}{others}"
 
 
 def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:

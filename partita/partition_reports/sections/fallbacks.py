@@ -47,6 +47,8 @@ from partita.partition_reports.sections.shared import copied_bytes, some
 
 NAMED = 8
 """Families of nodes, or nodes of a cell, that are named."""
+NAMED_WORDS = 3
+HELPED = frozenset({"taken", "placed"})
 HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
 GroupKey = tuple[str, str]
 
@@ -101,6 +103,34 @@ def reason_title(code: str) -> str:
     """`No kernel found (no_kernel_op)`; a code that this version does not know stands alone."""
     title = next((reason.title for reason in load_reasons() if reason.code == code), "")
     return f"{title} ({code})" if title else code
+
+
+def reason_words(code: str, entries: Sequence[Fallback]) -> str:
+    """`CUDA has no int64 kernel for MatMul; float32 and float16 work`; without experiments that tell, the title."""
+    reason = next((reason for reason in load_reasons() if reason.code == code), None)
+    if reason is None:
+        return code
+    helped = [
+        {each.now: each.before for each in entry.trials if each.outcome in HELPED and each.factor in reason.factors}
+        for entry in entries
+    ]
+    befores = {before for changes in helped for before in changes.values()}
+    if not reason.says or (reason.names_change and (len(befores) != 1 or "" in befores)):
+        return reason.title
+    operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
+    said = reason.says.format(
+        provider=short_provider(entries[0].wanted), op=first_names(operators), before="".join(befores)
+    )
+    works = [now for now in helped[0] if all(now in each for each in helped)]
+    if not reason.names_change or not works:
+        return said
+    return f"{said}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """`a, b and c`, `a, b, c and 2 more`."""
+    more = [f"{len(names) - NAMED_WORDS} more"] if len(names) > NAMED_WORDS else []
+    return listing([*names[:NAMED_WORDS], *more])
 
 
 def unavailable(report: Report) -> Iterator[Group]:
@@ -172,6 +202,7 @@ class Writer:
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         blocks: list[Block] = [
+            Line(reason_words(reason, entries), "why"),
             self.cost(last),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]

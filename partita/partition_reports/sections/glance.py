@@ -37,7 +37,7 @@ from partita.partition_reports.outcome import (
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
-from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
+from partita.partition_reports.sections.fallbacks import by_reason, reason_words, say_harm
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,
@@ -331,7 +331,9 @@ def _answer_why(report: Report) -> Answer:
     for number, ((reason, _), entries) in enumerate(groups):
         kinds = listing(sorted({entry.evidence_kind for entry in entries}))
         nodes = plural(len({entry.node for entry in entries}), "node")
-        lines.append(Link(f"{reason_title(reason)}: {nodes}, evidence {kinds}", reason_anchor(number)))
+        lines.append(
+            Link(f"{reason_words(reason, entries)} ({reason}): {nodes}, evidence {kinds}", reason_anchor(number))
+        )
     if not lines:
         return Answer("Why?", "-", ("Nothing to explain.",), "fallbacks")
     reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
