@@ -312,9 +312,9 @@ def test_the_result_goes_to_a_file_for_report(
     assert "note: provider cpu, by default: " in err
     assert out.startswith("cpu: decode ") and f'partita report show "{file}"' in err.replace("\n", "")
     stored = Bench.model_validate_json(file.read_text(encoding="utf-8"))
-    shown, _ = succeeds(capsys, "report", "show", file)
+    shown, _ = succeeds(capsys, "report", "show", file, "--full")
     assert shown == out
-    brief, _ = succeeds(capsys, "report", "show", file, "--brief")
+    brief, _ = succeeds(capsys, "report", "show", file)
     assert out.startswith(brief) and len(brief.splitlines()) <= 10
     as_json, _ = succeeds(capsys, "report", "show", file, "--json")
     assert Bench.model_validate_json(as_json) == stored

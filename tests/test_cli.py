@@ -85,7 +85,7 @@ def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest
     words = ("1,2", "--token-ids", "--max-new-tokens", 4, "--report", report)
     _, err = succeeds(capsys, "generate", package, *words)
     assert "this package is unverified" in err
-    out, _ = succeeds(capsys, "report", "show", report)
+    out, _ = succeeds(capsys, "report", "show", report, "--full")
     assert out.startswith("UNVERIFIED PACKAGE")
     (package / KNOWN_ANSWER).unlink()
     manifest = read_manifest(package)
@@ -309,7 +309,7 @@ def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.Cap
 def test_report_show(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 12, "--report", report)
-    out, _ = succeeds(capsys, "report", "show", report)
+    out, _ = succeeds(capsys, "report", "show", report, "--full")
     assert "nodes on CPUExecutionProvider in prefill and decode; 1 partition, 0 Memcpy nodes" in " ".join(out.split())
     raw = json.loads(succeeds(capsys, "report", "show", report, "--json")[0])
     assert raw == json.loads(report.read_text()) and raw["schema"] == "partita.report/1"

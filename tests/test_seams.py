@@ -86,7 +86,7 @@ answer(
     options=completion.provider_options("lunar."),
     placed=told(*place, "moon,cpu", "--report", "run.json", "--provider-option", "lunar.crater=Tycho"),
     explained=told("report", "explain", "run.json", "b"),
-    shown=told("report", "show", "run.json", "--brief"),
+    shown=told("report", "show", "run.json", "--full"),
     checked=told("report", "check", "run.json", "--require", "provider=lunar,nodes>=1"),
     alone=told(*place, "lunar"),
     misspelt=told(*place, "lumar"),
@@ -148,7 +148,7 @@ chain = (ChainEntry(provider=lunar.ort_name, status="active"), *GPU_CHAIN)
 storage.write(report_of(run_facts(session), chain), Path("run.json"))
 answer(
     explained=told("report", "explain", "run.json", "rotary_emb/Gather"),
-    shown=told("report", "show", "run.json"),
+    shown=told("report", "show", "run.json", "--full"),
     page=told("report", "html", "run.json", "--out", "-"),
     checked=told("report", "check", "run.json", "--require", "reason=new_moon,nodes=0"),
     unknown=told("report", "check", "run.json", "--require", "reason=new_mon,nodes=0"),

@@ -128,17 +128,19 @@ class ViewOptions(Protocol):
         """Short form of the view `json`."""
 
 
-def asked(options: ViewOptions, *, brief: bool = False) -> Asked:
-    """The view that is asked for by name or by a short form of it. Raises UsageError when two are."""
+def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> Asked:
+    """The view that is asked for by name or by a short form of it, else the `usual` one. Raises UsageError when two
+    are.
+    """
     named = {
         "--view": options.view,
-        "--brief": "brief" if brief else None,
+        "--full": "text" if full else None,
         "--json": "json" if options.as_json else None,
     }
     given = [(option, name) for option, name in named.items() if name is not None]
     if len({name for _, name in given}) > 1:
         raise UsageError(f"{listing(option for option, _ in given)} ask for different views; keep one")
-    return Asked(given[0][1] if given else "text", None if options.out is None else Path(options.out))
+    return Asked(given[0][1] if given else usual, None if options.out is None else Path(options.out))
 
 
 def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:

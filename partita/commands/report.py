@@ -34,7 +34,7 @@ DIFFERENT = 1
 
 def show(options: ShowCommand) -> None:
     """Show a report or the result of a benchmark."""
-    _show(Path(options.file), asked(options, brief=options.brief))
+    _show(Path(options.file), asked(options, "brief", full=options.full))
 
 
 def html(options: HtmlCommand) -> None:

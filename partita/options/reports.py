@@ -12,12 +12,12 @@ REPORT_VIEWS = "partita.partition_reports.views"
 
 @dataclass(frozen=True, kw_only=True)
 class ShowCommand:
-    """Show a report: what happened and what to do about it, then the tables behind it."""
+    """Show what a report says in at most ten lines: what happened, why, and what to do about it."""
 
     file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
     view: str | None = option(VIEWS, metavar="NAME", views=REPORT_VIEWS)
     out: Out = None
-    brief: bool = option("At most ten lines; short for --view brief.", default=False)
+    full: bool = option("All tables; short for --view text.", default=False)
     as_json: Json = False
 
 

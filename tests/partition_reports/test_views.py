@@ -38,11 +38,11 @@ def test_an_unknown_view_is_a_usage_error(stored, capsys):
     ("short", "view"),
     [
         (["show", "--json"], "json"),
-        (["show", "--brief"], "brief"),
+        (["show", "--full"], "text"),
         (["markdown"], "markdown"),
         (["html", "--out", "-"], "html"),
         (["trace"], "trace"),
-        (["show"], "text"),
+        (["show"], "brief"),
     ],
 )
 def test_the_verbs_are_short_forms_of_a_view(stored, capsys, short, view):
@@ -54,8 +54,8 @@ def test_the_verbs_are_short_forms_of_a_view(stored, capsys, short, view):
 
 
 def test_two_views_at_once_are_a_usage_error(stored, capsys):
-    assert cli.run(["report", "show", str(stored), "--view", "html", "--brief"]) == 2
-    assert "--view and --brief ask for different views" in capsys.readouterr().err
+    assert cli.run(["report", "show", str(stored), "--view", "html", "--full"]) == 2
+    assert "--view and --full ask for different views" in capsys.readouterr().err
     assert cli.run(["report", "show", str(stored), "--view", "json", "--json"]) == 0
 
 
