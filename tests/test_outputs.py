@@ -359,7 +359,8 @@ def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_report_on_stdout_goes_into_the_next_command(files: Files) -> None:
     told = in_shell(
-        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report - | partita report show - --full",
+        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report - "
+        "| partita report show - --full",
         files.folder,
     )
     assert told.returncode == 0, told.stderr
