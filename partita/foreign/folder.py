@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from partita.errors import UsageError
 from partita.foreign.layouts import GENAI_CONFIG, SUBFOLDER, onnx_files
@@ -40,18 +39,8 @@ class Choice:
         """Files that are read because of it, beside those of the folder."""
         return () if self.contract is None else (self.contract,)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values, for a child process."""
-        return {**asdict(self), "contract": None if self.contract is None else str(self.contract.resolve())}
-
 
 AS_IT_IS = Choice()
-
-
-def choice_of(given: Mapping[str, Any]) -> Choice:
-    """The choice that `to_json` wrote."""
-    contract = given["contract"]
-    return Choice(**{**given, "contract": None if contract is None else Path(contract)})
 
 
 def is_foreign(folder: Path) -> bool:

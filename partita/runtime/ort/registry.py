@@ -129,11 +129,6 @@ def all_operator_schemas() -> tuple[Any, ...]:
     return tuple(listing()) if listing else ()
 
 
-def operator_schemas(domain: str, op_type: str) -> tuple[Any, ...]:
-    """ONNX Runtime's schemas of one operator, in no order."""
-    return tuple(entry for entry in all_operator_schemas() if entry.name == op_type and entry.domain == domain)
-
-
 def preload_libraries() -> None:
     """Load the CUDA libraries that are installed as Python packages, where the system's loader does not look.
 
