@@ -89,7 +89,7 @@ OPEN = (*RUN, "inspect")
 """Verbs that read such a folder."""
 RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("commands.serve", "--name"): ("serve",),
-    ("export.optimum.offer", "--exporter"): ("export",),
+    ("export.exporters.optimum", "--exporter"): ("export",),
     ("export.publish", "--force"): ("export",),
     ("foreign.inference", "--contract"): OPEN,
     ("foreign.inference", "--variant"): OPEN,

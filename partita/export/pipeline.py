@@ -36,7 +36,7 @@ from partita.export.verify.running import (
     nothing_runs,
 )
 from partita.export.weights.external_data import translate_space
-from partita.export.work import Work, tell
+from partita.export.work import ReadFolder, Work, tell
 from partita.export.writing import Summary, write
 from partita.observations.text_format import plural
 
@@ -59,6 +59,7 @@ def export(
     progress: Progress | None = None,
     quality_text: Path | None = None,
     offer: Offer | None = None,
+    read_folder: ReadFolder | None = None,
     asked: Asked | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
@@ -66,6 +67,7 @@ def export(
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for what is rounded, whose quality is measured on
     `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it;
+    `read_folder` reads what another exporter wrote;
     `asked` is what the manifest keeps of the options, where those given here are not as somebody asked for them.
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
@@ -82,6 +84,7 @@ def export(
         try:
             work = Work(options, progress or Silent(), place.folder, asked)
             work.notes, work.takes, work.cleanup = place.notes, takes, cleanup
+            work.read_folder = read_folder
             runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
             summary = _run(work, runtime, target, quality_text, offer)
             place.publish()

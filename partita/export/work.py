@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,10 @@ from partita.export.asked import Asked
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress
 from partita.export.target import TakesEach
+from partita.package.folder import Graph
+
+ReadFolder = Callable[[Path, int, int], Graph]
+"""Reads the graphs of another exporter: (folder, batch size, max length) -> how they are run. Raises PackageError."""
 
 
 @dataclass(slots=True)
@@ -26,6 +31,7 @@ class Work:
     notes: list[str] = field(default_factory=list)
     takes: TakesEach | None = None
     """Asks the CPU provider about nodes that a pass would write, where there is no target; None: nobody is asked."""
+    read_folder: ReadFolder | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
     """Ends with the export: what has to last until everything is written, and not longer."""
 

@@ -20,7 +20,7 @@ from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import takes
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
-from partita.package.folder import Manifest, TokenizerKind
+from partita.package.folder import Graph, Manifest, TokenizerKind
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.resolve import parse_chain
 
@@ -80,7 +80,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.asked import asked_options
         from partita.export.exporters import check_name
-        from partita.export.optimum.offer import offered
+        from partita.export.exporters.optimum import offered
         from partita.export.options import with_layout
         from partita.export.pipeline import export as write
         from partita.library.place.target import taken_by_cpu
@@ -106,6 +106,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             progress=shown,
             quality_text=heldout_path(),
             offer=offered,
+            read_folder=read_foreign,
             asked=asked_options(given),
         )
 
@@ -155,6 +156,15 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
         libraries=options.target_libraries or {},
         audience=audience,
     )
+
+
+def read_foreign(folder: Path, batch_size: int, max_length: int) -> Graph:
+    """How the graphs that another exporter wrote to `folder` are run. Raises PackageError."""
+    from partita.foreign.folder import Choice, open_folder
+
+    contract = folder / "contract.toml"
+    contract.write_text(f"batch_size = {batch_size}\n", encoding="utf-8")
+    return open_folder(folder, Choice(contract=contract, max_length=max_length)).graph
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:

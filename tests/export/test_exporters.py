@@ -23,7 +23,7 @@ ANOTHER = '''"""An exporter that this test adds: it traces nothing, and hands ov
 import onnx_ir as ir
 
 from partita.package.contract import Contract
-from partita.export import known_answer
+from partita.export.verify import known_answer
 from partita.export.exporters.base import Exported, Exporter
 from partita.package.folder import read_manifest
 

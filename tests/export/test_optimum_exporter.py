@@ -22,9 +22,9 @@ import partita
 from partita import cli
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.optimum import environment
-from partita.export.optimum.configs import for_4
-from partita.export.optimum.offer import offered
+from partita.export.exporters import optimum
+from partita.export.exporters.optimum import offered
+from partita.export.optimum_child import config_for_4
 from partita.export.options import ExportOptions
 from partita.package.folder import check_files, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
@@ -35,11 +35,11 @@ PLAYED = """
 import json, os, shutil, sys, time
 from pathlib import Path
 
-request = json.loads(sys.stdin.readline())
-assert sys.argv[1] == "-I" and Path(sys.argv[2]).name == "child.py"
+assert sys.argv[1] == "-I" and Path(sys.argv[2]).name == "optimum_child.py"
+request = json.loads(sys.argv[3])
 versions = {"optimum-onnx": "9.9", "transformers": "4.1"}
-tasks = ["text-generation-with-past"] if request["model_type"] in KNOWN else []
-found = {"versions": versions, "tasks": tasks}
+covers = request["model_type"] in KNOWN
+found = {"versions": versions, "covers": covers}
 if MODE == "crash":
     print("something went wrong inside", flush=True)
     os.abort()
@@ -48,7 +48,7 @@ if MODE == "hang":
     time.sleep(600)
 if MODE == "error":
     found = {"error": "RuntimeError: it does not trace"}
-if request["do"] == "export" and tasks and MODE == "copy":
+if "out" in request and covers and MODE == "copy":
     for name in ("model.onnx", "model.onnx.data"):
         shutil.copy(Path(PLACE, "ready", name), request["out"])
     assert Path(request["checkpoint"], "config.json").is_file()
@@ -70,7 +70,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         script.write_text(f"KNOWN, MODE, PLACE = {known!r}, {mode!r}, {str(place)!r}\n{PLAYED}", encoding="utf-8")
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n', encoding="utf-8")
         program.chmod(0o755)
-        monkeypatch.setenv(environment.VARIABLE, str(program))
+        monkeypatch.setenv(optimum.VARIABLE, str(program))
         return place
 
     return playing
@@ -95,7 +95,7 @@ def test_what_optimum_writes_is_verified_and_published(
     check_files(out, manifest, hashes=True)
     assert (manifest.verification.status, manifest.graph.attention) == ("verified", "optimum")
     assert manifest.toolchain["optimum-onnx"] == "9.9" and manifest.toolchain["transformers of optimum"] == "4.1"
-    assert found.attention_reason == "exported by optimum-onnx 9.9 with transformers 4.1, growing"
+    assert found.attention_reason == "exported by optimum-onnx 9.9, transformers of optimum 4.1"
     assert {state.shape[2] for state in manifest.graph.states} == {32} and manifest.source.parameters > 10_000
     assert [path.name for path in out.parent.iterdir()] == ["package"]
     (graph,) = partita.inspect(out).graphs
@@ -105,7 +105,7 @@ def test_what_optimum_writes_is_verified_and_published(
 @pytest.mark.parametrize(
     ("mode", "known", "message"),
     [
-        ("crash", ("llama",), "its process ended with signal 6: something went wrong inside"),
+        ("crash", ("llama",), "its process ended with code -6: something went wrong inside"),
         ("error", ("llama",), "optimum's exporter failed: RuntimeError: it does not trace"),
         ("copy", ("gpt2",), "optimum-onnx 9.9 does not export decoders of type llama"),
     ],
@@ -127,7 +127,7 @@ def test_a_killed_export_takes_its_child_along(
 ) -> None:
     place = play("hang")
     words = ["export", str(tiny_checkpoint("llama")), str(out), "--exporter", "optimum", "--cache", "growing"]
-    environ = {**child_environment(), environment.VARIABLE: os.environ[environment.VARIABLE]}
+    environ = {**child_environment(), optimum.VARIABLE: os.environ[optimum.VARIABLE]}
     running = subprocess.Popen([sys.executable, "-m", "partita", *words], env=environ, stderr=subprocess.DEVNULL)
     begun = place / "begun"
     deadline = time.monotonic() + 120
@@ -152,7 +152,7 @@ def test_the_real_script_answers_in_one_line_without_optimum(
     tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This very environment stands for one that optimum is missing from."""
-    monkeypatch.setenv(environment.VARIABLE, sys.executable)
+    monkeypatch.setenv(optimum.VARIABLE, sys.executable)
     with pytest.raises(InstallationError, match="lacks the module optimum"):
         partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **NO_TARGET)
 
@@ -161,10 +161,10 @@ def test_the_real_script_answers_in_one_line_without_optimum(
 def test_a_missing_environment_is_said_with_how_to_make_it(
     tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
-    monkeypatch.setattr(environment, "FOLDER", Path("no-such-folder"))
-    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    monkeypatch.setattr(optimum, "FOLDER", Path("no-such-folder"))
+    monkeypatch.delenv(optimum.VARIABLE, raising=False)
     if given is not None:
-        monkeypatch.setenv(environment.VARIABLE, given)
+        monkeypatch.setenv(optimum.VARIABLE, given)
     with pytest.raises(InstallationError, match="made by: pip install optimum-onnx onnxruntime accelerate") as caught:
         partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **NO_TARGET)
     assert (given or "transformers before 4.58") in str(caught.value)
@@ -193,7 +193,7 @@ def test_what_it_cannot_do_is_refused(
     [
         (("rwkv",), "optimum's exporter covers the type; use it with: --exporter optimum"),
         pytest.param(("gpt2",), None, marks=pytest.mark.heavy),
-        (None, "an environment of its own, made by: pip install optimum-onnx"),
+        (None, None),
     ],
 )
 def test_a_refusal_of_our_own_offers_it_where_it_may_help(
@@ -203,8 +203,8 @@ def test_a_refusal_of_our_own_offers_it_where_it_may_help(
     known: tuple[str, ...] | None,
     message: str | None,
 ) -> None:
-    monkeypatch.setattr(environment, "FOLDER", Path("no-such-folder"))
-    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    monkeypatch.setattr(optimum, "FOLDER", Path("no-such-folder"))
+    monkeypatch.delenv(optimum.VARIABLE, raising=False)
     if known is not None:
         play("copy", known)
     (folder := tmp_path / "checkpoint").mkdir()
@@ -260,17 +260,17 @@ def test_a_cache_that_cannot_grow_is_no_matter_for_it(play: Play, tmp_path: Path
 
 def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
     scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
-    found = for_4({"dtype": "float32", "rope_parameters": scaled})
+    found = config_for_4({"dtype": "float32", "rope_parameters": scaled})
     assert found["rope_theta"] == 5e5 and found["rope_scaling"] == {"rope_type": "llama3", "factor": 8.0}
     assert found["torch_dtype"] == "float32"
-    plain = for_4({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}})
+    plain = config_for_4({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}})
     assert (plain["rope_theta"], plain["partial_rotary_factor"]) == (1e4, 0.5) and "rope_scaling" not in plain
     kinds = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
-    several = for_4({"text_config": {"rope_parameters": kinds}})["text_config"]
+    several = config_for_4({"text_config": {"rope_parameters": kinds}})["text_config"]
     assert (several["rope_theta"], several["rope_local_base_freq"]) == (1e6, 1e4)
     assert several["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     older = {"rope_theta": 7.0, "rope_scaling": None}
-    assert for_4(older) == older and json.dumps(for_4(older))
+    assert config_for_4(older) == older and json.dumps(config_for_4(older))

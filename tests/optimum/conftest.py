@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from partita.export.optimum import environment
+from partita.export.exporters import optimum
 from tests.conftest import TinyCheckpoint
 from tests.foreign.makers.with_optimum import TYPES
 
@@ -30,10 +31,10 @@ class Ask(Protocol):
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The interpreter of optimum's environment."""
-    found = environment.find()
+    found = os.environ.get(optimum.VARIABLE)
     if found is None:
         pytest.skip("no environment of optimum: make test-optimum creates it")
-    return found.python
+    return Path(found).absolute()
 
 
 def run(*command: object) -> None:

@@ -1,146 +1,177 @@
-"""optimum's exporter, in an environment of its own: for what the native one refuses, or to compare the two.
+"""optimum's exporter, run in its own environment, for models that the native exporter refuses or writes differently.
 
-What it writes has the growing layout: every step copies the whole cache.
+optimum-onnx needs transformers before 4.58, Partita transformers 5. Its folder is read as any foreign folder is.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
-from partita.errors import UsageError
+from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
+from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.weight_files import few
+from partita.export.exporters import refuse_unable
 from partita.export.exporters.base import Exported, Exporter
-from partita.export.optimum import environment
-from partita.export.optimum.configs import view_for_4
-from partita.export.optimum.graphs import contract_of, load, vocabulary, weights_of
-from partita.export.options import WINDOW, ExportOptions, max_length
+from partita.export.options import AUTO, ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer
 from partita.export.work import Work
-from partita.package.contract import Contract
 from partita.package.records import TargetRecord, Verification
+from partita.remedies import Remedy
 
 NAME = "optimum"
-HOW = "for no lowering: optimum writes one graph for all"
-HERE = ("fp32", "fp16")
-"""Precisions that optimum writes for ONNX Runtime."""
+VARIABLE = "PARTITA_OPTIMUM_PYTHON"
+"""Environment variable with the Python of optimum's environment."""
+FOLDER = Path(".venvs") / "optimum"
+"""Where `make env-optimum` creates the environment."""
+INSTALL = ("pip", "install", "optimum-onnx", "onnxruntime", "accelerate")
+MAKE = Remedy(f"set {VARIABLE} to the Python of an environment of its own, made by", INSTALL)
+USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
+Refusal = UnsupportedModelError | ParityError
 
 
 @dataclass(slots=True)
-class _Written:
-    """The one graph that optimum wrote."""
+class _Attempt:
+    """The one graph that optimum writes."""
 
-    made: Exported
-    versions: dict[str, str]
+    exported: Exported
     target: Target | None
-    tried: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def best(self) -> Exported | None:
-        """The graph, once."""
-        return None if self.tried else self.made
+        return None if self.failed else self.exported
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """There is nothing else to try."""
-        self.tried.append(detail)
+        self.failed.append(f"{NAME} {detail}")
 
     def left_out(self) -> list[str]:
-        """What was wrong with it."""
-        return [f"{NAME} {detail}" for detail in self.tried]
+        return self.failed
 
     def reason(self, taken: Exported) -> str:
-        """By what it was written."""
-        told = " ".join(f"{name} {self.versions[name]}" for name in ("optimum-onnx",) if name in self.versions)
-        return f"exported by {told or NAME} with transformers {self.versions.get('transformers', 'unknown')}, growing"
+        return f"exported by {', '.join(' '.join(tool) for tool in taken.tools.items())}"
 
     def record(self, result: Verification | None) -> TargetRecord | None:
-        """The target was asked nothing, and the answer may have been replayed there."""
         if self.target is None:
             return None
+        status, detail = ("not_run", "") if result is None else (result.status, result.detail)
+        asked: dict[str, Any] = {"asked": (), "unfit": {}, "verification": status, "detail": detail}
         return TargetRecord(
-            provider=self.target.provider,
-            source=self.target.source,
-            how=HOW,
-            asked=(),
-            unfit={},
-            verification="not_run" if result is None else result.status,
-            detail="" if result is None else result.detail,
+            provider=self.target.provider, source=self.target.source, how="optimum writes one graph", **asked
         )
 
-    def others(self) -> Sequence[_Written]:
-        """None: it writes one graph."""
+    def others(self) -> Sequence[_Attempt]:
         return ()
 
 
-def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Written:
+def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
     """Have optimum export the checkpoint. Raises UsageError, UnsupportedModelError, InstallationError."""
-    options = work.options
+    options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None:
-        raise UsageError(f"{checkpoint.where}: `exporter={NAME}` reads no GGUF file; leave it out")
+        raise UsageError(f"{checkpoint.where}: `exporter=optimum` reads no GGUF file; leave it out")
     if checkpoint.absent:
-        listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
-        raise UsageError(f"{checkpoint.where}: {listed}; correct the index, or leave `exporter={NAME}` out")
-    there, length = environment.required(), max_length(options, checkpoint)
-    prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
-    place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
-    seen, out = place / "checkpoint", place / "out"
-    seen.mkdir()
-    out.mkdir()
+        raise UsageError(f"{checkpoint.where}: no shard holds {checkpoint.absent[0]}; correct the index")
+    assert work.read_folder is not None
+    prefix = f"{work.folder.name}-optimum-"  # by which the next export finds and removes it after a kill
+    folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
+    main_export = {"dtype": options.precision, "opset": options.opset}
     with stage(work.progress, "export", work.seconds, of=NAME):
-        view = view_for_4(checkpoint.folder, seen)
-        versions = there.export(view, out, checkpoint.model_type, options.precision, options.opset)
-    model = load(out)
-    size = vocabulary(model) or int(checkpoint.config.get_text_config(decoder=True).vocab_size)
-    contract = contract_of(model, options.batch_size, length, size)
-    return _Written(_exported(checkpoint, model, contract, versions, work), versions, target)
-
-
-def _check(options: ExportOptions) -> None:
-    """Refuse what optimum does not do. Raises UsageError."""
-    said = f"`exporter={NAME}`"
-    if options.precision not in HERE:
-        raise UsageError(f"`precision={options.precision}`: {said} writes {' or '.join(HERE)}")
-    others = {
-        f"`cache={options.cache}`": options.cache == WINDOW,
-        f"`attention={options.attention}`": options.attention not in ("auto", "growing"),
-        "`static_shapes=True`": options.static_shapes,
-        f"`cache_precision={options.cache_precision}`": options.cache_precision is not None,
-        f"`activations={options.activations}`": options.activations is not None,
-        "`without_pass`": bool(options.without_pass),
-    }
-    for other, given in others.items():
-        if given:
-            raise UsageError(f"{said} writes its own graph, without {other}; leave one of the two out")
-
-
-def _exported(
-    checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str], work: Work
-) -> Exported:
-    """The graph as it is handed over."""
-    crossed = work.options.verify_length or known_answer.CROSSED_TOKENS
-    count, size = weights_of(model)
-    return Exported(
-        label=f"`exporter={NAME}`",
+        places = {"checkpoint": str(checkpoint.folder.resolve()), "out": str(folder.resolve())}
+        found = _ask(model_type=kind, options=main_export, **places)
+    tools = {name if NAME in name else f"{name} of optimum": version for name, version in found["versions"].items()}
+    if not found["covers"]:
+        raise UnsupportedModelError(f"optimum-onnx {tools['optimum-onnx']} does not export decoders of type {kind}")
+    try:
+        graph = work.read_folder(folder, options.batch_size, max_length(options, checkpoint))
+    except PackageError as error:
+        raise UnsupportedModelError(f"optimum's graph cannot be run: {error}") from error
+    model = ir.load(folder / graph.files[0].file)
+    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    count = sum(tensor.size for tensor in tensors if tensor.dtype.is_floating_point())
+    crossed = options.verify_length or known_answer.CROSSED_TOKENS
+    exported = Exported(
+        label="`exporter=optimum`",
         attention=NAME,
         checkpoint=checkpoint,
         models=(model,),
-        contract=contract.model_copy(update={"weight_bytes": size}),
+        contract=graph.model_copy(update={"longest": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}),
         parameters=count,
         original_parameters=count,
         answer=lambda: known_answer.compute(
-            checkpoint, contract.vocab_size, contract.max_length, crossed=crossed, scratch=work.scratch
+            checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, scratch=work.scratch
         ),
         unused=(),
         passes={},
-        tools={name if NAME in name else f"{name} of {NAME}": version for name, version in versions.items()},
+        tools=tools,
         caution="; the graph is optimum's; `exporter=native` writes Partita's own",
     )
+    return _Attempt(exported, target)
 
 
-EXPORTER = Exporter(NAME, "optimum's exporter, in an environment of its own", _attempts, check=_check)
+def _ask(**request: Any) -> dict[str, Any]:
+    """The child's answer. Raises InstallationError, and UnsupportedModelError when optimum or its process fails."""
+    given, homes = os.environ.get(VARIABLE), (Path.cwd(), Path(__file__).parents[3])
+    made = [home / FOLDER / name for home in homes for name in ("bin/python", "Scripts/python.exe")]
+    python = Path(given).absolute() if given else next(filter(Path.is_file, made), made[0])
+    if not python.is_file():
+        said = f"{VARIABLE} is {given!r}, no such file" if given else "it needs transformers before 4.58"
+        raise InstallationError(f"exporter optimum has no environment ({said})", remedy=MAKE)
+    # -I: neither PYTHONPATH nor the user's site may bring this environment's libraries into the other one.
+    environ = {**{key: value for key, value in os.environ.items() if key[:6] != "PYTHON"}, "HF_HUB_OFFLINE": "1"}
+    reading, writing = os.pipe()  # the child ends when this process and so the pipe does
+    with tempfile.TemporaryDirectory(prefix="partita-optimum-") as name, os.fdopen(reading), os.fdopen(writing, "w"):
+        answer = Path(name) / "answer.json"
+        command = [str(python), "-I", optimum_child.__file__, json.dumps({**request, "answer": str(answer)})]
+        try:
+            streams: dict[str, Any] = {"stdin": reading, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            own = sys.platform != "win32"  # a session: Ctrl-C comes to this process, which ends the child
+            done = subprocess.run(command, check=False, cwd=name, env=environ, start_new_session=own, **streams)
+        except OSError as error:
+            raise InstallationError(f"{python}: cannot be started ({error.strerror})", remedy=MAKE) from error
+        found = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
+    if "lacks" in found:
+        raise InstallationError(f"the environment of optimum lacks the module {found['lacks']}", remedy=MAKE)
+    if "covers" not in found:
+        last = " / ".join(done.stdout.decode(errors="replace").split("\n")[-4:]).strip(" /")
+        ended = f"its process ended with code {done.returncode}: {last[-400:]}"
+        raise UnsupportedModelError(f"optimum's exporter failed: {found.get('error', ended)}")
+    return found
+
+
+def _check(options: ExportOptions) -> None:
+    """Refuse options that optimum does not have. Raises UsageError."""
+    if options.precision not in ("fp32", "fp16"):
+        raise UsageError(f"`precision={options.precision}`: `exporter=optimum` writes fp32 or fp16")
+    given = {"cache": options.cache == "window", "attention": options.attention not in (AUTO, "growing")}
+    for name in ("cache", "attention", "static_shapes", "cache_precision", "activations", "without_pass"):
+        if given.get(name, getattr(options, name)):
+            said = f"`{name}={getattr(options, name)}`"
+            raise UsageError(f"`exporter=optimum` writes its own graph, without {said}; leave one of the two out")
+
+
+def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
+    """The refusal with optimum as the remedy where the installed one covers the type and the options; else as it is."""
+    of_option = isinstance(error, UnsupportedModelError) and error.option is not None
+    if options.exporter == NAME or error.remedy is not None or of_option or checkpoint.file is not None:
+        return error
+    asked = replace(options, exporter=NAME, attention=AUTO)
+    try:
+        refuse_unable(EXPORTER, asked, checkpoint.quantised)
+        _check(asked)
+        covers = _ask(model_type=checkpoint.model_type)["covers"]
+    except PartitaError:
+        return error
+    return type(error)(error.said, where=error.where, remedy=USE) if covers else error
+
+
+EXPORTER = Exporter(NAME, "optimum's exporter, in its own environment", _attempts, check=_check)
