@@ -120,7 +120,7 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
         (("--target", "cpu", "--provider-option", "cpu.nosuchoption=1"), ("nosuchoption",)),
         (("--attention", "nosuchlowering"), ("nosuchlowering", "gqa", "onnx24", "primitives")),
         (("--target", "cpu", "--attention", "onnx24", "--opset", "20"), ("--opset 20", "onnx24", "24")),
-        (("--opset", "16"), ("--opset 16", "17")),
+        (("--opset", "17"), ("--opset 17", "18")),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[str, ...], words: Any) -> None:

@@ -82,7 +82,7 @@ SINGLE = Step(
 STANDARD = Step(
     "Use standard operators",
     Remedy(
-        "writes attention and cache in operators of opset 17, without querying a provider",
+        "writes attention and cache in operators of opset 18, without querying a provider",
         (*EXPORT, "--attention", "primitives"),
     ),
     exports=True,

@@ -40,7 +40,8 @@ ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 AUTO = "auto"
 PACKED = "int4"
 """What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
-OLDEST_OPSET = 17
+OLDEST_OPSET = 18
+"""The oldest that torch writes."""
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
 

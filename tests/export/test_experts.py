@@ -20,7 +20,6 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.graph.cleaning import clean
-from partita.export.graph.opset17 import to_opset17
 from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
 from partita.export.trace.experts.base import Experts
 from partita.export.trace.experts.gates import Gate, recognised
@@ -252,9 +251,8 @@ def test_weights_that_may_be_negative_have_no_logarithm() -> None:
 )
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "gathered"])
 def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fixed: bool) -> None:
-    """No operator beyond opset 17, no control flow, at most four dimensions."""
+    """No operator beyond opset 18, no control flow, at most four dimensions."""
     graph = traced_layer(model_type, "standard", 1 if fixed else 3, fixed=fixed)[1].clone()
-    to_opset17(graph)
     proto = onnx.shape_inference.infer_shapes(ir.to_proto(graph), strict_mode=True)
     onnx.checker.check_model(proto)
     assert {node.domain for node in proto.graph.node} == {""}

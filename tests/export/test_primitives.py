@@ -1,4 +1,4 @@
-"""The lowering of standard operators up to opset 17: nothing newer in the file, and the numbers of the model.
+"""The lowering of standard operators up to opset 18: nothing newer in the file, and the numbers of the model.
 
 Parity in float32 over all architectures, static pairs and rows of unequal length are in test_parity.py, where this
 lowering is one of three.
@@ -6,26 +6,21 @@ lowering is one of three.
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, numpy_helper
 
-from partita.errors import UnsupportedModelError, UsageError
-from partita.export.graph.opset17 import AXES_AS_INPUT, to_opset17
+from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, check_options
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 from tests.export.test_parity import NEW_TOKENS, PROMPT, original_tokens, our_tokens
 
-OPSET = 17
+OPSET = 18
 
 
 def graphs(package: Path) -> list[onnx.ModelProto]:
@@ -46,7 +41,7 @@ STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
         pytest.param("gemma3_text", STATIC, marks=pytest.mark.heavy),
     ],
 )
-def test_every_operator_is_a_standard_one_of_opset_17(
+def test_every_operator_is_a_standard_one_of_opset_18(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, options: dict[str, Any]
 ) -> None:
     package = exported(tiny_checkpoint(model_type), attention="primitives", **options)
@@ -125,101 +120,19 @@ def test_rows_behind_a_softcap_and_a_window(tiny_checkpoint: TinyCheckpoint, exp
     assert our_tokens(package, prompts, NEW_TOKENS) == expected
 
 
-@pytest.mark.parametrize(("attention", "opset", "least"), [("gqa", 17, 18), ("onnx24", 23, 24)])
+@pytest.mark.parametrize(("attention", "opset", "least"), [("onnx24", 23, 24)])
 def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: str, opset: int, least: int) -> None:
     options = ExportOptions("none", tmp_path / "out", attention=attention, opset=opset)
     with pytest.raises(UsageError, match=f"`opset={opset}`: `attention={attention}` needs opset {least} or newer"):
         check_options(options)
 
 
-@pytest.mark.parametrize("opset", [16, 25])
+@pytest.mark.parametrize("opset", [17, 25])
 def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None:
-    with pytest.raises(UsageError, match=f"`opset={opset}`: must be between 17 and 24"):
+    with pytest.raises(UsageError, match=f"`opset={opset}`: must be between 18 and 24"):
         check_options(ExportOptions("none", tmp_path / "out", opset=opset))
 
 
 def test_a_newer_opset_is_written_when_asked(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), attention="primitives", opset=21)
     assert read_manifest(package).graph.opsets == {"": 21}
-
-
-# opset 18 -> 17
-
-
-def model_of(node: onnx.NodeProto, *constants: onnx.TensorProto, shape: tuple[int, ...] = (2, 3, 4)) -> ir.Model:
-    """A model of one node in opset 18: x -> y, z, …"""
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))]
-    graph = helper.make_graph([node], "g", inputs, outputs, list(constants))
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    return ir.from_proto(made)
-
-
-def int64s(name: str, *values: int) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.array(values, np.int64), name)
-
-
-def values_of(model: ir.Model) -> list[npt.NDArray[Any]]:
-    x = np.random.default_rng(0).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
-    return ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})  # type: ignore[return-value]
-
-
-REDUCTIONS = sorted(AXES_AS_INPUT)
-CONVERTED = {
-    **{
-        f"{op}{'' if keep else ' dropped'}": (
-            helper.make_node(op, ["x", "axes"], ["y"], keepdims=keep),
-            (int64s("axes", -1, 1),),
-        )
-        for op, keep in itertools.product(REDUCTIONS, (0, 1))
-    },
-    "over all axes": (helper.make_node("ReduceMax", ["x"], ["y"]), ()),
-    "Split": (helper.make_node("Split", ["x", "sizes"], ["y", "z"], axis=1), (int64s("sizes", 1, 2),)),
-    "Split in equal parts": (helper.make_node("Split", ["x"], ["y", "z"], axis=-1, num_outputs=2), ()),
-    "Pad": (helper.make_node("Pad", ["x", "pads"], ["y"]), (int64s("pads", 0, 0, 1, 0, 1, 0),)),
-    "unchanged": (helper.make_node("Relu", ["x"], ["y"]), ()),
-}
-
-
-@pytest.mark.parametrize("case", sorted(CONVERTED))
-def test_opset_17_computes_the_same(case: str) -> None:
-    node, constants = CONVERTED[case]
-    model = model_of(node, *constants)
-    before = values_of(model)
-    to_opset17(model)
-    proto = ir.to_proto(model)
-    onnx.checker.check_model(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
-    assert [entry.version for entry in proto.opset_import] == [OPSET]
-    for ours, wanted in zip(values_of(model), before, strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=1e-6)
-
-
-def test_axes_that_nobody_else_reads_are_gone() -> None:
-    node, constants = CONVERTED["ReduceSumSquare"]
-    model = model_of(node, *constants)
-    to_opset17(model)
-    assert list(model.graph.initializers) == []
-
-
-REFUSED = {
-    "Split with a rest": (helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2), ()),
-    "Pad of some axes": (
-        helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"]),
-        (int64s("pads", 1, 1), int64s("axes", 1)),
-    ),
-    "no axes, no reduction": (helper.make_node("ReduceMax", ["x"], ["y"], noop_with_empty_axes=1), ()),
-    "axes that are computed": (helper.make_node("ReduceMax", ["x", "unknown"], ["y"]), ()),
-    "Resize": (
-        helper.make_node("Resize", ["x", "", "scales"], ["y"]),
-        (numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales"),),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", sorted(REFUSED))
-def test_what_opset_17_does_not_have_is_refused(case: str) -> None:
-    node, constants = REFUSED[case]
-    node.name = "model.layers.0/Node"
-    model = model_of(node, *constants)
-    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0/Node: \w+ cannot be written in opset 17"):
-        to_opset17(model)

@@ -22,7 +22,6 @@ from partita.export.graph.axis_names import name_axes
 from partita.export.graph.cleaning import clean
 from partita.export.graph.element_types import to_torch
 from partita.export.graph.node_names import ROOT, name_nodes
-from partita.export.graph.opset17 import WRITTEN, to_opset17
 from partita.export.trace.attention import Lowering
 from partita.export.trace.calling import call
 from partita.export.trace.causal_buffers import rows_by_position
@@ -171,7 +170,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             _exported(wrapper, arguments, spec),
             tuple(arguments.values()),
             dynamo=True,
-            opset_version=max(spec.opset, WRITTEN),
+            opset_version=spec.opset,
             input_names=[
                 "input_ids",
                 "position_ids",
@@ -190,15 +189,13 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     del onnx_program
     with quiet(), translated("cleaning the graph"):
         _strip_weights(model, fake.module)
-        _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
+        _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, spec.opset)
         clean(model)
         _check_rolled(model)
         _settle_length(model, spec.batch)
         _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
-        if spec.opset < WRITTEN:
-            to_opset17(model)
     return Traced(model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
 
 

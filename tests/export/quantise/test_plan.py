@@ -244,7 +244,6 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (replace(options("int8"), activations="int8", opset=17), r"`opset=17`: packed weights as MatMulInteger"),
         (
             replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
             r"`keep=lm_head=int4`: .* int8 weights alone",

@@ -42,12 +42,6 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
             "this graph in float32; add `activations=fp32`, or leave it out"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
-    forms = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
-    if not forms:
-        raise UsageError(
-            f"`prefill_precision={asked}`: integers times integers need a newer operator set than "
-            f"`opset={options.opset}`; leave one of the two out"
-        )
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
     own = Plan(8, None, without_text(plan.quantiser), plan.kernels, forms[0], keep, INTEGERS)

@@ -7,7 +7,7 @@
 Past has P rows and present P + S of them, P from 0 on; nothing is written in place, so every step copies the whole
 cache. Where a step begins follows from the sizes: T = P + S is how long the mask [B, T] is. A key is allowed when it is
 not after its query and its entry of the mask is not 0, which hides padding at the left of a row. Standard operators
-only, not newer than opset 17.
+only, not newer than opset 18.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ LOWERING = Lowering(
     rank=9,
     merit="the layout of optimum, in standard operators",
     opset=18,
-    min_opset=17,
+    min_opset=18,
     domains=(),
     cursors=(MASK,),
     emit=_emit,

@@ -6,7 +6,7 @@
 
 The write is a ScatterElements, which providers do in place when past and present are one buffer; a Where over the whole
 cache is not legal in place on WebGPU. There is no cursor besides the positions: a key is allowed when it is not after
-its query, so what lies beyond is never seen. Tensors have at most four dimensions, nothing is newer than opset 17.
+its query, so what lies beyond is never seen. Tensors have at most four dimensions, nothing is newer than opset 18.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ LOWERING = Lowering(
     name="primitives",
     rank=2,
     merit="operators that every compiler knows",
-    opset=17,
-    min_opset=17,
+    opset=18,
+    min_opset=18,
     domains=(),
     cursors=(),
     emit=_emit,

@@ -1,4 +1,4 @@
-"""Experts in operators that every compiler knows (opset 17, at most three dimensions): all experts, or gathered ones.
+"""Experts in operators that every compiler knows (opset 18, at most three dimensions): all experts, or gathered ones.
 
 All experts at once, for prompts. The sum over experts is inside the second product, so there is no output per expert:
 

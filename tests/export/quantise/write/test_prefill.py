@@ -145,12 +145,6 @@ def test_a_target_without_such_a_kernel() -> None:
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
 
 
-def test_an_operator_set_that_is_too_old_for_it() -> None:
-    wanted = replace(options(), prefill_precision="int8", opset=17)
-    with pytest.raises(UsageError, match=r"^`prefill_precision=int8`: .* than `opset=17`; leave one of the two out"):
-        prefill_plan(wanted, None, make_plan(wanted, None, MODULES))
-
-
 def test_modules_that_stay_do_so_in_both_graphs() -> None:
     wanted = replace(options(keep={"layers.1": "fp32", "lm_head": "int8"}), prefill_precision="int8")
     plan = make_plan(wanted, None, MODULES)
