@@ -65,16 +65,6 @@ Unpacks = Callable[[bytes, Mapping[str, tuple[int, ...]]], bool]
 """Whether a model of packed weights, given the sizes of its inputs, has them restored in every run."""
 
 
-Times = Callable[[Sequence[Question]], Sequence[float]]
-"""Times models of one product each, in turns: seconds of one run of each on one thread, the least of several."""
-
-
-Timed = tuple[str, Callable[[], Question]]
-"""What tells a product from every other, and what makes its model, which is large: only where it has to be timed."""
-Compares = Callable[[Sequence[Timed], Timed], Sequence[tuple[float, float]]]
-"""Times products beside a plain one, in turns: seconds of each on one thread, and of the plain one meanwhile."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The provider that a package is for."""
@@ -106,10 +96,6 @@ class Target:
     """Whether it only seems to compute with packed weights; None when that cannot be found out."""
     takes: TakesEach | None = None
     """Asks about nodes that a pass would write; None when it cannot be asked."""
-    times: Times | None = None
-    """Times products; None where no time of one product says what many take."""
-    compares: Compares | None = None
-    """Times products beside a plain one; None where that says nothing, too."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

@@ -167,7 +167,7 @@ def make_plan(
 
     dtype = options.computing.dtype
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
-    form, found = settled(target, forms, multiplied, looked_up, dtype, multiplied, option=option)
+    form, found = settled(target, forms, multiplied, looked_up, dtype, option=option)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
@@ -176,7 +176,7 @@ def make_plan(
         stored = _taken_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
     if has_experts and found.experts and form.experts is not None:
-        why = refused_experts(target, form, found, multiplied(form, found), dtype, multiplied(form, found))
+        why = refused_experts(target, form, found, multiplied(form, found), dtype)
         found = replace(found, experts=not why)
         if why:
             told(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
@@ -213,9 +213,7 @@ def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dt
     def in_blocks(size: int) -> list[Packing]:
         return [replace(each, block_size=size) for each in packings]
 
-    sizes = tuple(
-        size for size in stored.blocks() if not refused(target, form, kernels, in_blocks(size), dtype, in_blocks(size))
-    )
+    sizes = tuple(size for size in stored.blocks() if not refused(target, form, kernels, in_blocks(size), dtype))
     return replace(stored, sizes=sizes)
 
 

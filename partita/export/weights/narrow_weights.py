@@ -32,11 +32,9 @@ from partita.export.weights.origins import Rescaled
 from partita.export.weights.sources import Plain, StoredPart, stored
 from partita.package.records import NarrowWeights
 
-WIDE = "float32"
+WIDE, CPU = "float32", "cpu"
 OPSET, IR_VERSION = 21, 10
 WIDTH = 64
-SLOWER = 1.15
-"""A small product between Casts takes 1.35 times as long as one in float32, with a kernel of its own no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +65,14 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
         return False
     if computing.twin is not None:
         return target.takes is not None
-    return target.times is not None and not target.by_default
+    return target.provider == CPU and not target.by_default
 
 
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
     """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
 
     Whether it has a kernel is asked only where the CPU provider could not run the package either (`Precision.twin`).
-    Whether it casts to float32 and back is seen from the time of a product, and matters for a target that somebody
+    The CPU provider multiplies float16 between Casts on most processors, which matters for a target that somebody
     named: a package in float16 that was made without one may be for any device.
     """
     computing = PRECISIONS[options.named]
@@ -85,12 +83,7 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
             return options
         why = f"has no kernel for products in {computing.dtype}"
     else:
-        assert target.times is not None
-        own, wide = target.times([_question("MatMul", dtype) for dtype in (computing.dtype, WIDE)])
-        if own < SLOWER * wide:
-            return options
-        times = f"{own * 1e6:.1f} us for a small product, {wide * 1e6:.1f} in {WIDE}"
-        why = f"casts what it multiplies in {computing.dtype} ({times})"
+        why = f"has no kernel for products in {computing.dtype} on most processors"
     told(
         f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"

@@ -52,7 +52,6 @@ def find_target(
     option that makes no sense, ProviderError when the provider cannot be queried here and the default was not allowed.
     """
     from partita.runtime.chain.provider_check import best_chain, check
-    from partita.runtime.cpu.products import compared, product_seconds
     from partita.runtime.ort.registry import available_ort_names
     from partita.runtime.ort.run_log import unpacks_weights
 
@@ -82,8 +81,6 @@ def find_target(
             replay=_as_verified(provider),
             smoke=_smoker(provider, {}),
             unpacks=unpacks_weights,
-            times=lambda questions: product_seconds(questions, resolution),
-            compares=lambda products, plain: compared(products, plain, resolution),
         )
     tried = check([resolution])[0].resolution
     if tried.status == "active":

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
 
 from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
-from partita.export.quantise.asking import refused
-from partita.export.quantise.forms import form
 from partita.export.quantise.forms.matmul_nbits import GATHER, MATMUL
 from partita.export.quantise.keep import Keep, check_modules, paths
 from partita.export.quantise.plan import make_plan
-from partita.export.quantise.rounders import Grid
 from partita.export.quantise.summary import notes
 from partita.export.quantise.write.kernels import Kernels
-from partita.export.quantise.write.packed import Packed, Packing
+from partita.export.quantise.write.packed import Packed
 from partita.export.quantise.write.rewrite import Outcome, Placed, check_blocks
-from partita.export.target import Answer, Target, Timed
+from partita.export.target import Answer, Target
 from partita.export.weights.origins import Cut
 from partita.export.weights.sources import Plain, checkpoint_weight
 from tests.conftest import TinyCheckpoint
@@ -274,117 +268,9 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
     plan = make_plan(options("int8"), slow, MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear", "of which MatMulNBits at level 4 is made"
     assert "cpu does not take MatMulNBits" in told[-1]
-    untimed = replace(slow, unpacks=lambda model, sizes: True, compares=None)
+    restoring = replace(slow, unpacks=lambda model, sizes: True)
     with pytest.raises(ProviderError, match=r"cpu has no kernel .* restores the whole matrix"):
-        make_plan(options("int8"), untimed, MODULES)
-
-
-def test_a_kernel_that_is_slower_than_fp32_is_found_by_timing_it() -> None:
-    """8 bits at level 0 again, by the clock alone: nothing reads a log."""
-    from partita.library.place.target import find_target
-
-    found = replace(find_target("cpu", {}, default_allowed=False, libraries={}), unpacks=None)
-    nbits = form("matmul_nbits")
-
-    def why(level: int) -> str:
-        packing = Packing(Grid(8, symmetric=False), 128, "refit")
-        return refused(found, nbits, Kernels(accuracy_level=level), [packing], "float32", [packing])
-
-    assert why(4) == ""
-    told = re.fullmatch(
-        r"takes ([\d.]+) times as long as fp32 for a token with int8 weights in blocks of 128 .* \([\d.]+ and .* ms\)",
-        why(0),
-    )
-    assert told is not None and float(told[1]) > 4
-
-
-class Slow:
-    """Times of products by what is in their models: as many times as long as in float32 as `share` says."""
-
-    def __init__(self, share: Callable[[onnx.NodeProto, dict[str, Any]], float]) -> None:
-        self.share = share
-        self.timed: list[onnx.NodeProto] = []
-
-    def __call__(self, products: Sequence[Timed], plain: Timed) -> list[tuple[float, float]]:
-        found = []
-        for _, make in (*products, plain):
-            model, sizes = make()
-            proto = onnx.ModelProto.FromString(model)
-            onnx.checker.check_model(proto, full_check=False)
-            assert {port.name for port in proto.graph.input} <= set(sizes)
-            (node,) = proto.graph.node[-1:]
-            self.timed.append(node)
-            found.append(
-                (1e-3 * self.share(node, {a.name: helper.get_attribute_value(a) for a in node.attribute}), 1e-3)
-            )
-        return found[:-1]
-
-
-def slow_target(share: Callable[[onnx.NodeProto, dict[str, Any]], float]) -> tuple[Target, Slow]:
-    """A target that takes everything, and is slow with some of it."""
-    slow = Slow(share)
-    return replace(target(Asked(frozenset())), compares=slow), slow
-
-
-def test_a_precision_that_is_slower_than_fp32_in_every_form_is_refused_by_how_much() -> None:
-    slow, timed = slow_target(lambda node, attributes: 3.04)
-    said = (
-        r"`precision=int4`: npu has no kernel .* for MatMulNBits \(com\.microsoft\), with or without zero points: "
-        r"takes 3\.0 times as long as fp32 for a token with int4 weights in blocks of 64 on .* \(3\.04 and 1 ms\); "
-        r"for DequantizeLinear of blocks and MatMul, .* 3\.0 times .*; nothing was written; name another `target`"
-    )
-    with pytest.raises(ProviderError, match=said):
-        make_plan(options(), slow, MODULES)
-    assert [node.op_type for node in timed.timed] == [MATMUL, "MatMul"] * 2 + ["MatMul", "MatMul"] * 2
-
-
-def test_a_form_that_is_slower_than_fp32_is_passed_over() -> None:
-    told: list[str] = []
-    slow, _ = slow_target(lambda node, attributes: 5.0 if node.op_type == MATMUL and len(node.input) > 3 else 0.3)
-    plan = make_plan(options(), slow, MODULES, told.append)
-    assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.symmetric
-    assert told == ["npu takes packed weights without zero points only"]
-    near, _ = slow_target(lambda node, attributes: 1.4)
-    plan = make_plan(options(), near, MODULES)
-    assert plan is not None and not plan.kernels.symmetric, "other work on a machine may do as much"
-
-
-def test_only_widths_that_are_multiplied_have_to_be_fast() -> None:
-    """An embedding may have eight bits besides; so may every weight where widths are searched."""
-    slow, _ = slow_target(lambda node, attributes: 5.0 if attributes.get("bits") == 8 else 0.3)
-    plan = make_plan(options(), slow, MODULES)
-    assert plan is not None and plan.form.name == "matmul_nbits" and not plan.kernels.symmetric
-    for wanted in (options(keep={"lm_head": "int8"}), replace(options(), max_perplexity_ratio=1.01)):
-        other = make_plan(wanted, slow, MODULES)
-        assert other is not None and other.form.name == "dequantize_linear"
-
-
-def test_blocks_of_a_size_that_is_slower_than_fp32_are_not_written() -> None:
-    slow, _ = slow_target(lambda node, attributes: 5.0 if attributes.get("block_size") == 16 else 0.3)
-    plan = make_plan(options(block_size=128), slow, MODULES)
-    assert plan is not None and plan.kernels.smaller == (32, 64)
-
-
-def test_products_of_rounded_activations_are_timed_over_a_whole_row() -> None:
-    slow, timed = slow_target(lambda node, attributes: 0.3)
-    plan = make_plan(replace(options("int8"), activations="int8"), slow, MODULES)
-    assert plan is not None and plan.form.name == "matmul_integer_to_float" and timed.timed
-
-
-@pytest.mark.parametrize(("share", "packs"), [(0.5, True), (4.0, False)])
-def test_experts_stay_floats_where_packed_ones_are_slower(share: float, packs: bool) -> None:
-    told: list[str] = []
-    slow, timed = slow_target(lambda node, attributes: share if node.op_type == "QMoE" else 0.3)
-    plan = make_plan(options(), slow, MODULES, told.append, has_experts=True)
-    assert plan is not None and plan.kernels.experts is packs
-    assert {"QMoE", "MoE"} <= {node.op_type for node in timed.timed}
-    assert told == ([] if packs else [EXPERTS_SLOWER])
-
-
-EXPERTS_SLOWER = (
-    "experts stay floats; QMoE on npu: takes 4.0 times as long as fp32 for a token with int4 weights in blocks of 64 "
-    "on this machine (4 and 1 ms)"
-)
+        make_plan(options("int8"), restoring, MODULES)
 
 
 def test_where_nobody_can_be_asked_the_record_decides() -> None:
