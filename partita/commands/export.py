@@ -20,7 +20,7 @@ from partita.package.records import PackedKind, PackedWeights, Verification
 if TYPE_CHECKING:
     from partita.export.writing import Summary
 
-PACKED_WEIGHTS, NARROW_WEIGHTS, CODED_WEIGHTS = "packed_weights", "narrow_weights", "coded_weights"
+PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""
 LABEL = 14
 """Columns before what a line of the summary says."""
@@ -112,8 +112,6 @@ def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> li
     told = {each.name: each.summary for each in ORDER}
     if manifest is not None and manifest.packed is not None:
         told[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
-    if passes.get(CODED_WEIGHTS):
-        told[CODED_WEIGHTS] = "Codes and scales of the checkpoint, and floats as the graph is opened"
     if manifest is not None and manifest.narrow is not None:
         told[NARROW_WEIGHTS] = f"Matrices in {manifest.narrow.dtype}, each behind a Cast to float32"
     width = max(map(len, told))

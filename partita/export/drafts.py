@@ -41,7 +41,6 @@ from partita.export.verify.texts import Text
 from partita.export.ways import Way
 from partita.export.weights import external_data as weights
 from partita.export.weights import spilled
-from partita.export.weights.coded_weights import OPSET, store_coded
 from partita.export.weights.narrow_weights import Narrow, rounded_weights, store_narrow
 from partita.export.weights.sources import Plain
 from partita.export.work import Work, tell
@@ -93,8 +92,6 @@ class Draft:
     narrow: Narrow | None = None
     """How weights are kept in 16 bits that are computed with in float32; None when none are."""
     adapters: Adapters = field(default_factory=Adapters)
-    coded: bool = False
-    """Whether codes of the checkpoint that are no integers are kept as they are."""
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt, the weights that are packed, and the adapter."""
@@ -243,7 +240,7 @@ class Draft:
             )
         chosen = lowering(way.attention)
         plans = [self.plan, self.beside]
-        oldest = max([OPSET if self.coded else 1, *(plan.form.opset for plan in plans if plan is not None)])
+        oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
@@ -322,10 +319,6 @@ def _rewrite(graphs: Graphs) -> None:
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.takes)
             for name, count in packed.items():
-                graphs.passes[name] = graphs.passes.get(name, 0) + count
-            name_nodes(model)
-        if draft.coded:
-            for name, count in store_coded(model, context).items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
         if draft.narrow is not None:

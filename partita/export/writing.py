@@ -35,8 +35,8 @@ from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import MissedRatioError
 from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
 from partita.export.verify.texts import Text
-from partita.export.weights import coded_weights, spilled
 from partita.export.weights import external_data as weights
+from partita.export.weights import spilled
 from partita.export.work import Work, tell
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
@@ -279,7 +279,7 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
         parameters=exported.parameters,
         files=files,
         unused=exported.unused,
-        quantised=stored_precision.source_of(options, checkpoint, coded=bool(exported.passes.get(coded_weights.NAME))),
+        quantised=stored_precision.source_of(options, checkpoint),
     )
 
 

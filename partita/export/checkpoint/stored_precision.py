@@ -1,8 +1,8 @@
 """Which precision a quantised checkpoint is exported in, and whether its weights are taken as they are stored.
 
 Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are, and
-fp32 where they are codes of which ONNX Runtime computes float32 as it opens the graph (`coded_weights.py`). Other float
-precisions dequantise. Anything else would round weights a second time, and is done only where that is asked for.
+fp32 where none of them is an integer. Float precisions dequantise. Anything else would round weights a second time, and
+is done only where that is asked for.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import Quantised
+from partita.export.checkpoint.stored_formats.base import AffineWeight
 from partita.export.checkpoint.weight_files import few
 from partita.export.options import AUTO, ExportOptions, check_options
-from partita.export.weights.coded_weights import OPSET, codable
 from partita.package.folder import QuantisedSource
 
 OF_ROUNDING = (
@@ -46,7 +46,9 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
         return options
     if options.precision != AUTO and bits is None:
         return options
-    own = EXACT.name if options.precision == AUTO and codable(found) else _own(found, checkpoint)
+    if options.precision == AUTO and not any(isinstance(weight, AffineWeight) for weight in found.weights.values()):
+        return _checked(options, EXACT.name)
+    own = _own(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
             f"`precision={options.precision}`: {checkpoint.given} is quantised with {found.method}, which is "
@@ -99,20 +101,12 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
         )
 
 
-def keeps_codes(options: ExportOptions, checkpoint: Checkpoint) -> bool:
-    """Whether codes that are no integers are kept as they are: where the graph computes in float32, as the format's
-    own library does, and no adapter is merged into them.
-    """
-    newer = options.opset is None or options.opset >= OPSET
-    return codable(checkpoint.quantised) and options.computing is EXACT and newer and checkpoint.unmerged is None
-
-
-def source_of(options: ExportOptions, checkpoint: Checkpoint, *, coded: bool = False) -> QuantisedSource | None:
-    """What the manifest says of a quantised checkpoint; None for one of floats. `coded`: its codes were kept."""
+def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource | None:
+    """What the manifest says of a quantised checkpoint; None for one of floats."""
     found = checkpoint.quantised
     if found is None:
         return None
-    taken: Literal["as stored", "requantised", "dequantised"] = "as stored" if coded else "dequantised"
+    taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
     if options.computing.bits is not None:
         taken = "requantised" if options.requantise else "as stored"
     return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)

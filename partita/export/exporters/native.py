@@ -15,7 +15,7 @@ from partita.export.checkpoint.adapters.merge import merged
 from partita.export.checkpoint.adapters.record import adapter_record
 from partita.export.checkpoint.config_values import named
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_precision import check_merged, keeps_codes, takes_stored
+from partita.export.checkpoint.stored_precision import check_merged, takes_stored
 from partita.export.checkpoint.ties import untie
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.drafts import Draft, Graphs
@@ -151,10 +151,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = prefill_plan(options, target, plan)
     takes = work.takes if target is None else target.takes
-    coded = keeps_codes(options, checkpoint)
-    as_stored = coded or (plan is not None and plan.stored is not None)
+    as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters, coded)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 
-from partita.export.checkpoint.weight_files import Decoder, OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 
 Region = tuple[tuple[int, int], ...]
 """Start and stop on every axis."""
@@ -303,25 +303,6 @@ class Joined(Origin):
 
 
 @dataclass(frozen=True)
-class Every(_Of):
-    """The first of each `step` values along `axis`, which has a multiple of them."""
-
-    axis: int
-    step: int
-
-    def _shape(self) -> tuple[int, ...]:
-        whole = self.whole.shape
-        return (*whole[: self.axis], whole[self.axis] // self.step, *whole[self.axis + 1 :])
-
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        pieces = []
-        for place in range(*region[self.axis]):
-            here = (place * self.step, place * self.step + 1)
-            pieces.append(self.whole.read((*region[: self.axis], here, *region[self.axis + 1 :]), files))
-        return torch.cat(pieces, self.axis)
-
-
-@dataclass(frozen=True)
 class Computed(Origin):
     """What a torch operator makes of other origins; computed whole, and once for each time the files are open."""
 
@@ -360,42 +341,3 @@ def _with_values(arguments: Any, files: OpenFiles) -> Any:
     if isinstance(arguments, Origin):
         return arguments.read_all(files)
     return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
-
-
-def last_axis(origin: Origin) -> int | None:
-    """Where the last axis of the tensors has gone that an origin is made of; None where it is no axis of its own any
-    more, is cut or mixed, or has gone to several places.
-    """
-    if isinstance(origin, Stored):
-        return len(origin.shape) - 1 if origin.shape else None
-    if isinstance(origin, Joined):
-        places = {last_axis(part) for part in origin.parts}
-        return places.pop() if len(places) == 1 and origin.axis not in places else None
-    below = last_axis(origin.whole) if isinstance(origin, _Of) else None
-    if below is None:
-        return None
-    if isinstance(origin, Permuted):
-        return origin.order.index(below)
-    if isinstance(origin, Interleaved | Cut | Reordered):
-        return None if origin.axis == below else below
-    if isinstance(origin, Picked):
-        return None if origin.axis == below else below - (origin.axis < below)
-    if isinstance(origin, Widened):
-        return below + (origin.axis <= below)
-    if isinstance(origin, Flattened):
-        return 1 if below == 2 else None
-    return None
-
-
-def seen_as(origin: Origin, change: Callable[[Decoder | None], Decoder]) -> Origin:
-    """The same parts of other tensors: those that what `change` makes of their decoders reads. Equal to `origin`.
-
-    Raises ValueError for an origin that computes something.
-    """
-    if isinstance(origin, Stored):
-        return Stored(replace(origin.info, decoder=change(origin.info.decoder)))
-    if isinstance(origin, Joined):
-        return replace(origin, parts=tuple(seen_as(part, change) for part in origin.parts))
-    if isinstance(origin, _Of) and not isinstance(origin, Rescaled):
-        return replace(origin, whole=seen_as(origin.whole, change))
-    raise ValueError(f"{type(origin).__name__} is computed of whole tensors")

@@ -100,44 +100,6 @@ class AffineWeight(StoredWeight):
         """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coding:
-    """How the numbers of a weight follow from small codes and scales, in float32: `code * scale - zero`."""
-
-    dtype: str
-    """Of the codes in a file: a float of 8 bits, uint8, or uint4."""
-    block: int
-    """Numbers along the last axis that share a scale; the axis has a multiple of them."""
-    table: tuple[float, ...] = ()
-    """What a code stands for, where it is a place; empty: codes are numbers themselves."""
-    rounded: str = ""
-    """What every step is rounded to; empty: not at all."""
-    zeros: bool = False
-    """Whether each block has a zero beside its scale, which need not be an integer."""
-
-
-@dataclass(frozen=True)
-class CodedWeight(StoredWeight):
-    """Small codes, each of which stands for a number, with a scale for each block, and a zero in some formats."""
-
-    @property
-    @abstractmethod
-    def coding(self) -> Coding | None:
-        """None where blocks do not lie along the last axis, or end beyond it."""
-
-    @abstractmethod
-    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Bits of floats, places in the table, or integers, uint8. Raises CheckpointError."""
-
-    @abstractmethod
-    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The scale of every number in `region`, float32, of its shape. Raises CheckpointError."""
-
-    def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The zero of every number, as `scales`, for codings that have any. Raises CheckpointError."""
-        return torch.zeros([end - begin for begin, end in region])
-
-
 Claims = dict[str, tuple[str, Any]]
 """What settings say of a weight, by their names: a fact of it (`_fact`), and its value."""
 SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}

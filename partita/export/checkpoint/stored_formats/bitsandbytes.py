@@ -33,8 +33,6 @@ from partita.export.checkpoint.stored_formats.base import (
     SIGNED_BYTE,
     AffineWeight,
     Claims,
-    CodedWeight,
-    Coding,
     Parts,
     Read,
     Sources,
@@ -43,7 +41,6 @@ from partita.export.checkpoint.stored_formats.base import (
     claims_of,
 )
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.graph.element_types import of_torch
 from partita.export.weights.origins import Region
 
 STATE = ".quant_state.bitsandbytes__"
@@ -53,7 +50,7 @@ LARGEST = 1 / 127
 
 
 @dataclass(frozen=True)
-class _Table(CodedWeight):
+class _Table(StoredWeight):
     """Numbers from a table."""
 
     block: int
@@ -85,14 +82,6 @@ class _Table(CodedWeight):
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         numbers = torch.tensor(self.table)[self.codes(region, files).long()]
         return (numbers * self.scales(region, files)).to(self.rounded).float()
-
-    @property
-    def coding(self) -> Coding | None:
-        """Places of 4 bits. A block may have several rows, and no row parts of several blocks."""
-        width = self.shape[-1]
-        block = self.block if width % self.block == 0 else width if self.block % width == 0 else 0
-        rounded = of_torch(self.rounded)
-        return Coding("uint4", block, self.table, "" if rounded == "float32" else rounded) if block else None
 
     def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Places in the table."""

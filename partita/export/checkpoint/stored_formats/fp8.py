@@ -18,11 +18,10 @@ import torch
 
 from partita.export.checkpoint.stored_formats.base import (
     FLOAT8,
-    CodedWeight,
-    Coding,
     Read,
     Sources,
     StoredFormat,
+    StoredWeight,
     claims_of,
 )
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
@@ -35,18 +34,11 @@ OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scal
 """Scales of what the format's own kernels round besides weights."""
 EXPONENTS = frozenset({"U8", "torch.uint8"})
 BIAS = 127
-ONNX_NAMES = {
-    "F8_E4M3": "float8e4m3fn",
-    "torch.float8_e4m3fn": "float8e4m3fn",
-    "F8_E5M2": "float8e5m2",
-    "torch.float8_e5m2": "float8e5m2",
-}
-"""What ONNX calls the floats of 8 bits."""
 ACTIVATIONS = "activations, which {} rounds to 8 bits, stay floats: the package multiplies with the weights as stored"
 
 
 @dataclass(frozen=True)
-class ScaledWeight(CodedWeight):
+class ScaledWeight(StoredWeight):
     """Narrow floats [..., N, K] times scales."""
 
     weight: TensorInfo
@@ -57,21 +49,6 @@ class ScaledWeight(CodedWeight):
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Numbers times scales, in float32."""
         return files.read(self.weight, region).float() * expanded(self.factors, self.blocks, region, files)
-
-    @property
-    def coding(self) -> Coding | None:
-        """The floats as they are."""
-        dtype, block = ONNX_NAMES.get(self.weight.dtype), self.blocks[-1] if self.blocks else 0
-        return Coding(dtype, block) if dtype is not None and block and self.shape[-1] % block == 0 else None
-
-    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Their bits."""
-        return files.read(self.weight, region).contiguous().view(torch.uint8)
-
-    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Those of every number."""
-        found = expanded(self.factors, self.blocks, region, files)
-        return found.expand([end - begin for begin, end in region])
 
 
 def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:

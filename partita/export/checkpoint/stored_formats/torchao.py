@@ -32,8 +32,6 @@ from partita.export.checkpoint.stored_formats.base import (
     FLOAT8,
     SIGNED_BYTE,
     Claims,
-    CodedWeight,
-    Coding,
     Read,
     Sources,
     StoredFormat,
@@ -43,7 +41,7 @@ from partita.export.checkpoint.stored_formats.base import (
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
-from partita.export.graph.element_types import of_torch, to_torch
+from partita.export.graph.element_types import to_torch
 from partita.export.weights.origins import Region
 
 DATA = "._weight_qdata"
@@ -56,7 +54,7 @@ SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
 
 
 @dataclass(frozen=True)
-class _Plain(CodedWeight):
+class _Plain(StoredWeight):
     """[N, K] of int4. The second of its tensors has the scales, the third the zeros, which are added."""
 
     group: int
@@ -64,12 +62,6 @@ class _Plain(CodedWeight):
     bits: int
     computed: torch.dtype
     """What every step is rounded to."""
-
-    @property
-    def coding(self) -> Coding:
-        """Places in `SIGNED`."""
-        rounded = "" if self.computed == torch.float32 else of_torch(self.computed)
-        return Coding("uint4", self.group, SIGNED, rounded, True)
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Every step in the type that the format computes in."""
