@@ -38,6 +38,12 @@ VERBS = (
         "export ./my-checkpoint ./package --precision fp16 --max-length 512",
     ),
     Verb(
+        "run",
+        "generation:RunCommand",
+        "Generate or chat with any model, exported once where needed.",
+        'run ./my-checkpoint "Return the" --max-new-tokens 64',
+    ),
+    Verb(
         "generate",
         "generation:GenerateCommand",
         "Generate text from a package or another exporter's folder.",
@@ -128,6 +134,10 @@ REPORT_VERBS = (
         "trace run.json --out trace.json",
     ),
 )
+CACHE_VERBS = (
+    Verb("list", "generation:CacheListCommand", "List the packages that run has exported.", "list"),
+    Verb("remove", "generation:CacheRemoveCommand", "Remove one of them.", "remove my-checkpoint-auto-0123456789ab"),
+)
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 """Exit code of a command line that makes no sense."""
@@ -148,6 +158,14 @@ report = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(report)
+cache = typer.Typer(
+    name="cache",
+    cls=group_of(CACHE_VERBS, "run:{name}_cached", "cache "),
+    help="List or remove the packages that `partita run` has exported.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+app.add_typer(cache)
 
 PROGRAM = "partita"
 """However it was started: `python -m partita` is told to go on with the same commands."""
@@ -167,6 +185,12 @@ def _help_alone(context: typer.Context) -> None:
 @report.callback()
 def common_report(context: typer.Context) -> None:
     """Inspect, compare and check partition reports."""
+    _help_alone(context)
+
+
+@cache.callback()
+def common_cache(context: typer.Context) -> None:
+    """List or remove the packages that `partita run` has exported."""
     _help_alone(context)
 
 

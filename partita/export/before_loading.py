@@ -13,7 +13,8 @@ from partita.export.publish import check_target
 from partita.package.contract import CONTEXT_LENGTHS
 from partita.package.folder import MANIFEST, check_folder
 
-HUB_ID = r"[\w.-]+/[\w.-]+"
+HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+"""owner/name, owner/name@revision, hf://owner/name, also as a path, which has one slash."""
 
 
 def check(options: ExportOptions) -> None:
@@ -23,7 +24,13 @@ def check(options: ExportOptions) -> None:
     given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
     if path.is_dir():
         _check_folder(options, path)
-    elif not os.path.lexists(path) and (not re.fullmatch(HUB_ID, given) or given.startswith(".")):
+    else:
+        check_model(given)
+
+
+def check_model(given: str) -> None:
+    """Raise CheckpointError for what is neither on disk nor a hub id."""
+    if not os.path.lexists(given) and not HUB_ID.fullmatch(given):
         raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
 
 

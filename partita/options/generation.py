@@ -1,10 +1,10 @@
 """Options of `generate` and `chat`, and of the functions that generate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
 
-from partita.options.fields import PathText, Range, option
+from partita.options.fields import Option, PathText, Range, option
 from partita.options.groups import (
     Adapter,
     ForeignFolder,
@@ -99,8 +99,8 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, PackageOptions):
-    """What `partita generate` and `partita chat` have in common."""
+class TextOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain):
+    """What `partita run`, `generate` and `chat` have in common."""
 
     system: str | None = option("System message; generate applies the chat template.")
     stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
@@ -108,6 +108,58 @@ class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, Pac
     prefill_chunk: PrefillChunk = None
     adapter: Adapter = None
     probe_seconds: ProbeSeconds = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TextOptions, PackageOptions):
+    """What `partita generate` and `partita chat` have in common."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of `partita run`."""
+
+    model_source: Annotated[
+        PathText,
+        Option(
+            "Package, folder of another exporter, checkpoint, GGUF file, or hub id (owner/name, owner/name@revision).",
+            metavar="MODEL",
+            positional=True,
+            text="not_empty",
+        ),
+    ] = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(TextOptions, ModelOptions):
+    """Generate text with any model, or chat when no prompt is given. A checkpoint, a GGUF file or a hub id is exported
+    once into the cache folder. Prompts go through the chat template where there is one.
+    """
+
+    prompts: Sequence[str] = option(
+        "The prompt; - reads it from stdin. Default: chat.", default=(), metavar="PROMPT", positional=True
+    )
+    precision: str = option(
+        "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
+        "fp32.",
+        default="auto",
+        complete="precisions",
+    )
+    raw: bool = option("Do not apply the chat template to the prompt.", default=False)
+    report: ReportFile = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheListCommand:
+    """List the packages that `partita run` has exported into the cache folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRemoveCommand:
+    """Remove a package that `partita run` has exported from the cache folder."""
+
+    name: Annotated[str, Option("Its name in `partita cache list`.", metavar="NAME", positional=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,6 +318,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
+def is_package(folder: Path) -> bool:
+    """Whether a folder has the manifest of a package; of a damaged one, too."""
+    return (folder / MANIFEST).is_file() and not is_of_others(folder / MANIFEST)
+
+
 def is_of_others(manifest: Path) -> bool:
     """Whether a manifest.json is of something else than a package: a web application has one by that name. One that is
     damaged is taken for a package's.

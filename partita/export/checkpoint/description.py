@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
+from partita.export.before_loading import HUB_ID
 from partita.export.checkpoint import config_values, rope_settings, stored_formats
 from partita.export.checkpoint.gguf import opening
 from partita.export.checkpoint.gguf.header import GgufTensor
@@ -212,10 +213,15 @@ def _locate(given: str) -> Path:
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
     refuse_dangling(path)  # which is no hub id, whatever it is called
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", given) or given.startswith("."):
+    found = HUB_ID.fullmatch(given)
+    if found is None:
         raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
     try:
-        return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
+        return Path(
+            snapshot_download(
+                found["name"], revision=found["revision"], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED
+            )
+        )
     except Exception as error:  # what the hub's client, its HTTP library and its transfer raise has no common base
         raise CheckpointError(
             f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "

@@ -131,6 +131,18 @@ def _looking_in(text: str) -> Callable[[str], bool]:
     return has
 
 
+def has_template(folder: Path) -> bool:
+    """Whether the folder of a tokenizer has a chat template. Raises PackageError for a damaged configuration."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", OF_PROCESSORS)):
+        return True
+    path = folder / "tokenizer_config.json"
+    try:
+        config = read_json_value(path) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise PackageError(f"damaged ({error})", where=path) from error
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
 def template_of_processor(folder: Path) -> str | None:
     """The template in `OF_PROCESSORS`; None when there is no such file. Raises PackageError when it is damaged."""
     path = folder / OF_PROCESSORS
