@@ -136,7 +136,7 @@ REPORT_VERBS = (
 )
 CACHE_VERBS = (
     Verb("list", "generation:CacheListCommand", "List the packages that run has exported.", "list"),
-    Verb("remove", "generation:CacheRemoveCommand", "Remove one of them.", "remove my-checkpoint-auto-0123456789ab"),
+    Verb("remove", "generation:CacheRemoveCommand", "Remove one of them.", "remove my-checkpoint"),
 )
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2

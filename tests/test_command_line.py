@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from partita.cli import REPORT_VERBS, VERBS, app, run
+from partita.cli import CACHE_VERBS, REPORT_VERBS, VERBS, app, run
 from partita.commands.build import read_size
 from partita.options.fields import PathText, described
 
@@ -37,7 +37,7 @@ EVERY = list(commands(typer.main.get_command(app)))
 def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
     """Verb, command, parameter and the empty value of everything that names a file or folder."""
     for path, command in EVERY:
-        verb = next(verb for verb in (*VERBS, *REPORT_VERBS) if verb.name == path[-1])
+        verb = next(verb for verb in (*VERBS, *REPORT_VERBS, *CACHE_VERBS) if verb.name == path[-1])
         paths = {
             each.name for each in described(verb.record()) if each.is_path or PathText in typing.get_args(each.type)
         }
@@ -78,14 +78,14 @@ def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("group", [(), ("report",)], ids=["partita", "report"])
+@pytest.mark.parametrize("group", [(), ("report",), ("cache",)], ids=["partita", "report", "cache"])
 def test_without_a_verb_the_help_is_shown_as_it_is(group, capsys):
     assert run(list(group)) == 2, "nothing was done"
     out, err = capsys.readouterr()
     assert err == ""
     assert run([*group, "--help"]) == 0
     assert out == capsys.readouterr().out
-    assert len(out.splitlines()) > 10
+    assert "Commands:" in out
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "library": {
         "options",
         "capped",
+        "paths",
         "demo",
         "foreign",
         "dtypes",

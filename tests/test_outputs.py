@@ -33,6 +33,7 @@ WRITTEN = {
     "inspect": "out",
     "place": "report",
     "providers": "out",
+    "run": "report",
     "report check": "out",
     "report diff": "out",
     "report explain": "out",
@@ -57,6 +58,7 @@ READ = {
     "report markdown": "file",
     "report show": "file",
     "report trace": "file",
+    "run": "contract draft model_source prefix",
     "serve": "contract draft packages prefix",
     "support": "model",
     "verify": "contract package",
@@ -215,6 +217,7 @@ WRITERS = [
         Writer("support", option, lambda f: ["--model", f.model, "--provider", "cpu"], lambda f: [f.model, f.data])
         for option in ("--out", "--markdown", "--html")
     ),
+    Writer("run", "--report", lambda f: [f.package, "1,2", "--raw", "--provider", "cpu"], in_package),
 ]
 
 

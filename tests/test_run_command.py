@@ -16,7 +16,7 @@ from threading import Thread
 import pytest
 
 from partita.cli import run
-from partita.export.before_loading import HUB_ID
+from partita.export.hub_id import HUB_ID
 from partita.library import models
 from tests.conftest import DEMO_CHECKPOINT
 

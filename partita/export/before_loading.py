@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from partita.capped import read_json_value
 from partita.errors import CheckpointError, UsageError
+from partita.export.hub_id import check_model
 from partita.export.options import ExportOptions, check_options
 from partita.export.publish import check_target
 from partita.package.contract import CONTEXT_LENGTHS
 from partita.package.folder import MANIFEST, check_folder
-
-HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-"""owner/name, owner/name@revision, hf://owner/name, also as a path, which has one slash."""
 
 
 def check(options: ExportOptions) -> None:
@@ -26,12 +23,6 @@ def check(options: ExportOptions) -> None:
         _check_folder(options, path)
     else:
         check_model(given)
-
-
-def check_model(given: str) -> None:
-    """Raise CheckpointError for what is neither on disk nor a hub id."""
-    if not os.path.lexists(given) and not HUB_ID.fullmatch(given):
-        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
 
 
 def _check_folder(options: ExportOptions, folder: Path) -> None:

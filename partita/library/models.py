@@ -13,11 +13,12 @@ from pathlib import Path
 
 import partita
 from partita.errors import PackageError, UsageError
-from partita.export.before_loading import check_model
+from partita.export.hub_id import check_model
 from partita.export.progress import Progress
 from partita.foreign.folder import is_foreign
 from partita.library.audience import QUIET, Audience
 from partita.library.exporting import own_compile_cache, run_export
+from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
 from partita.package.folder import is_package, read_manifest
 from partita.paths import CACHE_VARIABLE, cache_folder
@@ -83,13 +84,15 @@ def cached_packages() -> Iterator[CachedPackage]:
 
 
 def remove_cached(name: str) -> CachedPackage:
-    """Remove a package from the cache folder. Raises UsageError when none has that name."""
-    found = {each.name: each for each in cached_packages()}
-    if name not in found:
-        there = ", ".join(found) or "none"
-        raise UsageError(f"{name}: no package of the cache has that name; there are: {there}")
-    shutil.rmtree(found[name].path)
-    return found[name]
+    """Remove the package whose name is or begins with `name`. Raises UsageError when that is not exactly one."""
+    there = list(cached_packages())
+    found = [each for each in there if each.name == name] or [each for each in there if each.name.startswith(name)]
+    if len(found) != 1:
+        names = listing([each.name for each in found or there]) or "none"
+        how_many = "several packages of the cache begin" if found else "no package of the cache begins"
+        raise UsageError(f"{name!r}: {how_many} with that; there are: {names}")
+    shutil.rmtree(found[0].path)
+    return found[0]
 
 
 def _identity(path: Path, model: str) -> list[object]:

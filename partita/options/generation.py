@@ -159,7 +159,9 @@ class CacheListCommand:
 class CacheRemoveCommand:
     """Remove a package that `partita run` has exported from the cache folder."""
 
-    name: Annotated[str, Option("Its name in `partita cache list`.", metavar="NAME", positional=True)]
+    name: Annotated[
+        str, Option("Its name in `partita cache list`, or the beginning of it.", metavar="NAME", positional=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

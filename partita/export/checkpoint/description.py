@@ -19,7 +19,6 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export.before_loading import HUB_ID
 from partita.export.checkpoint import config_values, rope_settings, stored_formats
 from partita.export.checkpoint.gguf import opening
 from partita.export.checkpoint.gguf.header import GgufTensor
@@ -36,6 +35,7 @@ from partita.export.checkpoint.weight_files import (
     refuse_pointer,
     unreadable,
 )
+from partita.export.hub_id import HUB_ID
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
 
 EMBEDDED = "adapter_config.json"
