@@ -12,6 +12,7 @@ the checkpoint has.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ from partita.export.weights.sources import Plain, StoredPart, stored
 from partita.package.records import NarrowWeights
 
 WIDE, CPU = "float32", "cpu"
+X86 = frozenset({"x86_64", "amd64"})
 OPSET, IR_VERSION = 21, 10
 WIDTH = 64
 
@@ -65,14 +67,14 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
         return False
     if computing.twin is not None:
         return target.takes is not None
-    return target.provider == CPU and not target.by_default
+    return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
 
 
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
     """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
 
     Whether it has a kernel is asked only where the CPU provider could not run the package either (`Precision.twin`).
-    The CPU provider multiplies float16 between Casts on most processors, which matters for a target that somebody
+    The CPU provider multiplies float16 between Casts on x86 processors, which matters for a target that somebody
     named: a package in float16 that was made without one may be for any device.
     """
     computing = PRECISIONS[options.named]
@@ -83,7 +85,7 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
             return options
         why = f"has no kernel for products in {computing.dtype}"
     else:
-        why = f"has no kernel for products in {computing.dtype} on most processors"
+        why = f"has no kernel for products in {computing.dtype} on x86 processors"
     told(
         f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"

@@ -137,18 +137,21 @@ def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("asked", "provider", "wide"),
+    ("asked", "provider", "machine", "wide"),
     [
-        (None, Target("cpu", "", "gqa", ""), True),
-        (None, Target("cpu", "", "gqa", "", by_default=True), False),
-        (None, Target("webgpu", "", "gqa", ""), False),
-        (None, None, False),
-        ("fp16", Target("cpu", "", "gqa", ""), False),
+        (None, Target("cpu", "", "gqa", ""), "x86_64", True),
+        (None, Target("cpu", "", "gqa", ""), "AMD64", True),
+        (None, Target("cpu", "", "gqa", ""), "aarch64", False),
+        (None, Target("cpu", "", "gqa", "", by_default=True), "x86_64", False),
+        (None, Target("webgpu", "", "gqa", ""), "x86_64", False),
+        (None, None, "x86_64", False),
+        ("fp16", Target("cpu", "", "gqa", ""), "x86_64", False),
     ],
 )
-def test_float16_is_computed_in_float32_for_a_cpu_that_was_named(
-    asked: str | None, provider: Target | None, wide: bool
+def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, provider: Target | None, machine: str, wide: bool
 ) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
     told: list[str] = []
     options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)
     assert (options.activations == "fp32", len(told)) == (wide, int(wide))
