@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -39,12 +39,6 @@ def plural(count: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{count:,} {noun[:-1]}ies"
     return f"{count:,} {noun}{'es' if noun.endswith(('s', 'sh', 'ch', 'x')) else 's'}"
-
-
-def name_some(names: Sequence[str], most: int = 20) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def human_bytes(size: int | None) -> str:
@@ -149,8 +143,11 @@ def _written(values: list[str], *, alone: bool) -> str:
     return f"{{{values[0]}..{values[-1]}}}" if alone and values == whole else "*"
 
 
-def name_families(names: Iterable[str], most: int) -> str:
-    """Names as `families` has them, with how many each stands for; those over `most` are counted."""
-    told = [f"{name} ({len(members)})" if len(members) > 1 else name for name, members in families(names).items()]
-    left = len(told) - most
-    return ", ".join(told[:most]) + (f" and {left} more of the same kind" if left > 0 else "")
+def name_some(names: Iterable[str], most: int = 20) -> str:
+    """The first names and how many more there are; names that differ in one number are one: `layers.{0..5}/Add (6)`."""
+    told: list[tuple[str, int]] = []
+    for name, members in families(names).items():
+        together = len(members) > 1 and "*" not in name
+        told += [(f"{name} ({len(members)})", len(members))] if together else [(each, 1) for each in members]
+    left = sum(count for _, count in told[most:])
+    return ", ".join(name for name, _ in told[:most]) + (f" and {left} more" if left else "")

@@ -262,7 +262,7 @@ def test_limits_hold_or_say_by_how_much_not():
     assert failures(Gate(limits=Limits(4, 3, 1544))) == {}
     found = failures(Gate(limits=Limits(3, 2, 1543)))
     assert found["--max-cpu-nodes 3"].startswith(f"4 nodes on {CPU} in decode: ")
-    assert found["--max-copies 2"] == "3 Memcpy nodes in decode: Memcpy_token_0, Memcpy, Memcpy_token_1"
+    assert found["--max-copies 2"] == "3 Memcpy nodes in decode: Memcpy_token_{0,1} (2), Memcpy"
     assert found["--max-copy-bytes-per-token 1543"].startswith("1,544 bytes in 4 copies")
 
 

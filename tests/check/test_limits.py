@@ -33,7 +33,7 @@ def test_what_is_met_says_nothing(report):
 def test_what_is_not_met_says_figures_and_nodes(report):
     nodes, copies, size = exceeded(report, Limits(3, 2, 3 * 512 + 7))
     assert nodes.startswith(f"--max-cpu-nodes 3: 4 nodes on {CPU} in decode: model.rotary_emb/Gather (Gather), ")
-    assert copies == "--max-copies 2: 3 Memcpy nodes in decode: Memcpy_token_0, Memcpy, Memcpy_token_1"
+    assert copies == "--max-copies 2: 3 Memcpy nodes in decode: Memcpy_token_{0,1} (2), Memcpy"
     assert size == "--max-copy-bytes-per-token 1543: 1,544 bytes in 4 copies per run of model.onnx (decode)"
 
 
@@ -58,9 +58,16 @@ def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
 
 def test_many_nodes_are_named_up_to_a_point(report):
     decode = report.phases[1]
-    nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{number}"}) for number in range(30))
+    nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{'x' * number}"}) for number in range(30))
     (sentence,) = exceeded(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
-    assert "n19 (Gather) and 10 more" in sentence and "n20" not in sentence
+    assert f"n{'x' * 19} (Gather) and 10 more" in sentence and "x" * 20 not in sentence
+
+
+def test_nodes_that_differ_in_a_number_are_named_together(report):
+    decode = report.phases[1]
+    nodes = tuple(decode.nodes[2].model_copy(update={"name": f"layers.{number}/Add"}) for number in range(30))
+    (sentence,) = exceeded(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
+    assert sentence.endswith(": layers.{0..29}/Add (Gather) (30)")
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,10 @@ def test_a_long_list_is_cut_and_says_so():
     more = each_phase(
         mixed(),
         lambda phase: {
-            "nodes": (*phase.nodes, *(phase.nodes[0].model_copy(update={"name": f"x/Op_{n}"}) for n in range(500)))
+            "nodes": (
+                *phase.nodes,
+                *(phase.nodes[0].model_copy(update={"name": f"x/Op_{'x' * n}"}) for n in range(500)),
+            )
         },
     )
     found = compare(more, each_node(more, lambda n: n.model_copy(update={"provider": CPU})))

@@ -23,6 +23,7 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
         "said": "",
         "cached": True,
         "now": "float16",
+        "before": "float32",
         "company": False,
     }
 

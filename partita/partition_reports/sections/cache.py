@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.observations.text_format import human_bytes, name_families, plural
+from partita.observations.text_format import human_bytes, name_some, plural
 from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.records import Cache, Report
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, words
@@ -49,4 +49,4 @@ def _say_in_place(cache: Cache) -> list[Block]:
         size = human_bytes(cache.copied_bytes)
         told.append(Line(f"Every step writes present anew: the last one copied {size} of past into it."))
     moved = [entry.name for entry in cache.entries if not entry.in_place]
-    return [*told, Line(name_families(moved, NAMED), "NOT in place", "bad")] if moved else told
+    return [*told, Line(name_some(moved, NAMED), "NOT in place", "bad")] if moved else told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.observations.text_format import human_bytes, listing, name_families, plural, tally
+from partita.observations.text_format import human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
@@ -47,7 +47,7 @@ def _capture(verdict: GraphCapture) -> Group:
             counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
         on = listing(dict.fromkeys(node.provider for node in nodes))
         blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "blocks capture"))
-        blocks.append(Line(name_families((node.node for node in nodes), NAMED), "nodes"))
+        blocks.append(Line(name_some((node.node for node in nodes), NAMED), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
         heads = [words(title) for title in ("node", "operator", "on", "reason")]

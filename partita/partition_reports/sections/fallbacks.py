@@ -15,7 +15,7 @@ from partita.observations.text_format import (
     human_bytes,
     in_phases,
     listing,
-    name_families,
+    name_some,
     percent,
     plural,
     short_provider,
@@ -288,7 +288,7 @@ def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
     for name, entries in by_node.items():
         lines.setdefault(entries[-1].source_line or "", []).append(name)
     for line, names in lines.items():
-        yield name_families(names, NAMED) + (f" ({line})" if line else "")
+        yield name_some(names, NAMED) + (f" ({line})" if line else "")
 
 
 def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:

@@ -9,7 +9,7 @@ from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
     in_phases,
-    name_families,
+    name_some,
     percent,
     plural,
     short_provider,
@@ -144,7 +144,7 @@ def _stand_ins(phase: Phase) -> list[str]:
         elif node.replaces:
             alike.setdefault((op_type_of(node), _replaced_kinds(node)), []).append(node)
     lines = [
-        f"{name_families(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
+        f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
     ]
     lines += [

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PartitaError
-from partita.observations.text_format import listing, name_families
+from partita.observations.text_format import listing, name_some
 from partita.runtime.generate.bound_graph import FEW_TOKENS
 from partita.runtime.generate.cache.in_place import KINDS
 from partita.runtime.generate.executor import Runner
@@ -312,7 +312,7 @@ def _cannot_go_back(runner: Runner) -> str | None:
     recurrent = [state for state in contract.states if state.kind not in KINDS]
     if recurrent:
         kinds = listing(sorted({str(state.kind) for state in recurrent}))
-        names = name_families([state.past for state in recurrent], NAMED)
+        names = name_some([state.past for state in recurrent], NAMED)
         return f"its {kinds} states ({names}) take in every token that they are fed, and it cannot be taken out again"
     if any(state.rolls for state in contract.states):
         return (
