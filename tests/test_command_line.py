@@ -126,3 +126,18 @@ def test_several_values_are_a_list(monkeypatch):
     assert (bench.chains, bench.more, bench.against) == (["webgpu"], ("cpu",), (Path("a"), Path("b")))
     assert (generate.prompts, generate.more_prompts, generate.pins) == (("one",), ("two",), ("cpu:a",))
     assert generate.provider_options == {"cpu": {"x": "1"}}
+
+
+@pytest.mark.parametrize(("words", "verb"), [(["help"], []), (["help", "generate"], ["generate"])])
+def test_help_is_a_verb_too(words, verb, capsys):
+    assert run(words) == 0
+    said = capsys.readouterr().out
+    assert run([*verb, "--help"]) == 0
+    assert said == capsys.readouterr().out
+
+
+def test_other_spellings_of_options_are_taken(tmp_path, capsys):
+    found = fails(capsys, "generate", str(tmp_path), "hi", "--max-tokens", "0")
+    assert "--max-new-tokens" in found
+    for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
+        assert "nosuch" in fails(capsys, "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)

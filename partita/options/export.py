@@ -71,6 +71,7 @@ class ExportOptions(TargetOptions):
         "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
         "stored.",
         default=False,
+        flags=("--requantise", "--requantize"),
     )
     keep: Mapping[str, str] | None = option(
         "int8, int4: modules with another weight precision, e.g. lm_head=int8,layers.0=fp16.",
@@ -79,6 +80,7 @@ class ExportOptions(TargetOptions):
     )
     quantiser: str | None = option(
         "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
+        flags=("--quantiser", "--quantizer"),
         complete="quantisers",
     )
     calibrate: PathText | None = option(

@@ -47,7 +47,11 @@ class SamplingValues:
         short="-s",
         range=Range(0, MAX_SEED, "from 0 to 2**64 - 1"),
     )
-    max_new_tokens: int | None = option("Maximum number of tokens to generate. Default: 128.", short="-n", range=TOKENS)
+    max_new_tokens: int | None = option(
+        "Maximum number of tokens to generate. Default: 128.",
+        flags=("--max-new-tokens", "--max-tokens", "-n"),
+        range=TOKENS,
+    )
 
     def __post_init__(self) -> None:
         """Numbers of other libraries become Python's own."""
