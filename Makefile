@@ -173,8 +173,8 @@ check: install ## ruff, mypy --strict and the import rules; all three run even w
 bench: install ## measure export, and generation against a bare loop and against transformers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-peers: install peer-envs ## Partita beside onnxruntime-genai, llama.cpp, optimum and transformers; writes docs/benchmarks.md; hours
-	PYTHONPATH=. $(BIN)/python -m benchmarks.peers --environments $(VENVS) --docs docs/benchmarks.md $(PEERS_ARGS)
+bench-peers: install peer-envs ## Partita beside onnxruntime-genai, llama.cpp, optimum and transformers; writes benchmarks/results/README.md; hours
+	PYTHONPATH=. $(BIN)/python -m benchmarks.peers --environments $(VENVS) --docs benchmarks/results/README.md $(PEERS_ARGS)
 
 clean: ## remove the virtual environments and everything that was built
 	rm -rf $(VENV) $(VENVS) build dist .pytest_cache .mypy_cache .ruff_cache

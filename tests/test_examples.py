@@ -26,7 +26,6 @@ PAGES = (
     "docs/precisions.md",
     "docs/reports.md",
     "docs/running.md",
-    "docs/tutorial-silent-cpu.md",
 )
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Partita beside its peers, as tables, as JSON, and as docs/benchmarks.md."""
+"""`python -m benchmarks.peers`: Partita beside its peers, as tables, as JSON, and as benchmarks/results/README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and what is printed: the same tables, in Markdown. Pure: from records alone."""
+"""benchmarks/results/README.md and what is printed: the same tables, in Markdown. Pure: from records alone."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_quality_compares_where_the_original_has_a_loss():
 
 
 def test_the_published_page_is_the_generated_one():
-    text = (REPOSITORY / "docs" / "benchmarks.md").read_text("utf-8")
+    text = (REPOSITORY / "benchmarks" / "results" / "README.md").read_text("utf-8")
     assert text.startswith(PREAMBLE), (
-        "write it again: python -m benchmarks.peers --read RESULTS --docs docs/benchmarks.md"
+        "write it again: python -m benchmarks.peers --read RESULTS --docs benchmarks/results/README.md"
     )

@@ -10,6 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from partita import cli
 from partita.partition_reports import storage
+from tests.conftest import require_dry_run
 from tests.docs import recordings
 from tests.foreign.conftest import SAMPLES
 
@@ -146,6 +148,42 @@ def foreign(line: str, layout: str, *copies: str) -> str:
     return out.read() + err.getvalue()
 
 
+PLACE_ON_CUDA = "partita place {} --provider cuda,cpu --dry-run --device h100 --report {}"
+REQUIRED = "--require 'provider=cpu,reason!=cpu_preferred,nodes=0' --max-copies 0"
+SILENT_CPU = (
+    PLACE_ON_CUDA.format("my-model", "before.json"),
+    "partita report show before.json",
+    "partita report explain before.json GroupQueryAttention",
+    PLACE_ON_CUDA.format("my-model-fp16", "after.json"),
+    "partita report show after.json",
+    f"partita report check before.json {REQUIRED}",
+    f"partita report check after.json {REQUIRED}",
+)
+"""The commands of docs/tutorial-silent-cpu.md, in order."""
+
+
+@cache
+def silent_cpu() -> tuple[str, ...]:
+    """What each command of SILENT_CPU prints below its own line, run one after the other in one folder."""
+    require_dry_run()
+    texts = []
+    with place_of_examples() as folder:
+        copy_tutorial_models(folder)
+        for line in SILENT_CPU:
+            out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+            with redirect_stdout(out), redirect_stderr(err):
+                cli.run(shlex.split(line)[1:])
+            out.seek(0)
+            texts.append(f"$ {line}\n{out.read()}{err.getvalue()}")
+    return tuple(texts)
+
+
+def copy_tutorial_models(folder: Path) -> None:
+    """Copies the two models of docs/tutorial-silent-cpu.md."""
+    shutil.copytree(SAMPLES / "genai-fp32-cpu", folder / "my-model")
+    shutil.copytree(SAMPLES / "genai-fp16-cuda", folder / "my-model-fp16")
+
+
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
     from partita.partition_reports.verdict import give_verdict
@@ -181,4 +219,10 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     ),
     "foreign-place": lambda: foreign("partita place optimum --provider cpu", "optimum").partition("\n")[2],
     "foreign-verify": lambda: foreign("partita verify genai-fp32-cpu --provider cpu", "genai-fp32-cpu"),
+    "silent-place": lambda: silent_cpu()[0],
+    "silent-show": lambda: silent_cpu()[1],
+    "silent-explain": lambda: silent_cpu()[2],
+    "silent-after": lambda: f"$ {SILENT_CPU[3]}\n{silent_cpu()[4]}",
+    "silent-check-before": lambda: silent_cpu()[5],
+    "silent-check-after": lambda: silent_cpu()[6],
 }

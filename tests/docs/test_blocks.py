@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import REPOSITORY, require
 from tests.docs import recordings
 from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, renewed
-from tests.docs.outputs import OUTPUTS
+from tests.docs.outputs import OUTPUTS, copy_tutorial_models, place_of_examples
 from tests.docs.update import printed
 from tests.test_examples import EXAMPLES
 from tests.test_imports import MAY_IMPORT
@@ -160,6 +160,27 @@ def check_contract(block: Block) -> None:
         assert entry.model_fields_set == set(kind.model_fields)
 
 
+def check_copies(block: Block) -> None:
+    """Copies of folders that are there."""
+    for line in block.lines:
+        command, _, source, _ = shlex.split(line)
+        assert command == "cp" and (REPOSITORY / source / "model.onnx").is_file(), line
+
+
+def check_session(block: Block) -> None:
+    """A script that opens a model on CUDA and the CPU; its own check ends it where CUDA does not start."""
+    names: dict[str, Any] = {}
+    with place_of_examples() as folder:
+        copy_tutorial_models(folder)
+        try:
+            exec(block.text, names)
+        except SystemExit:
+            assert names["session"].get_providers() == ["CPUExecutionProvider"]
+        else:
+            started = names["session"].get_providers()[0] == "CUDAExecutionProvider"
+            assert started or "SystemExit" not in block.text
+
+
 NOT_COMPARED = {"support-webgpu": "2,942 experiments on a WebGPU device; tests/support renders tables of its own"}
 """Outputs that no test can make again, and why."""
 CHECKS: dict[str, Callable[[Block], None]] = {
@@ -173,6 +194,9 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "update": check_update,
     "options": check_options,
     "foreign-contract": check_contract,
+    "silent-files": check_copies,
+    "silent-script": check_session,
+    "silent-changed": check_session,
 }
 
 

@@ -38,3 +38,15 @@ def test_a_file_that_is_gone_is_found():
         "partition_reports/probes.py",
         "docs/nothing.md",
     ]
+
+
+def test_the_index_lists_every_page():
+    folder = REPOSITORY / "docs"
+    listed = re.findall(r"^- \[[\w-]+\.md\]\(([\w-]+\.md)\): ", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files(page: Path):
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
