@@ -11,7 +11,7 @@ from tests.contract.commands import NEW_TOKENS, PROMPT, execute
 
 SCRIPT = """
 import itertools, json, sys, partita
-from partita.runtime.generate import device_choice
+from partita.runtime.generate.choice import device_choice
 package, chain, prompts, count, capture = json.loads(sys.argv[1])
 seconds = itertools.cycle([0.0, 1.0])  # a device that is quicker than a copy, whatever it is
 device_choice._lowest = lambda work: (work(), next(seconds))[1]
