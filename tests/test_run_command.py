@@ -63,6 +63,8 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(
     with monkeypatch.context() as patch:
         patch.setattr(models, "run_export", None)
         assert texts(capsys, "run", checkpoint, *WORDS) == first
+        patch.chdir(checkpoint)
+        assert texts(capsys, "run", ".", *WORDS) == first
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
         assert texts(capsys, "run", checkpoint, "--max-new-tokens", 3, "--provider", "cpu").strip()
         patch.setattr(models, "run_export", lambda options, *others: (_ for _ in ()).throw(KeyError(options.precision)))

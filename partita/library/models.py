@@ -56,7 +56,7 @@ def folder_of(
         raise UsageError(f"{model} has to be exported, and there is no cache folder; name one in {CACHE_VARIABLE}")
     key = [partita.__version__, precision, target, *_identity(path, model)]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    out = home / f"{_file_name(model)}-{precision}-{digest}"
+    out = home / f"{_file_name(path)}-{precision}-{digest}"
     if is_package(out):
         return out
     home.mkdir(parents=True, exist_ok=True)
@@ -103,6 +103,7 @@ def _identity(path: Path, model: str) -> list[object]:
     return [os.fspath(path.resolve()), *([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files)]
 
 
-def _file_name(model: str) -> str:
+def _file_name(path: Path) -> str:
     """The last part of a path or hub id, as the beginning of a folder's name."""
-    return re.sub(r"[^\w.-]+", "-", Path(model).name.removesuffix(".gguf")).strip("-.")[:60] or "model"
+    name = (path.resolve() if path.exists() else path).name.removesuffix(".gguf")
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "model"
