@@ -105,5 +105,5 @@ def _identity(path: Path, model: str) -> list[object]:
 
 def _file_name(path: Path) -> str:
     """The last part of a path or hub id, as the beginning of a folder's name."""
-    name = (path.resolve() if path.exists() else path).name.removesuffix(".gguf")
+    name = (path if path.name not in ("", "..") else path.resolve()).name.removesuffix(".gguf")
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "model"
