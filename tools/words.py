@@ -1,0 +1,78 @@
+"""Words that Partita's texts do not use, and the term to use: in strings, docs and README. Run by `make check`.
+
+`--docstrings` looks at docstrings, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TERMS = {
+    r"nobody|somebody|anybody": "name the person or the program",
+    r"guess(?:es|ed|ing)?": "draft token; infer",
+    r"twins?|strays?|strangers?": "name the node or folder",
+    r"elsewhere": "name the provider or place",
+    r"passed over": "skipped",
+    r"such an?": "name the thing",
+    r"told|tells?|hears?|heard": "report, show, infer",
+    r"says|said|say": "state, print, report, return",
+    r"asks?|asked|asking": "request, set",
+    r"wider|narrower": "more bits, fewer bits",
+    r"(?:dis)?agree(?:s|d)?": "match, mismatch",
+    r"(?:gives|gave) the known answer": "verified",
+    r"(?<!request )(?<!response )(?<!the )bod(?:y|ies)(?! of the request)": "control-flow subgraph",
+    r"wanted": "preferred, requested",
+    r"the ones?|those that": "name the thing",
+    r"claims?|claimed": "supports, is assigned",
+    r"the original(?:'s)?": "the source model",
+    r"beside": "next to, with",
+}
+"""A pattern for whole words -> the term to use."""
+PATTERN = re.compile("|".join(rf"(?P<t{number}>\b(?:{words})\b)" for number, words in enumerate(TERMS)), re.IGNORECASE)
+USE = tuple(TERMS.values())
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
+"""Parts of a page that are no prose: code, link targets, comments."""
+
+
+def strings(path: Path, *, docstrings: bool = False) -> Iterator[tuple[int, str]]:
+    """Line and text of every string literal with a blank; docstrings, or the literals beside them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bodies = (getattr(node, "body", None) for node in ast.walk(tree))
+    statements = (each for body in bodies if isinstance(body, list) for each in body)
+    documentation = {id(each.value) for each in statements if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            if (id(node) in documentation) == docstrings:
+                yield node.lineno, node.value
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line of a page, without its code."""
+    text = CODE.sub(lambda match: "\n" * match[0].count("\n"), path.read_text(encoding="utf-8"))
+    yield from enumerate(text.splitlines(), 1)
+
+
+def findings(*, docstrings: bool = False) -> Iterator[str]:
+    """A line for each word that is not to be used: where, which, and the term to use."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    texts = [(page, prose(page)) for page in pages]
+    for module in sorted((ROOT / "partita").rglob("*.py")):
+        texts.append((module, strings(module)))
+        if docstrings:
+            texts.append((module, strings(module, docstrings=True)))
+    for path, lines in texts:
+        for line, text in lines:
+            for match in PATTERN.finditer(text):
+                use = USE[int((match.lastgroup or "t0")[1:])]
+                yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}; use: {use}"
+
+
+if __name__ == "__main__":
+    found = list(findings(docstrings="--docstrings" in sys.argv))
+    print("\n".join(found) or "no word of the list")
+    sys.exit(bool(found))
