@@ -1,0 +1,87 @@
+"""Hooks of mkdocs (see mkdocs.yml): the pages that are made from code, and the texts of the project outside docs/."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.structure.files import File, Files
+
+import partita
+from partita import cli
+from partita.providers.resolve import known_providers
+
+ROOT = Path(__file__).parent.parent
+PROJECT = {
+    "README.md": "project/readme.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "benchmarks/results/README.md": "project/results.md",
+}
+"""Pages outside docs/ -> where the site has them."""
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages and those of the project. A hook of mkdocs."""
+    pages = {PROJECT[name]: (ROOT / name).read_text(encoding="utf-8") for name in PROJECT}
+    pages |= {"reference/cli.md": "".join(command_line()), "reference/api.md": "".join(interface())}
+    pages["reference/provider-options.md"] = "".join(provider_options())
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Point links at where the site has a page, and turn links to other files of the project into their names."""
+    source = page.file.src_uri
+    origin = next((name for name, target in PROJECT.items() if target == source), f"docs/{source}")
+
+    def moved(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), match["path"]))
+        target = PROJECT.get(path, path.removeprefix("docs/"))
+        if files.get_file_from_path(target) is None:
+            return f"https://example.invalid/{path}"
+        return posixpath.relpath(target, posixpath.dirname(source)) + (match["anchor"] or "")
+
+    linked = LINK.sub(moved, markdown)
+    return re.sub(r"\[([^\]]*)\]\(https://example\.invalid/[^)]*\)", r"\1", linked)
+
+
+def command_line() -> Iterator[str]:
+    """The reference of the command line: the help of every verb."""
+    yield "# Command line\n\nThe output of `partita VERB --help`.\n"
+    group: Any = typer.main.get_command(cli.app)
+    yield from _help(group, typer.Context(group, info_name=cli.PROGRAM))
+
+
+def _help(command: Any, context: Any) -> Iterator[str]:
+    """The help of a command and of the commands in it, a section each."""
+    level = "##" if context.parent is None else "###"
+    yield f"\n{level} {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    for name in getattr(command, "list_commands", lambda _: ())(context):
+        each = command.get_command(context, name)
+        yield from _help(each, typer.Context(each, info_name=name, parent=context))
+
+
+def interface() -> Iterator[str]:
+    """The reference of the Python interface: every name of `partita.__all__`."""
+    yield "# Python API\n\nHow to use it: [Python](../python.md).\n"
+    for name in partita.__all__:
+        if name not in ("__version__", "errors"):
+            yield f"\n::: partita.{partita._OFFERED[name]}.{name}\n"
+
+
+def provider_options() -> Iterator[str]:
+    """The reference of `--provider-option`: the options of every provider, from its file in partita/providers."""
+    yield "# Provider options\n\n`--provider-option PROVIDER.NAME=VALUE`; in Python `provider_options={name: {...}}`.\n"
+    for provider in known_providers().values():
+        if provider.options:
+            yield f"\n## {provider.name}\n\n| option | kind | default | meaning |\n|---|---|---|---|\n"
+        for each in provider.options:
+            kind = ", ".join(each.choices) or each.kind
+            yield f"| `{each.name}` | {kind} | {each.default} | {each.meaning} |\n"
