@@ -53,7 +53,7 @@ TEST_THREADS ?= OMP_NUM_THREADS=1
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained truth breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained truth breadth docs support-tables check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -163,9 +163,15 @@ breadth: install ## export every model type of transformers, compare it with the
 	$(BIN)/python -m tests.export.breadth --references --json build/references.json --check
 	$(BIN)/python -m tests.export.breadth --jobs 2 --json build/breadth.json --docs docs/models.md --check $(BREADTH_ARGS)
 
-check: install ## ruff, mypy --strict and the import rules; all three run even when one fails
+docs: install ## write the documentation as a site to build/site, in strict mode
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+support-tables: install $(filter-out env-plugins,$(ENV_TARGETS)) ## measure which operators each installed provider supports, and write docs/support; minutes
+	$(BIN)/python -m tools.support_tables
+
+check: install ## ruff, mypy --strict, the import rules and the words of texts; all run even when one fails
 	@failed=; \
-	for step in "ruff check ." "mypy" "python -m pytest --quiet tests/test_imports.py"; do \
+	for step in "ruff check ." "mypy" "python -m tools.words" "python -m pytest --quiet tests/test_imports.py"; do \
 	  echo "$$step"; $(BIN)/$$step || failed="$$failed [$$step]"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make check: failed:$$failed" >&2; exit 1; fi

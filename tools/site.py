@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,9 +73,33 @@ def _help(command: Any, context: Any) -> Iterator[str]:
 def interface() -> Iterator[str]:
     """The reference of the Python interface: every name of `partita.__all__`."""
     yield "# Python API\n\nHow to use it: [Python](../python.md).\n"
-    for name in partita.__all__:
-        if name not in ("__version__", "errors"):
-            yield f"\n::: partita.{partita._OFFERED[name]}.{name}\n"
+    for name in sorted(set(partita.__all__) - {"__version__", "errors"}, key=str.swapcase):
+        found = getattr(partita, name)
+        if inspect.isclass(found):
+            methods = inspect.getmembers_static(found, inspect.isfunction)
+            calls = [each for each, method in methods if "__signature__" in vars(method)]
+            hidden = "".join(f'\n            - "!^{each}$"' for each in calls)
+            filters = f'\n    options:\n        filters:\n            - "!^_"{hidden}\n' if calls else "\n"
+            yield f"\n::: {found.__module__}.{name}{filters}"
+            for each in calls:
+                yield from _function(f"{name}.{each}", getattr(found, each))
+        else:
+            yield from _function(f"partita.{name}", found)
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    """A section for a function whose arguments come from an options dataclass: signature, docstring, arguments."""
+    text, _, arguments = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    signature = inspect.signature(function)
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    shown = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    yield f"\n## {name}\n\n```python\n{textwrap.fill(name + shown, 76, subsequent_indent='    ')}\n```\n\n{text}\n\n"
+    if arguments:
+        yield "| argument | type | meaning |\n|---|---|---|\n"
+    for entry in re.split(r"\n(?=    \w+: )", arguments) if arguments else ():
+        argument, _, meaning = " ".join(entry.split()).partition(": ")
+        kind = inspect.formatannotation(signature.parameters[argument].annotation).replace("|", "\\|")
+        yield f"| `{argument}` | {re.sub(r'[a-z]+[.](?:[a-z]+[.])?', '', kind)} | {meaning} |\n"
 
 
 def provider_options() -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Words that Partita's texts do not use, and the term to use: in strings, docs and README. Run by `make check`.
+"""Words that Partita's texts do not use, and the term to use: in texts of the code, docs and README.
 
-`--docstrings` looks at docstrings, too.
+`make check` runs it. It also finds sentences of the docs that are too long.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ TERMS = {
 """A pattern for whole words -> the term to use."""
 PATTERN = re.compile("|".join(rf"(?P<t{number}>\b(?:{words})\b)" for number, words in enumerate(TERMS)), re.IGNORECASE)
 USE = tuple(TERMS.values())
+MOST_WORDS = 40
+"""Of a sentence in the docs."""
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
 """Parts of a page that are no prose: code, link targets, comments."""
 
@@ -46,7 +48,7 @@ def strings(path: Path, *, docstrings: bool = False) -> Iterator[tuple[int, str]
     statements = (each for body in bodies if isinstance(body, list) for each in body)
     documentation = {id(each.value) for each in statements if isinstance(each, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:  # noqa: SIM102
             if (id(node) in documentation) == docstrings:
                 yield node.lineno, node.value
 
@@ -57,10 +59,22 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     yield from enumerate(text.splitlines(), 1)
 
 
-def findings(*, docstrings: bool = False) -> Iterator[str]:
-    """A line for each word that is not to be used: where, which, and the term to use."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-    texts = [(page, prose(page)) for page in pages]
+def sentences(path: Path) -> Iterator[str]:
+    """Sentences of a page; a row of a table, a heading and an item of a list each end one."""
+    text = CODE.sub(" code ", path.read_text(encoding="utf-8"))
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+[.]) ?)", text):
+        if not paragraph.lstrip().startswith("|"):
+            yield from re.split(r"(?<=[.!?;])\s+", " ".join(paragraph.split()))
+
+
+def pages() -> list[Path]:
+    """Every page that people read."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def findings(docstrings: bool = True) -> Iterator[str]:
+    """A line for each word that is not to be used, and for each sentence that is too long."""
+    texts = [(page, prose(page)) for page in pages()]
     for module in sorted((ROOT / "partita").rglob("*.py")):
         texts.append((module, strings(module)))
         if docstrings:
@@ -70,9 +84,18 @@ def findings(*, docstrings: bool = False) -> Iterator[str]:
             for match in PATTERN.finditer(text):
                 use = USE[int((match.lastgroup or "t0")[1:])]
                 yield f"{path.relative_to(ROOT)}:{line}: {match[0]!r}; use: {use}"
+    for page in pages():
+        for sentence in sentences(page):
+            if (count := len(sentence.split())) > MOST_WORDS:
+                yield f"{page.relative_to(ROOT)}: a sentence of {count} words: {sentence[:60]}..."
+
+
+def main() -> int:
+    """Print every finding; returns the exit code."""
+    found = list(findings())
+    sys.stdout.write("".join(f"{line}\n" for line in found))
+    return bool(found)
 
 
 if __name__ == "__main__":
-    found = list(findings(docstrings="--docstrings" in sys.argv))
-    print("\n".join(found) or "no word of the list")
-    sys.exit(bool(found))
+    sys.exit(main())

@@ -9,13 +9,15 @@ import functools
 import inspect
 import operator
 import os
+import re
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
-from partita.options.fields import checked
+from partita.options.fields import Described, checked, described
 from partita.remedies import what_to_do
 
 P = ParamSpec("P")
@@ -95,7 +97,7 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], C
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             return function(checked(options(*args, **kwargs)))
 
-        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        _describe(call, [], options, function)
         return call
 
     return decorate
@@ -113,8 +115,34 @@ def method_takes(
             return function(owner, checked(options(*args, **kwargs)))
 
         first = next(iter(inspect.signature(function).parameters.values()))
-        fields = inspect.signature(options).parameters.values()
-        call.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
+        _describe(call, [first], options, function)
         return call
 
     return decorate
+
+
+def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., Any], function: Any) -> None:
+    """Give a function the signature of its options dataclass, and its docstring a line for each argument."""
+    parameters = [each.replace(annotation=_plain(each.annotation)) for each in _parameters(options)]
+    returns = inspect.signature(function).return_annotation
+    call.__signature__ = inspect.Signature([*first, *parameters], return_annotation=returns)
+    helps = {each.argument: _help_of(each) for each in described(cast("type[Any]", options))}
+    lines = [f"{each.name}: {helps[each.name]}" for each in parameters if each.name in helps]
+    wrapped = [textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines]
+    call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *wrapped]) if lines else function.__doc__
+
+
+def _help_of(each: Described) -> str:
+    """The help text of an option, with the names of arguments in place of options of the command line."""
+    text = each.option.help.replace(": {names}", "").replace("{names}", "any")
+    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", text)
+    return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
+
+
+def _parameters(options: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(options).parameters.values())
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without what the command line knows of it."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
