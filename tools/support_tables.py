@@ -26,6 +26,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 """Provider -> environment, options of `partita support`, and title of the page."""
 SECONDS = "1800"
+SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
+"""SwiftShader, which computes on the CPU: the same kernels as on a GPU, on every machine with Debian's chromium."""
 NO_EARLIER = "There is no earlier table of another version."
 
 
@@ -54,7 +56,7 @@ def measure(name: str, environment: str, options: tuple[str, ...], title: str) -
 def partita(folder: Path, environment: str, *arguments: str) -> None:
     """Run a command of Partita of this working tree, in a folder and with the interpreter of an environment."""
     command = [ROOT / environment / "bin" / "python", "-m", "partita", *arguments]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**SOFTWARE_VULKAN, **os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
 
 

@@ -1,0 +1,101 @@
+"""The GitHub action, the pre-commit hook, and the distribution."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+from onnx import parser
+
+from tests.conftest import REPOSITORY
+from tests.test_examples import VISION
+
+BIN = Path(sys.executable).parent
+
+
+def act(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Run the step of action.yml with these inputs, and its defaults for the others."""
+    action = yaml.safe_load((REPOSITORY / "action.yml").read_text())
+    defaults = {name: entry.get("default", "") for name, entry in action["inputs"].items()}
+    step = action["runs"]["steps"][-1]
+    known = {**defaults, **{name.replace("_", "-"): value for name, value in inputs.items()}}
+    values = {name: known[text.removeprefix("${{ inputs.").removesuffix(" }}")] for name, text in step["env"].items()}
+    environment = {
+        **os.environ,
+        **values,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "GITHUB_ACTION_PATH": str(REPOSITORY),
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    return subprocess.run(["bash", "-c", step["run"]], cwd=folder, env=environment, text=True, capture_output=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(parser.parse_model(VISION), tmp_path / "model.onnx")
+    return tmp_path
+
+
+def test_the_action_places_checks_and_writes_the_summary(folder: Path):
+    options = {"model": "model.onnx", "place_options": "--shape 'x=1,3,224,224'"}
+    done = act(folder, **options, limits="--require 'provider=cpu,share>=0.95' --max-copies 0")
+    assert done.returncode == 0, done.stderr
+    assert "CPU" in (folder / "summary.md").read_text()
+    (folder / "placement.json").rename(folder / "baseline.json")
+    limits = "--require 'provider=cpu,nodes=0'"
+    failed = act(folder, **options, limits=limits, baseline="baseline.json")
+    assert failed.returncode == 5
+    assert "provider=cpu,nodes=0" in failed.stdout
+    assert act(folder, **options, baseline="baseline.json").returncode == 0
+
+
+def test_the_action_refuses_a_baseline_that_it_would_write_over(folder: Path):
+    (folder / "placement.json").write_text("{}")
+    refused = act(folder, model="model.onnx", baseline="./placement.json")
+    assert refused.returncode == 2 and "another name" in refused.stderr
+    assert (folder / "placement.json").read_text() == "{}"
+
+
+def test_the_action_ends_with_the_error_of_a_placement_that_fails(folder: Path):
+    failed = act(folder, model="no-such-model.onnx", limits="--max-copies 0")
+    assert failed.returncode not in (0, 5)
+    assert "no-such-model.onnx" in failed.stderr
+
+
+def test_the_hook_checks_the_reports_that_it_gets(folder: Path):
+    assert (
+        act(folder, model="model.onnx", place_options="--shape x=1,3,224,224", report="a.report.json").returncode == 0
+    )
+    (hook,) = yaml.safe_load((REPOSITORY / ".pre-commit-hooks.yaml").read_text())
+    command = [BIN / "python", "-m", *shlex.split(hook["entry"]), "--max-copies", "0", "a.report.json"]
+    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+
+
+def test_the_distribution_is_built_and_valid(tmp_path: Path):
+    """What `pip install partita` gets: the command, the type marker and the embedded checkpoint."""
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, REPOSITORY]
+    subprocess.run(build, check=True, capture_output=True)
+    files = sorted(tmp_path.iterdir())
+    assert [file.suffix for file in files] == [".whl", ".gz"]
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+    names = zipfile.ZipFile(files[0]).namelist()
+    assert {"partita/py.typed", "partita/demo/checkpoint/config.json"} <= set(names)
+    assert not any(name.startswith(("tests/", "tools/")) for name in names)
+
+
+def test_the_site_builds_in_strict_mode(tmp_path: Path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    done = subprocess.run(build, cwd=REPOSITORY, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    interface = (tmp_path / "reference" / "api.html").read_text()
+    assert all(name in interface for name in ("partita.export", "max_new_tokens", "Model.generate"))
+    assert "--max-new-tokens" in (tmp_path / "reference" / "cli.html").read_text()
+    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
