@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,14 +49,20 @@ def measure(name: str, environment: str, options: tuple[str, ...], title: str) -
                 partita(folder, environment, "support", "diff", *compared)
                 difference = (folder / "changes.md").read_text(encoding="utf-8")
         table = (folder / "table.md").read_text(encoding="utf-8")
-        (FOLDER / f"{name}.md").write_text(f"# {title}\n\n{difference.strip()}\n\n{table}", encoding="utf-8")
+        (FOLDER / f"{name}.md").write_text(page(title, difference, table), encoding="utf-8")
         compact = json.dumps(json.loads(current), separators=(",", ":"))
         kept.write_bytes(lzma.compress(compact.encode(), preset=9))
 
 
+def page(title: str, *parts: str) -> str:
+    """One page of several texts in Markdown, with their headings under its title."""
+    text = "\n\n".join(part.strip() for part in parts).replace("<details>", '<details markdown="1">')
+    return f"# {title}\n\n{re.sub('^##(?=#)', '#', text, flags=re.MULTILINE)}\n"
+
+
 def partita(folder: Path, environment: str, *arguments: str) -> None:
     """Run a command of Partita of this working tree, in a folder and with the interpreter of an environment."""
-    command = [ROOT / environment / "bin" / "python", "-m", "partita", *arguments]
+    command = [str(ROOT / environment / "bin" / "python"), "-m", "partita", *arguments]
     variables = {**SOFTWARE_VULKAN, **os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
 

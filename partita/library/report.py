@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from pathlib import Path
 from typing import Self
@@ -41,7 +42,7 @@ class CheckFailedError(ReportCheckError):
 class Report(records.Report):
     """The partition report of one run: which node ran where, what was copied, why anything fell back.
 
-    Its fields are those of docs/report-schema.md. A notebook shows it as Markdown.
+    Its fields are those of docs/report-schema.md. `str` has its ten most important lines; a notebook shows it as a page.
     """
 
     @classmethod
@@ -82,10 +83,13 @@ class Report(records.Report):
         checks = [] if all(check.passed for check in self.checks) else ["not all of its checks pass"]
         return f"<partita.Report of {self.request.verb} {self.request.path}: {'; '.join([*ran, *over, *checks])}>"
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        """The report in at most ten lines."""
+        return load_view("brief").to_text(self).rstrip()
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    def _repr_html_(self) -> str:
+        """The HTML page in a frame of its own, for a notebook: its styles do not reach the notebook's."""
+        return f'<iframe srcdoc="{html.escape(self.to_html())}" width="100%" height="640" frameborder="0"></iframe>'
 
     @public
     def explain(self, node: str) -> Explanation:

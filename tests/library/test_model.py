@@ -362,7 +362,8 @@ def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model)
     report = model.report()
     nodes = len(report.phases[0].nodes)
     told = f"of generate {model.folder}: {nodes} of {nodes} nodes on CPU in prefill; "
-    assert told in repr(report) and repr(report) == str(report) and len(repr(report)) < 200 + len(str(model.folder))
+    assert told in repr(report) and len(repr(report)) < 200 + len(str(model.folder))
+    assert len(str(report).splitlines()) <= 10
 
 
 def test_nothing_generated_is_nothing_to_report(model):
