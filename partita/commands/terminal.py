@@ -15,9 +15,18 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from partita.export.progress import Stage
+from partita.export.progress import Stage, Unit
 from partita.observations.text_format import human_bytes
 from partita.options.flags import with_flags
 
@@ -133,8 +142,10 @@ class Bars:
             SpinnerColumn(finished_text="done"),
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=24),
+            TaskProgressColumn(show_speed=False),
             TextColumn("{task.fields[size]}"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=stderr,
             transient=True,
             disable=not stderr.is_terminal,
@@ -147,10 +158,10 @@ class Bars:
     def __exit__(self, *details: object) -> None:
         self.bars.stop()
 
-    def start(self, title: str, total_bytes: int | None) -> Stage:
+    def start(self, title: str, total: int | None, unit: Unit) -> Stage:
         """Add a progress bar for a stage."""
-        size = "" if total_bytes is None else human_bytes(total_bytes)
-        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes, size=size))
+        size = "" if total is None else human_bytes(total) if unit == "bytes" else f"{total:,} {unit}"
+        return _Bar(self.bars, self.bars.add_task(title, total=total, size=size))
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """Fill the bar of a stage that ended."""

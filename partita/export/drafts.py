@@ -35,7 +35,7 @@ from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import used_by
 from partita.export.trace.spec import TraceSpec
 from partita.export.trace.state import Probed, text_config
-from partita.export.trace.tracing import FixedLengthError, Traced, trace, without_unread
+from partita.export.trace.tracing import FixedLengthError, Traced, layers, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
 from partita.export.ways import Way
@@ -185,8 +185,10 @@ class Draft:
                 f"`opset={options.opset}`: {chosen.name} needs {chosen.min_opset} or newer",
                 option="opset",
             )
-        with stage(work.progress, "trace", work.seconds, of=str(way)):
-            wanted, traced = self._trace_told(way)
+        with stage(
+            work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
+        ) as current:
+            wanted, traced = self._trace_told(way, current)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
@@ -198,10 +200,10 @@ class Draft:
             _rewrite(graphs)
         return graphs
 
-    def _trace_told(self, way: Way) -> tuple[list[Phase], list[Traced]]:
+    def _trace_told(self, way: Way, current: Stage) -> tuple[list[Phase], list[Traced]]:
         """`_trace_phases`; where it fails and there is a state outside of the cache, that is said as well."""
         try:
-            return self._trace_phases(way)
+            return self._trace_phases(way, current)
         except UnsupportedModelError as error:
             outside = self.fake.probed.kept_outside
             if not outside:
@@ -212,13 +214,13 @@ class Draft:
                 option=error.option,
             ) from error
 
-    def _trace_phases(self, way: Way) -> tuple[list[Phase], list[Traced]]:
+    def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[Traced]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
         if self.work.options.static_shapes or not _takes_any_length(self.fake, way.form):
-            return self._trace_all(way, fixed=True)
+            return self._trace_all(way, current, fixed=True)
         probed = self.fake.probed
         try:
-            return self._trace_all(way, fixed=False)
+            return self._trace_all(way, current, fixed=False)
         except UnsupportedModelError as error:
             # A model that was given 0 for the number of cached tokens would take a branch without a word.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
@@ -227,9 +229,9 @@ class Draft:
                 self.work,
                 f"exported as a static pair of graphs, because one with a dynamic number of tokens failed: {error}",
             )
-        return self._trace_all(way, fixed=True)
+        return self._trace_all(way, current, fixed=True)
 
-    def _trace_all(self, way: Way, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
+    def _trace_all(self, way: Way, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
         options = self.work.options
         wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
         if fixed and (options.prefill_chunk or 0) > self.max_length:
@@ -242,7 +244,7 @@ class Draft:
         plans = [self.plan, self.beside]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
-        return wanted, [trace(self.fake, chosen, each) for each in specs]
+        return wanted, [trace(self.fake, chosen, each, current) for each in specs]
 
 
 def _takes_any_length(fake: FakeModel, form: Form) -> bool:

@@ -1,24 +1,27 @@
-"""How a long stage tells how far it is. The command line draws bars; a library caller may pass nothing."""
+"""Progress of the stages of an export. The command line shows it; a library caller may pass nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
+
+Unit: TypeAlias = Literal["bytes", "layers", "tokens", "weights"]
+"""What the work of a stage is counted in."""
 
 
 class Stage(Protocol):
-    """Progress of one long part of an export, counted in bytes."""
+    """Progress of one long part of an export."""
 
     def advance(self, amount: int) -> None:
-        """`amount` more bytes are done."""
+        """`amount` more units are done."""
 
 
 class Progress(Protocol):
     """Receives the start and end of every stage."""
 
-    def start(self, title: str, total_bytes: int | None) -> Stage:
-        """Show a new stage; `total_bytes` is None when the size is not known."""
+    def start(self, title: str, total: int | None, unit: Unit) -> Stage:
+        """Show a new stage; `total` is None when the amount of work is unknown."""
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """The stage ended after `seconds`."""
@@ -34,7 +37,7 @@ class SilentStage:
 class Silent:
     """Does nothing; the default of library calls."""
 
-    def start(self, title: str, total_bytes: int | None) -> Stage:
+    def start(self, title: str, total: int | None, unit: Unit) -> Stage:
         """A stage that does nothing."""
         return SilentStage()
 
@@ -44,13 +47,19 @@ class Silent:
 
 @contextmanager
 def stage(
-    progress: Progress, title: str, seconds: dict[str, float], total_bytes: int | None = None, *, of: str = ""
+    progress: Progress,
+    title: str,
+    seconds: dict[str, float],
+    total: int | None = None,
+    unit: Unit = "bytes",
+    *,
+    of: str = "",
 ) -> Iterator[Stage]:
-    """Run a stage, show it and add how long it took to what `title` took before. `of`: what it is done for now."""
+    """Run a stage, show it, and add its seconds to those of `title`. `of`: appended to the title that is shown."""
     import time
 
     started = time.perf_counter()
-    current = progress.start(f"{title} {of}" if of else title, total_bytes)
+    current = progress.start(f"{title} {of}" if of else title, total, unit)
     try:
         yield current
     finally:

@@ -169,7 +169,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
         return
     size = _rounded_parameters(exported)
     with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
-        with stage(work.progress, "calibrate", work.seconds, size) as current:
+        with stage(work.progress, "calibrate", work.seconds, size, "weights") as current:
             found, kinds = exported.calibrate(Path(name), current)
         if found.not_calibrated:
             tell(work, f"rounded without `calibrate`: {', '.join(found.not_calibrated)}")
@@ -204,7 +204,8 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
     if work.options.computing.twin is not None:
         scorer, twin = wide_twin.scoring(scorer), wide_twin.DETAIL
-    with stage(work.progress, "quality", work.seconds) as current:
+    tokens = 2 * len(text.windows) * (text.windows.shape[1] - 1)  # by the source model and by the package
+    with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
             found = quality.measure(
                 exported.checkpoint, text, work.folder, manifest, scorer, current, work.scratch, twin

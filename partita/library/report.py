@@ -42,7 +42,7 @@ class CheckFailedError(ReportCheckError):
 class Report(records.Report):
     """The partition report of one run: which node ran where, what was copied, why anything fell back.
 
-    Its fields are those of docs/report-schema.md. `str` has its ten most important lines; a notebook shows it as a page.
+    Its fields are those of docs/report-schema.md. `str` has its ten most important lines; a notebook shows a page.
     """
 
     @classmethod

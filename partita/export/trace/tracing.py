@@ -7,7 +7,8 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from partita.export.graph.axis_names import name_axes
 from partita.export.graph.cleaning import clean
 from partita.export.graph.element_types import to_torch
 from partita.export.graph.node_names import ROOT, name_nodes
+from partita.export.progress import SilentStage, Stage
 from partita.export.trace.attention import Lowering
 from partita.export.trace.calling import call
 from partita.export.trace.causal_buffers import rows_by_position
@@ -146,8 +148,8 @@ def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
     return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
 
 
-def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
-    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`.
+def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> Traced:
+    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. `progress` counts layers.
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
@@ -167,7 +169,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
-            _exported(wrapper, arguments, spec),
+            _exported(wrapper, arguments, spec, progress or SilentStage()),
             tuple(arguments.values()),
             dynamo=True,
             opset_version=spec.opset,
@@ -218,7 +220,26 @@ def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tupl
         }
 
 
-def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
+def layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """The layers of a model: the longest list of modules in it."""
+    lists = [tuple(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max(lists, key=len, default=())
+
+
+@contextmanager
+def _each_layer(model: torch.nn.Module, progress: Stage) -> Iterator[None]:
+    """Advance `progress` whenever a layer of the model is called."""
+    hooks = [each.register_forward_pre_hook(lambda *_: progress.advance(1)) for each in layers(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _exported(
+    wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec, progress: Stage
+) -> torch.export.ExportedProgram:
     """The wrapper as torch traces it. Raises FixedLengthError when a symbolic size turns out to be no such thing."""
     shapes: dict[str, Any] | None = None
     if spec.sequence_length is None:
@@ -236,13 +257,14 @@ def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> 
             shapes["past"] = tuple({2: past} for _ in arguments["past"])
     try:
         # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
-        program = torch.export.export(
-            wrapper,
-            tuple(arguments.values()),
-            dynamic_shapes=shapes,
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
+        with _each_layer(wrapper, progress):
+            program = torch.export.export(
+                wrapper,
+                tuple(arguments.values()),
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
     except UserError as error:
         if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
             raise

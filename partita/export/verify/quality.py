@@ -179,7 +179,7 @@ def measure(
         scorer: Scorer | None = None
         for start in range(0, len(windows), kept.windows):
             part = windows[start : start + kept.windows]
-            kept.fill(model, part)
+            kept.fill(model, part, stage)
             if start + len(part) == len(windows):  # the package is opened when the original is gone, mostly
                 del model
                 clear_for(checkpoint)
@@ -210,11 +210,11 @@ def _compare(
 
         def hear(row: int, position: int, logits: Logits, first: int = first) -> None:
             blocks.hear(start + first + row, position, logits, kept.at(first + row, position))
+            stage.advance(1)
 
         # The last token has nothing after it: neither of the two is given it.
         scorer.score(taken[:, :-1].tolist(), hear)
         blocks.flush()
-        stage.advance(len(taken))
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class _Kept:
         """Of how many there is room at a time."""
         return _windows_kept(self.length, self.vocab_size)
 
-    def fill(self, model: Any, windows: npt.NDArray[np.int64]) -> None:
+    def fill(self, model: Any, windows: npt.NDArray[np.int64], stage: Stage) -> None:
         """Keep what `model` says of `windows`. Raises OSError when the disk is full."""
         self.file.seek(0)
         for window in windows:
@@ -243,6 +243,7 @@ class _Kept:
                 logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
             self.file.write(logits.contiguous().numpy().data.cast("B"))
             del logits  # before the next ones are made
+            stage.advance(self.length)
 
     def at(self, window: int, position: int) -> torch.Tensor:
         """Logits [vocab] of what follows a position of a window, until those of another one are asked for."""
