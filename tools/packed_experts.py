@@ -1,8 +1,8 @@
 """`python -m tools.packed_experts [TYPE ...]`: what becomes of the experts of each mixture in int4.
 
 A tiny random checkpoint of each type is exported as `partita export --precision int4` does for the CPU provider, which
-verifies it. Prints rows for the table of docs/precisions.md: the operators that read the experts, the share of the
-numbers that is packed, and the weights that are not. Takes ten minutes.
+verifies it. docs/precisions.md has a summary. Prints a row per type: the operators that read the experts, the share of
+the numbers that is packed, and the weights that are not. Takes ten minutes.
 """
 
 from __future__ import annotations

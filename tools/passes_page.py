@@ -12,67 +12,46 @@ from partita.export.passes import ORDER
 
 HEAD = """# Graph passes
 
-What is done to a traced graph before it is written, in this order. Each pass is one file in `partita/export/passes/`.
-`partita export --explain` says how many places each of them changed, and `--json` has it in `passes`.
+The passes over a traced graph, in order. Each is one file in `partita/export/passes/`. `partita export --explain` and
+`passes` in `--json` have the number of places that each pass changed. `--without-pass NAME` leaves a pass out, and the
+manifest records it; `write_after_read` cannot be left out.
 
-A pass that writes one operator for several finds its places by what a subgraph computes: its nodes are run on random
-numbers in float64, with random numbers in the place of weights, and the result is compared with what the operator would
-compute. Names of models, modules and weights decide nothing. It writes an operator only where the provider that the
-package is for takes it: the provider is asked about every such node before anything is written. Without `--target` that
-is the best usable provider, and the CPU provider where `--attention` alone is given. Every package is verified on the
-CPU provider, so operators that it lacks are not written at all.
-
-Which operators a pass may write goes with the lowering of attention: ONNX Runtime's own with `gqa`, those of ONNX's
-operator sets 23 and 24 with `onnx24`, none with `primitives`.
-
-`--without-pass NAME` leaves one out, which the manifest records; `write_after_read` cannot be left out. What each
-brings is measured by `python -m benchmarks.passes [CHECKPOINT]`: it exports with all passes and without each, and
-prints the nodes of a layer as ONNX Runtime runs them, after its own optimiser, and the times of a step and of a
-prompt. A ratio is the median of what a turn takes beside the turn of the same round with all passes: at 1.10 a step
-takes a tenth longer without the pass; the turns in `--json FILE` say how far they scatter. A pass may save nodes that
-cost next to nothing, and two passes may do the same for each other: leaving one of them out then shows less than it
-does. Where leaving it out gives the same graph, the model has no place for it. `--rounds 0` counts nodes only. The
-default, a llama of four layers in float32, takes some ten minutes.
+- A pass recognises a subgraph by its result: the nodes are run on random numbers in float64, with random weights. Names
+  of models, modules and weights are not used.
+- It writes an operator only if the provider that the package is for takes it. Without `--target` that is the best
+  usable provider, or the CPU provider with `--attention`. Operators without a CPU kernel are never written.
+- The operators depend on the lowering: ONNX Runtime's own with `gqa`, those of ONNX opsets 23 and 24 with `onnx24`, and
+  none with `primitives`.
 
 ## Nodes of a layer
 
-`python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
-with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu
-1.31.1, onnxruntime-webgpu 1.27; the CPU, of which fp16 is of 2026-11-26, and CUDA in the dry run, packages written
-with `--target`; WebGPU on a software Vulkan driver, packages written without a target). `?`: SwiftShader has no
-float16, and WebGPU refuses it; CUDA has no kernel for `--activations int8`, which is refused for it.
+Nodes per layer that ONNX Runtime runs, without and with the passes, for a llama of two layers. In parentheses: nodes
+that run on the CPU.
 
-| lowering | precision | cpu | cuda | webgpu |
+| lowering | precision | cpu | cuda (dry run) | webgpu (SwiftShader) |
 |---|---|---|---|---|
-| gqa | fp32 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
-| gqa | fp16 | 44 → 10 | 50 → 10 | ? → ? |
+| gqa | fp32 | 44 → 10 | 50 → 12 (1) | 48 → 10 |
+| gqa | fp16 | 44 → 10 | 50 → 10 | no float16 |
 | gqa | int4 | 44 → 10 | 50 → 10 | 48 → 10 |
-| gqa | int8 x int8 | 44 → 40 | ? → ? | 48 → 61.5 (13.5 on the CPU) |
-| onnx24 | fp32 | 47 → 24 | 49 → 26 | 55 → 30 (3 on the CPU) |
-| onnx24 | fp16 | 47 → 24 | 53 → 26 | 59 → 30 (3 on the CPU) |
-| onnx24 | int4 | 47 → 24 | 53 → 26 | 55 → 44 (10 on the CPU) |
-| onnx24 | int8 x int8 | 47 → 70 | ? → ? | 55 → 99.5 (18.5 on the CPU) |
-| primitives | fp32 | 56.5 → 56.5 | 58.5 → 58.5 | 61.5 → 61.5 |
-| primitives | fp16 | 56.5 → 56.5 | 62.5 → 62.5 | ? → ? |
-| primitives | int4 | 56.5 → 56.5 | 62.5 → 62.5 | 61.5 → 68.5 |
-| primitives | int8 x int8 | 56.5 → 102.5 | ? → ? | 61.5 → 131 (15.5 on the CPU) |
+| gqa | int8, `--activations int8` | 44 → 40 | refused | 48 → 61.5 (13.5) |
+| onnx24 | fp32 | 47 → 24 | 49 → 26 | 55 → 30 (3) |
+| onnx24 | fp16 | 47 → 24 | 53 → 26 | 59 → 30 (3) |
+| onnx24 | int4 | 47 → 24 | 53 → 26 | 55 → 44 (10) |
+| onnx24 | int8, `--activations int8` | 47 → 70 | refused | 55 → 99.5 (18.5) |
+| primitives | fp32, fp16 | 56.5 | 58.5, 62.5 | 61.5, no float16 |
+| primitives | int4 | 56.5 | 62.5 | 61.5 → 68.5 |
+| primitives | int8, `--activations int8` | 56.5 → 102.5 | refused | 61.5 → 131 (15.5) |
 
-On the CPU fp16 has arithmetic in float32 ([precisions.md](precisions.md#16-bits)); float16 has Casts around what it
-multiplies there, 16 nodes with `gqa`. On CUDA fp32 has 12 with `gqa`, two more than fp16, because ONNX Runtime 1.31.1
-has no float32 kernel of GroupQueryAttention there (`CUDA kernel not found in registries`): attention runs on the CPU,
-between a copy from the device and one back, and a Cast before it and one after it would be as many nodes. ONNX's own
-Attention has one, and `--attention auto` takes `onnx24` for such a package; int4 is multiplied in float16 there.
-Integers times integers cost nodes, because each row that is multiplied is rounded in standard operators. Other
-models, nodes of a whole tiny graph of two layers as it is written, before and after the passes saw where they turn
-queries and keys: deepseek_v2 186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 →
-32; and where rows are divided by their length, qwen3_next of four layers 350 → 320.
+`python -m benchmarks.layer_nodes`, 2026-11-24 to 26, onnxruntime-gpu 1.31.1, onnxruntime-webgpu 1.27. On the CPU, fp16
+has float32 arithmetic ([precisions.md](precisions.md#16-bits)); float16 arithmetic has 16 nodes with `gqa`. CUDA has no
+float32 kernel of GroupQueryAttention, so `--attention auto` takes `onnx24` there. `--activations int8` adds nodes that
+round each row.
 
-## What each pass brings
+## Effect of each pass
 
-`python -m benchmarks.passes --precision int4` (2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores, nothing else
-running; a random llama of four layers, medians of 7 turns, 128 tokens of prompt, 48 steps):
+Nodes, and time relative to all passes, if one pass is left out: a random llama of four layers in int4, CPU provider.
 
-| left out | nodes | a layer | step | prompt |
+| left out | nodes | per layer | decode step | prefill |
 |---|---|---|---|---|
 | nothing | 44 | 10 | 1.00 | 1.00 |
 | rotary_tables | 126 | 28 | 1.20 | 0.96 |
@@ -85,12 +64,12 @@ running; a random llama of four layers, medians of 7 turns, 128 tokens of prompt
 | gather_rows | 47 | 10 | 0.97 | 1.01 |
 | activations | 44 | 10 | 0.90 | 0.97 |
 
-A step takes 0.8 ms here, and graphs of as many nodes are told apart by a tenth: what is between 0.9 and 1.1 says
-nothing. Left out, `rotary_embedding`, `expert_weights`, `tied_head` and `head_norms` give the same graph: this model
-has no place for them. So tables of cosines and sines and fused norms are what a step gains by, and prompts, which are
-products, by none.
+`python -m benchmarks.passes --precision int4`, 2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores; medians of 7, 128
+prompt tokens, 48 steps. Ratios between 0.9 and 1.1 are noise. `rotary_embedding`, `expert_weights`, `tied_head` and
+`head_norms` change nothing in this model. `python -m benchmarks.passes CHECKPOINT` measures another model; `--rounds 0`
+counts nodes only.
 
-This page is generated: to write it again, run `python -m tools.passes_page docs`.
+This page is generated: `python -m tools.passes_page docs`.
 """
 
 

@@ -143,12 +143,15 @@ def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
         Outcome("a", "onnx24", "refused", reason="a|b"),
         Outcome("b", "gqa", "parity", reason="first difference", original="generate fails"),
         Outcome("b", "onnx24", "parity", reason="first difference"),
+        Outcome("c", "gqa", "verified", 2e-6, original="generate fails: KeyError"),
+        Outcome("c", "onnx24", "verified", 3e-6, original="generate fails: KeyError"),
     )
     Results({"torch": "2"}, "2026-01-01", outcomes).write(tmp_path / "results.json")
     text = page(Results.read(tmp_path / "results.json"))
-    rows = "rows of unequal length: states that padding would spoil"
-    assert f"| a | verified 2e-06 | refused | gqa: {rows}; onnx24: a\\|b |" in text
-    assert "| b | not equal | not equal | first difference; transformers itself: generate fails |" in text
+    assert "| a | gqa: verified 2e-06, onnx24: refused | 1, 2 |" in text
+    assert "\n1. gqa: rows of unequal length: states that padding would spoil\n2. onnx24: a|b\n" in text
+    assert "| b | not equal | 3 |" in text and "\n3. first difference\n4. transformers' `generate` fails." in text
+    assert "| c | verified 3e-06 | 4 |" in text, "the largest error of all lowerings"
     assert "torch 2" in text and "onnxruntime unknown" in text
 
 

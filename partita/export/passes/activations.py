@@ -1,12 +1,12 @@
-"""One operator for an activation, whatever it is written with.
+"""One operator for an activation.
 
     x ─┬─ Sigmoid ─┬─ Mul ─ y                                           before, for example
        └───────────┘
-    x ─ QuickGelu(alpha=1) ─ y                                          after, beside gqa
-    x ─ Swish ─ y                                                       after, beside onnx24, where there is a kernel
+    x ─ QuickGelu(alpha=1) ─ y                                          after, with gqa
+    x ─ Swish ─ y                                                       after, with onnx24, where there is a kernel
 
-A subgraph is an activation when it computes one: y depends on x alone, element by element, and on a grid of numbers it
-is what the activation is. SiLU, GELU by the error function or by tanh, and x * sigmoid(1.702 x) are known.
+The result depends on x alone, element by element, and equals the activation on a grid of numbers. Supported: SiLU,
+GELU by the error function or tanh, and x * sigmoid(1.702 x).
 """
 
 from __future__ import annotations

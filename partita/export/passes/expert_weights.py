@@ -1,13 +1,13 @@
-"""Store stacked weights in the layout that their operator reads.
+"""Store stacked expert weights in the layout of their operator.
 
-    MoE(x, Reshape(Transpose(Reshape(W [E, 2*I, H]))))    before: turned at every session start, in memory
-    MoE(x, W with its halves taking turns)                after: written that way
+    MoE(x, Reshape(Transpose(Reshape(W [E, 2*I, H]))))    before: transposed in memory at every session start
+    MoE(x, W with interleaved halves)                     after: stored in this layout
 
     Gemm(x, Reshape(W [E, F, H] -> [E*F, H]))             before: a second copy in memory
-    Gemm(x, W seen as [E*F, H])                           after: the same bytes under another shape
+    Gemm(x, W viewed as [E*F, H])                         after: the same bytes with another shape
 
-Likewise for a Transpose of more than two axes; `transposed_weights` has those of two. A weight that something else
-reads too is left alone.
+This includes a Transpose of more than two axes; `transposed_weights` has those of two. A weight with another reader
+stays as it is.
 """
 
 from __future__ import annotations

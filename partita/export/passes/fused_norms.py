@@ -1,17 +1,16 @@
-"""One operator for a norm, whatever it is written with.
+"""One operator for a norm.
 
     x ─ Cast ─ Pow ─ ReduceMean ─ Add(eps) ─ Sqrt ─ Reciprocal ─ Mul(x) ─ Mul(1 + w) ─ Cast ─ y     before, for example
-    x ─ SimplifiedLayerNormalization(1 + w, written so) ─ y                                        after, beside gqa
-    x ─ RMSNormalization(1 + w, written so) ─ y                                                    after, beside onnx24
+    x ─ SimplifiedLayerNormalization(1 + w, stored) ─ y                                             after, with gqa
+    x ─ RMSNormalization(1 + w, stored) ─ y                                                         after, with onnx24
 
-A subgraph is a norm when it computes one: over the last axis, from x alone, with a scale that is a weight, a weight
-times a factor plus an offset, or no weight at all. With the mean taken off it is a LayerNormalization, whose shift is a
-weight. That is found by running the nodes on random numbers in float64, with random numbers in the place of weights.
+A norm is over the last axis of x. Its scale is a weight, a weight times a factor plus an offset, or absent. With the
+mean subtracted it is a LayerNormalization, whose shift is a weight.
 
-Rows divided by their length are norms, too: x / sqrt(sum(x * x) + eps) is one with eps / D and a scale of 1 / sqrt(D).
-x / max(|x|, floor) becomes one with floor * floor / D where the floor is at most 2e-7: rows longer than 2,000 times the
-floor are the same to 1e-7, a row of zeros stays zeros, and rows between may come out shorter, by a third at most. A
-scale for each head of its own, [H, D], stays a product behind the norm.
+Rows divided by their length are norms, too: x / sqrt(sum(x * x) + eps) has eps / D and the scale 1 / sqrt(D).
+x / max(|x|, floor) has floor * floor / D, if the floor is at most 2e-7. Rows longer than 2,000 times the floor are then
+equal to 1e-7, zero rows stay zero, and rows between get shorter by at most a third. A scale per head, [H, D], stays
+a product after the norm.
 """
 
 from __future__ import annotations

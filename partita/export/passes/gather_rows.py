@@ -1,4 +1,4 @@
-"""Pick the wanted rows with one Gather.
+"""Select rows with one Gather.
 
     x [B, S, H] ─ Transpose ─ GatherND(Unsqueeze(rows)) ─ Transpose ─ y [B, K, H]      before
     x [B, S, H] ─ Gather(rows, axis=1) ─ y [B, K, H]                                   after
@@ -6,8 +6,8 @@
     x [N, ...] ─ GatherND(Unsqueeze(rows, -1)) ─ y                                     before
     x [N, ...] ─ Gather(rows, axis=0) ─ y                                              after
 
-torch lowers `x[:, rows, :]` and `x[rows]` to the first forms, which several execution providers have no int64 kernel
-for. A GatherND that stays gets int64 indices: it knows no others.
+torch lowers `x[:, rows, :]` and `x[rows]` to the first forms. Several execution providers have no int64 kernel for
+them. A GatherND that stays gets int64 indices, its only index type.
 """
 
 from __future__ import annotations

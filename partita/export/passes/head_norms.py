@@ -1,10 +1,10 @@
-"""Norms of the heads of queries and keys, without their own Reshapes.
+"""Norms of the heads of queries and keys without their Reshapes.
 
     x [B, S, H*D] ─ Reshape [B, S, H, D] ─ SimplifiedLayerNormalization(w [D]) ─ Reshape [B, S, H*D] ─ y     before
-    x ─ BranchwiseRMSNorm(w, H branches) ─ y                                                  after, beside gqa
+    x ─ BranchwiseRMSNorm(w, H branches) ─ y                                                      after, with gqa
 
-The attention operator has inputs for both norms, which ONNX Runtime 1.31.1 implements for CUDA and WebGPU only: a graph
-with them could not be verified on the CPU provider, and is not written.
+The attention operator has inputs for both norms, but ONNX Runtime 1.31.1 implements them for CUDA and WebGPU only. They
+are not written, because the CPU provider could not verify the graph.
 """
 
 from __future__ import annotations

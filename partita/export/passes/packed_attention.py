@@ -3,11 +3,11 @@
     x ─┬─ MatMul(Wq) ─ Add(bq) ─ query ─┐
        ├─ MatMul(Wk) ─ Add(bk) ─ key ───┤ GroupQueryAttention                                before
        └─ MatMul(Wv) ─ Add(bv) ─ value ─┘
-    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ GroupQueryAttention(packed)              after, beside gqa
-    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ Split ─ ...                         after, where norms are between
+    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ GroupQueryAttention(packed)              after, with gqa
+    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ Split ─ ...                              after, with norms between
 
-The joined weight is read from the checkpoint in its parts, as it is written. Where a model has one product already and
-cuts it into the three, in this order, the operator gets it as it is.
+The joined weight is read from the checkpoint in parts as it is written. A model with one product that it splits in this
+order passes it to the operator directly.
 """
 
 from __future__ import annotations

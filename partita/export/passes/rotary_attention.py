@@ -1,12 +1,12 @@
-"""Let attention turn queries and keys itself, by tables of cosines and sines.
+"""Rotary embedding of queries and keys inside the attention operator, by tables of cosines and sines.
 
     query ─ rotary embedding(cos, sin at the positions) ─┐
     key ─── rotary embedding(cos, sin at the positions) ─┴ GroupQueryAttention          before
     query ┐
-    key ──┴ GroupQueryAttention(do_rotary, tables of cos and sin)                       after, beside gqa
+    key ──┴ GroupQueryAttention(do_rotary, tables of cos and sin)                       after, with gqa
 
-The operator knows the positions by itself: where both are turned in the same way, nothing else may need them. Whatever
-the embedding is written with, all of a head or a part of it, halves or neighbours, is found in `rotations.py`.
+The operator infers the positions. Both inputs must be rotated in the same way. `rotations.py` finds embeddings of whole
+or partial heads, in halves or neighbouring pairs.
 """
 
 from __future__ import annotations

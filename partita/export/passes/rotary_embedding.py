@@ -1,15 +1,14 @@
-"""One operator for a rotary embedding, where attention does not turn queries and keys itself.
+"""One operator for a rotary embedding outside the attention operator.
 
     x [B, H, S, D] ─ Slice, Neg, Concat, Mul(cos), Mul(sin), Add ─ y                              before
-    x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, beside onnx24
-    x ─ com.microsoft::RotaryEmbedding(positions, cos table, sin table) ─ y                            after, beside gqa
+    x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, with onnx24
+    x ─ com.microsoft::RotaryEmbedding(positions, cos table, sin table) ─ y                       after, with gqa
 
-    x ─ Split ─┬─ rest ───────────────────────┬ Concat                        the last part of a head stays a part
+    x ─ Split ─┬─ rest ───────────────────────┬ Concat                        where the last part of a head is rotated
                └─ part ─ RotaryEmbedding ─────┘
 
-What is a rotary embedding is found in `rotations.py`. Every place is looked at where something reads what cosines and
-sines went into: from there upwards, through what only moves, joins, repeats or scales, to what was turned. Where pairs
-are neighbours that come out as halves, a Gather puts them so before they are turned.
+`rotations.py` finds rotary embeddings, from the readers of cosines and sines upwards. Where neighbouring pairs come
+out as halves, a Gather reorders them before the rotation.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@
     positions ─ Expand [3, B, S] ─ ... ─ Cos ─ Split ─ Gather (a row for each part) ─ Concat ─ cos [B, S, D]     before
     table [N, D] ─ Gather(positions) ─ cos [B, S, D]                                                        after
 
-The second is how models that also see write it, whose positions have three numbers: in a text they are equal.
+The second form is that of vision-language models, whose three position rows are equal for text.
 
-A position is one of 0 .. N-1, so the table holds every value there can be. Providers compute Cos and Sin as exactly as
-their device does: SwiftShader was seen to be off by 2e-4 at positions up to 11, and WGSL promises nothing beyond pi.
-Cosines and sines together are as large as the keys and values of one KV head in one layer.
+A table has one row for each of the N positions. Providers differ in the precision of Cos and Sin: SwiftShader is off
+by 2e-4 at positions up to 11. Both tables have the size of the keys and values of one KV head in one layer.
 """
 
 from __future__ import annotations

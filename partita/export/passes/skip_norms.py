@@ -2,10 +2,10 @@
 
     a, b [B, S, H] ─ Add ─ sum ─┬─ SimplifiedLayerNormalization ─ y             before; LayerNormalization likewise
                                 └─ ...
-    a, b ─ SkipSimplifiedLayerNormalization ─┬─ y                               after, beside gqa
+    a, b ─ SkipSimplifiedLayerNormalization ─┬─ y                               after, with gqa
                                              └─ sum ─ ...
 
-A bias [H] that was added to one of the two goes in, too.
+A bias [H] of one of the two is included.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Use a tied embedding as the language-model head without a second copy of it.
+"""Use a tied embedding as the language-model head without a second copy.
 
     h [B, K, H] ─ MatMul(Transpose(E)) ─ logits [B, K, V]                                   before
     h [B, K, H] ─ Reshape [B*K, H] ─ Gemm(E, transB=1) ─ Reshape [B, K, V] ─ logits         after
 
-A Transpose of the shared weight would be folded by ONNX Runtime at session start into a second copy in memory
-(vocabulary x hidden size, often the largest tensor there is), and hides the head from quantisers.
+ONNX Runtime would fold the Transpose at session start into a second copy (vocabulary x hidden size). The Transpose also
+hides the head from quantisers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Store a weight the way MatMul wants it.
+"""Store a weight in the layout of MatMul.
 
-    MatMul(x, Transpose(W))      before: ONNX Runtime would transpose W at every session start, in memory
-    MatMul(x, Wt)                after: Wt is written transposed
+    MatMul(x, Transpose(W))      before: ONNX Runtime would transpose W in memory at every session start
+    MatMul(x, Wt)                after: Wt is stored transposed
 
-A weight that something else reads too (a tied embedding) is left alone: `tied_head` deals with it.
+A weight with another reader (a tied embedding) stays as it is; see `tied_head`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One Reshape, or none, for a chain of operators that only look at a tensor differently.
+"""One Reshape, or none, for a chain of operators that only change the view of a tensor.
 
     x [B, S, H*D] ─ Reshape [B, S, H, D] ─ Transpose ─ Transpose ─ Reshape [B, S, H*D] ─ y          before
     x ─ y                                                                                           after
 
-A chain is one when it keeps the order of the elements, whatever the symbolic sizes are: it is run on numbers that are
-their own places, for two choices of the sizes.
+The chain must keep the order of elements for every symbolic size: it is run on element indices for two sets of sizes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""No state is written before all who read it have done so: past and present of a state are one buffer.
+"""Write a state only after all its readers have run: past and present are one buffer.
 
     past ─ A ─ present          past ─ A ─ Reshape ─┐
         └─ B ─ y                    └─ B ─ y ─ first ┴ Concat ─ Slice ─ Reshape ─ present
 
-A graph says what depends on what, and B does not depend on `present`: a runtime may run A first, and B would read what
-A wrote. Where a reader is not already upstream of the node that writes, the written value waits for one number of what
-the reader gives.
+B does not depend on `present`, so a runtime could run A first and B would read the written value. Where a reader is not
+upstream of the node that writes, the written value gets a dependency on one number of the reader's output.
 """
 
 from __future__ import annotations

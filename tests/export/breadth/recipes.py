@@ -207,28 +207,29 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 # Types that no tiny checkpoint can be made of, and why.
-_ASSISTS = "it answers to the hidden states and keys of the model that it assists, never to tokens alone"
-_TIMM = "its vision tower needs timm, which is not installed"
-_DECODER_ONLY = "transformers cannot load one: its causal language model takes the config of the decoder alone"
+_ASSISTS = "The model takes hidden states and keys of the model that it assists, not tokens alone."
+_TIMM = "Its vision tower needs timm, which is not installed."
+_LARGE = "No settings were found that make its other parts small."
+_DECODER_ONLY = "transformers cannot load it: the causal language model takes the config of the decoder alone."
 IMPOSSIBLE: dict[str, str] = {
-    "diffusion_gemma": "it makes text by diffusion over blocks, not token by token",
-    "emu3": "transformers finds no weights for its decoder in a checkpoint that has the vision part, too",
-    "evolla": "transformers maps it to a class that it does not have",
-    "apertus1p5": "its audio tokens need a large vocabulary; apertus1p5_text is its decoder",
+    "diffusion_gemma": "The model generates blocks by diffusion, not token by token.",
+    "emu3": "transformers finds no weights for its decoder in a checkpoint with a vision tower.",
+    "evolla": "transformers maps the type to a class that does not exist.",
+    "apertus1p5": "Its audio tokens need a large vocabulary. Its decoder is apertus1p5_text.",
     "fast_vlm": _TIMM,
-    "gemma3n": f"{_TIMM}; gemma3n_text is its decoder",
+    "gemma3n": f"{_TIMM} Its decoder is gemma3n_text.",
     "gemma4_assistant": _ASSISTS,
     "gemma4_unified_assistant": _ASSISTS,
-    "inkling_mm_model": "transformers needs scipy for it, which is not installed",
-    "kyutai_speech_to_text": "no settings were found with which its codec is small",
+    "inkling_mm_model": "transformers requires scipy for it, which is not installed.",
+    "kyutai_speech_to_text": _LARGE,
     "musicgen": _DECODER_ONLY,
     "musicgen_melody": _DECODER_ONLY,
-    "nemo_speechlm": "no settings were found with which its speech part is small",
+    "nemo_speechlm": _LARGE,
     "perception_lm": _TIMM,
-    "qwen2_5_omni": "no settings were found with which its voice is small; qwen2_5_omni_thinker is what writes text",
-    "qwen3_omni_moe": "as qwen2_5_omni; qwen3_omni_moe_thinker is what writes text",
-    "shieldgemma2": "transformers saves and loads it as a classifier of images",
-    "vibevoice_asr": "no settings were found with which its tokenizers of sound are small",
+    "qwen2_5_omni": f"{_LARGE} Its decoder is qwen2_5_omni_thinker.",
+    "qwen3_omni_moe": f"{_LARGE} Its decoder is qwen3_omni_moe_thinker.",
+    "shieldgemma2": "transformers saves and loads it as an image classifier.",
+    "vibevoice_asr": _LARGE,
 }
 
 # Seeds other than 0, with which greedy tokens differ from each other; with 3, doge chooses no keys that score alike.
