@@ -221,9 +221,12 @@ def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tupl
 
 
 def layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
-    """The layers of a model: the longest list of modules in it."""
-    lists = [tuple(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return max(lists, key=len, default=())
+    """The layers of a model: the longest list of modules that is not inside another list, as experts are."""
+    lists: dict[str, tuple[torch.nn.Module, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not name.startswith(tuple(f"{outer}." for outer in lists)):
+            lists[name] = tuple(module)
+    return max(lists.values(), key=len, default=())
 
 
 @contextmanager
