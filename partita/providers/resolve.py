@@ -72,7 +72,7 @@ class Resolution:
     def uncaptured(self) -> Resolution:
         """A copy without graph capture."""
         options = {name: value for name, value in self.options.items() if name != self.provider.capture_option}
-        return replace(self, options=kept) if self.captures else self
+        return replace(self, options=options) if self.captures else self
 
     @property
     def budget(self) -> str:
