@@ -1,4 +1,4 @@
-"""Observed records of a run: part of the schema `partita.report/1`, continued in `partita.partition_reports.records`."""
+"""Observed records of a run: part of the schema `partita.report/1` of `partita.partition_reports.records`."""
 
 from __future__ import annotations
 

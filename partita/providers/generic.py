@@ -44,7 +44,7 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
 
 
 def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
-    """The record of an undescribed provider: ONNX Runtime's name (XnnpackExecutionProvider) or any name with a library."""
+    """The record of an undescribed provider, by ONNX Runtime's name or the name of its library."""
     return Provider(
         name=ort_name.removesuffix(SUFFIX).lower() or ort_name.lower(),
         ort_name=ort_name,
