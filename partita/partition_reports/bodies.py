@@ -1,4 +1,4 @@
-"""Nodes in control-flow subgraphs, from ONNX Runtime's assignment list and log; the plan has the main graph only. Pure."""
+"""Nodes in control-flow subgraphs, which are not in the plan: from ONNX Runtime's assignment list and log. Pure."""
 
 from __future__ import annotations
 
