@@ -20,8 +20,8 @@ LONGEST = 4000
 class PartitaError(Exception):
     """Base of Partita's exceptions. ``exit_code`` is the exit status of the command line.
 
-    `said`: the problem. `where`: the file or folder, which begins the message. `remedy`: the fix, which ends the
-    message; None if there is none or `said` includes it. `problem`: the message without the remedy.
+    `where`: the file or folder, which begins the message. `remedy`: the fix, which ends the message; None if there is
+    none or the text includes it. `problem`: the message without the remedy.
     """
 
     exit_code: int = 1
@@ -34,10 +34,10 @@ class PartitaError(Exception):
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
 
-    def prefix(self, said: str) -> None:
-        """Put `said` in front of the message."""
-        self.problem = f"{said}; {self.problem}"
-        self.args = (f"{said}; {self.args[0]}", *self.args[1:])
+    def prefix(self, text: str) -> None:
+        """Put a text in front of the message."""
+        self.problem = f"{text}; {self.problem}"
+        self.args = (f"{text}; {self.args[0]}", *self.args[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an exception is pickled as a call of its class with `args`, which lacks keyword arguments; an

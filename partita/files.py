@@ -18,12 +18,12 @@ from partita.remedies import is_temporary
 from partita.signals import held
 
 STDIN = Path("/dev/stdin")
-"""An input for `claim`: the file behind standard input."""
+"""The path of standard input, as an input file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A checked output file, from `claim`."""
+    """A checked output file."""
 
     path: Path
     what: str

@@ -51,8 +51,8 @@ class Finding:
 def find(requirement: Requirement, report: Report, beside: Beside | None = None) -> list[tuple[bool, str]]:
     """Whether each measure holds, with a text; phases with the same outcome share a text.
 
-    `beside`: the comparison with the baseline, for measures of `LOST`. Without a matching phase there is one result,
-    which does not hold.
+    Measures of `LOST` need the comparison with a baseline. Without a matching phase there is one result, which does not
+    hold.
     """
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]

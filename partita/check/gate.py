@@ -80,7 +80,7 @@ class GateResult(Record):
 
 
 def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
-    """Requirements that follow from the baseline, without measures that `asked` has."""
+    """Requirements that follow from the baseline, without measures of explicit requirements."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
         short_form(f"`baseline`: {name}", field, "=", 0)

@@ -24,7 +24,7 @@ from partita.partition_reports.groups import provider_of
 from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
 
-IN_A_BODY = " in a body"
+INNER_SUFFIX = " (control flow)"
 """Key suffix of a node in a control-flow subgraph that has the name of a plan node."""
 
 
@@ -306,7 +306,7 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
     entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
 
     def own(entry: Fallback) -> str:
-        return f"{entry.node}{IN_A_BODY}" if entry.node in planned else entry.node
+        return f"{entry.node}{INNER_SUFFIX}" if entry.node in planned else entry.node
 
     return {key: entry for entry in entries for key in keys.get((entry.node, entry.provider), [own(entry)])}
 

@@ -21,8 +21,8 @@ from partita.partition_reports.request_records import BlockingNode
 NEAR = 5
 """Maximum suggestions for an unknown name."""
 Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
-"""runs: in the plan. replaced: part of a fused node. copy: a Memcpy node. border: a copied session input or output.
-body: in a control-flow subgraph. listed: only in a reason, a rejection or a conflict of sources."""
+"""In this order: in the plan; part of a fused node; a Memcpy node; a copied session input or output; in a control-flow
+subgraph; only in a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):
@@ -245,7 +245,7 @@ def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
 
 
 def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
-    """The places of a node in one phase: in the plan, in a fused node, or elsewhere in the report."""
+    """The places of a node in one phase: in the plan, in a fused node, or only in other parts of the report."""
     there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
     if there:
         yield from (_in_plan(report, phase, node, position, name) for position, node in there)

@@ -134,4 +134,4 @@ def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
 
 def _describe(claims: Claims) -> str:
     """Each source with its provider."""
-    return "; ".join(f"{source} says {' and '.join(sorted(providers))}" for source, providers in claims.items())
+    return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in claims.items())

@@ -44,7 +44,7 @@ PROVIDER = Provider(
         Option("trt_engine_cache_path", "path", "", "folder of the compiled engines"),
         Option("trt_engine_cache_prefix", "text", "", "prefix of engine file names"),
         _switch("trt_weight_stripped_engine_enable", "engines without weights, refitted when loaded"),
-        Option("trt_onnx_model_folder_path", "path", "", "folder of the ONNX file that refits such an engine"),
+        Option("trt_onnx_model_folder_path", "path", "", "folder of the ONNX file for refitting engines"),
         _switch("trt_engine_decryption_enable", "engines on disk are encrypted"),
         Option("trt_engine_decryption_lib_path", "path", "", "library that decrypts engines"),
         _switch("trt_force_sequential_engine_build", "build engines one after the other"),

@@ -12,13 +12,13 @@ LEFT_OUT = frozenset({"nodes"})
 """Sections that would be empty without their folds."""
 
 
-def shown_blocks(blocks: Sequence[Block], elsewhere: str = "") -> list[Block]:
+def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     """Blocks without folds, and with the first untitled groups only, followed by the number of others.
 
-    `elsewhere`: suffix of that line with the views that show them.
+    `hint`: suffix of that line with the views that show them.
     """
     findings = [block for block in blocks if isinstance(block, Group) and not block.title]
-    more = f"and {len(findings) - FINDINGS} more with other evidence{elsewhere}"
+    more = f"and {len(findings) - FINDINGS} more with other evidence{hint}"
     shown: list[Block] = []
     for block in blocks:
         if block in findings[FINDINGS:]:

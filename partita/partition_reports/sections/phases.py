@@ -79,9 +79,9 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
             yield "wait per token, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
 
 
-def _each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
-    """`say(cost)` of each phase; `-` without a cost."""
-    return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
+def _each(costs: Sequence[PhaseCost | None], text: Callable[[PhaseCost], str]) -> list[str]:
+    """The text for the cost of each phase; `-` without a cost."""
+    return [NOT_KNOWN if cost is None else text(cost) for cost in costs]
 
 
 def _say_crossings(cost: PhaseCost) -> str:

@@ -62,7 +62,7 @@ def by_provider(phase: Phase) -> list[GroupShare]:
 
 
 def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str | None, *, timed: bool) -> Table:
-    """One row per group. `timed`: with time and share per phase. `wanted`: with a column of nodes not on it."""
+    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
     rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
