@@ -1,12 +1,12 @@
-"""Partita: static ONNX export of Hugging Face decoders, and the truth about where they ran.
+"""Partita: static ONNX export of Hugging Face decoders, and reports of the providers that ran them.
 
     with partita.load("package", providers="webgpu,cpu") as model:
         for step in model.generate("Return the", max_new_tokens=64):
             print(step.text, end="")
         model.report().check("provider=webgpu,share>=0.95")
 
-docs/python.md has the rest. Importing this package imports nothing else: no torch, no onnxruntime, no transformers.
-What it offers is loaded when it is first asked for.
+docs/python.md documents the interface. Importing this package imports no torch, onnxruntime or transformers; each name
+is loaded on first access.
 """
 
 from __future__ import annotations
@@ -131,16 +131,16 @@ def __dir__() -> list[str]:
 
 
 def _join(function: Any, folder: ModuleType) -> None:
-    """Give a function the attributes of the folder of its name, those to come included: `partita.export.pipeline`."""
+    """Give a function the present and future attributes of the subpackage of its name: `partita.export.pipeline`."""
     vars(folder).update(vars(function))
     function.__dict__ = vars(folder)
 
 
 _FOLDERS = ("bench", "export", "providers", "support")
-"""Folders of this package that have the name of a function."""
+"""Subpackages that share their name with a function."""
 
-# Python makes a submodule an attribute of its package once, when it is first imported. That is done here, and undone:
-# from then on the name is the function's, and `import partita.export.pipeline` changes nothing.
+# Python sets a submodule as an attribute of its package at the first import only. Import it here and remove the
+# attribute, so that a later `import partita.export.pipeline` does not hide the function.
 for _folder in _FOLDERS:
     import_module(f"{__name__}.{_folder}")
     globals().pop(_folder, None)

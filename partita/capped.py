@@ -1,9 +1,4 @@
-"""How files that others wrote are read: only regular files of their folder, text within a size limit, JSON values
-checked.
-
-The configurations, tokenizers, templates and indices of a model are read into memory before anything is known of their
-contents. The largest known tokenizer.json has 33 MB (Gemma 3).
-"""
+"""Safe reading of untrusted files: regular files inside their folder only, with size limits and checked JSON values."""
 
 from __future__ import annotations
 
@@ -17,20 +12,20 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 LARGEST_BYTES = 128 << 20
-"""Limit of a text file of a model, and of a line of a journal."""
+"""Limit of a text file of a model, and of a journal line. The largest known tokenizer.json has 33 MB (Gemma 3)."""
 LARGEST_REPORT_BYTES = 256 << 20
 """Limit of a report or another record that Partita writes."""
 MOST_BYTES = 1 << 50
-"""Limit of files that are mapped into memory: none."""
+"""Effectively no limit, for files that are mapped into memory."""
 LARGEST_INTEGER = (1 << 64) - 1
 OPEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""Paths of files that this process has open."""
+"""Paths of open file descriptors of this process."""
 KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket"}
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def irregular(path: Path, folder: Path) -> str:
-    """Why a file of a model folder must not be opened; empty where it may be, and where there is none.
+    """Why a file of a model folder must not be opened; empty if it may be opened or does not exist.
 
     Allowed are regular files in the folder, and links to such files or to blobs of the Hugging Face cache in which the
     folder is a snapshot. Raises OSError.
@@ -38,8 +33,8 @@ def irregular(path: Path, folder: Path) -> str:
     if not os.path.lexists(path):
         return ""
     if path.is_symlink() and not path.exists():
-        return f"a symbolic link to {path.readlink()}, where nothing is"
-    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
+        return f"a broken symbolic link to {path.readlink()}"
+    # Not Path.resolve, which raises RuntimeError for link loops.
     target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     if not target.is_relative_to(home) and not _is_blob(target, home):
         return f"a link out of the folder, to {target}"
@@ -53,26 +48,26 @@ def kind_of(path: Path) -> str:
 
 
 def read_capped(path: Path, limit: int = LARGEST_BYTES, *, stream: bool = False) -> str:
-    """The UTF-8 text in a regular file. Raises OSError, and ValueError where it is too large or no text.
+    """The UTF-8 text of a regular file. Raises OSError, and ValueError for a file that is too large or not UTF-8.
 
-    `stream`: the user named the path, so that it may also be an open pipe (/dev/stdin, /dev/fd/63).
+    `stream`: an open pipe is allowed, too (/dev/stdin, /dev/fd/63), because the user named the path.
     """
     if not (stream and str(path).startswith(OPEN)):
         check_size(path, limit)
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise ValueError(f"more than the {limit:,} bytes that are read")
+        raise ValueError(f"larger than the limit of {limit:,} bytes")
     return data.decode("utf-8")
 
 
 def read_json_value(path: Path) -> Any:
-    """The JSON value in a file. Raises OSError, and ValueError for one that is too large or no JSON."""
+    """The JSON value in a file. Raises OSError, and ValueError for a file that is too large or not JSON."""
     return parsed(read_capped(path))
 
 
 def parsed(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for what is none, or is nested deeper than Python follows."""
+    """The value of a JSON text. Raises ValueError for invalid JSON and for nesting beyond Python's recursion limit."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -80,8 +75,9 @@ def parsed(text: str | bytes) -> Any:
 
 
 def parsed_record(text: str) -> Any:
-    """The value of a JSON text that Partita wrote: integers have 64 bits, and text is valid Unicode. Raises ValueError
-    for any other.
+    """The value of a JSON text that Partita wrote.
+
+    Raises ValueError for invalid JSON, integers of more than 64 bits, and lone surrogates.
     """
     value = parsed(text)
     json.loads(text, parse_int=_integer)
@@ -89,36 +85,32 @@ def parsed_record(text: str) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("it has half a character (a lone surrogate)") from error
+            raise ValueError("it contains a lone surrogate") from error
     return value
 
 
 def _integer(digits: str) -> int:
     if abs(value := int(digits)) > LARGEST_INTEGER:
-        raise ValueError("it has an integer of more than 64 bits")
+        raise ValueError("it contains an integer of more than 64 bits")
     return value
 
 
 def check_size(path: Path, limit: int = LARGEST_BYTES) -> None:
-    """Raise ValueError for a file that is too large, OSError for what is no regular file, before it is opened."""
+    """Raise ValueError for a file above the limit and OSError for a path that is not a regular file."""
     if why := kind_of(path):
         raise OSError(errno.EINVAL, why, str(path))
     if (size := path.stat().st_size) > limit:
-        raise ValueError(f"{size:,} bytes, and at most {limit:,} bytes are read")
+        raise ValueError(f"{size:,} bytes, above the limit of {limit:,} bytes")
 
 
 def _is_blob(target: Path, folder: Path) -> bool:
-    """Whether a file is a blob of the Hugging Face cache that `folder` lies in: there `snapshots/REVISION` has links to
-    `blobs` for files.
-    """
+    """Whether a file is a blob of the Hugging Face cache of `folder`, whose `snapshots/REVISION` links into `blobs`."""
     snapshots = next((parent for parent in folder.parents if parent.name == "snapshots"), None)
     return snapshots is not None and target.parent == snapshots.parent / "blobs"
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of JSON is a number to compute with: no truth value, not infinite, and no integer of hundreds of
-    digits, which no float can hold.
-    """
+    """Whether a JSON value is a finite number that fits a float; booleans are not numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

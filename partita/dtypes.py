@@ -1,7 +1,6 @@
-"""Element types of tensors: one table with their names, numbers and sizes, for every room. Imports nothing of ours.
+"""Element types of tensors: names, numbers and sizes. Imports no other module of Partita.
 
-Names are numpy's (float32), as manifests, reports and messages have them; numbers and the names in capitals are those
-of ONNX (onnx.TensorProto.DataType), and `tests/test_dtypes.py` compares the table with the installed onnx.
+Names are numpy's (float32); numbers and names in capitals are those of onnx.TensorProto.DataType.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ Kind = Literal["float", "integer", "complex", "other"]
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """One row of the table: an element type under the names that ONNX, numpy, torch and files give it."""
+    """An element type with its names in ONNX, numpy and safetensors."""
 
     name: str
-    """numpy's, and that of ml_dtypes where numpy has no such type: float32, bfloat16."""
+    """Name in numpy, or in ml_dtypes for types that numpy lacks: float32, bfloat16."""
     number: int
-    """ONNX's."""
+    """Value in onnx.TensorProto.DataType."""
     onnx_name: str
-    """ONNX's: FLOAT. In small letters it is what ONNX Runtime says."""
+    """Name in onnx.TensorProto.DataType: FLOAT. ONNX Runtime prints it in lower case."""
     bits: int | None
-    """Of one element; None for strings."""
+    """Bits of one element; None for strings."""
     kind: Kind
     safetensors: str | None = None
-    """Its name in the header of a safetensors file; None where such files have no such type."""
+    """Name in the header of a safetensors file; None if the format lacks the type."""
     storage: str | None = None
-    """numpy type of the same size that stores it; None where numpy has none. bfloat16 is stored as uint16."""
+    """numpy type of the same size that stores it (uint16 for bfloat16); None if there is none."""
 
     @property
     def upper_half(self) -> bool:
-        """It is stored as the upper half of a float32, whose bits go into an integer: numpy cannot convert it."""
+        """Whether it is stored as the upper 16 bits of a float32 in an integer, which numpy cannot convert."""
         return self.kind == "float" and self.storage == _UPPER_HALF
 
 
@@ -82,67 +81,67 @@ ALL = _table(
         ("float6e3m2", 28, "FLOAT6E3M2", 6, "float", None),
     )
 )
-"""Every element type that ONNX has, by its number."""
+"""Every element type of ONNX, in the order of its number."""
 
 _BY_NUMBER = {entry.number: entry for entry in ALL}
 _BY_NAME = {
-    **{entry.onnx_name.lower(): entry for entry in ALL},  # float and double, as ONNX Runtime says
+    **{entry.onnx_name.lower(): entry for entry in ALL},  # float and double, ONNX Runtime's names
     **{entry.name: entry for entry in ALL},
 }
 
 
 def find(name: str) -> ElementType | None:
-    """The type of that name, numpy's or ONNX Runtime's (float, double); None when there is none."""
+    """The type with a name of numpy or ONNX Runtime (float, double); None if there is none."""
     return _BY_NAME.get(name)
 
 
 def named(name: str) -> ElementType:
-    """The type of that name. Raises ValueError when there is none."""
+    """As `find`; raises ValueError if there is none."""
     found = find(name)
     if found is None:
-        raise ValueError(f"{name!r} is no element type")
+        raise ValueError(f"{name!r} is not an element type")
     return found
 
 
 def usual(name: str) -> str:
-    """numpy's name for what ONNX Runtime may call otherwise (float, double); a name that is none stays as it is."""
+    """numpy's name of a type that ONNX Runtime names differently (float, double); an unknown name is unchanged."""
     found = find(name)
     return name if found is None else found.name
 
 
 def is_float(name: str) -> bool:
-    """Whether it is the name of a floating-point type."""
+    """Whether `name` is a floating-point type."""
     found = find(name)
     return found is not None and found.kind == "float"
 
 
 def bits_of(name: str) -> int | None:
-    """Bits of one element; None for strings, and for a name that is none."""
+    """Bits of one element; None for strings and unknown names."""
     found = find(name)
     return None if found is None else found.bits
 
 
 def numbered(number: int) -> ElementType:
-    """The type with ONNX's number. Raises ValueError when there is none."""
+    """The type with a number of onnx.TensorProto.DataType. Raises ValueError if there is none."""
     found = _BY_NUMBER.get(number)
     if found is None:
-        raise ValueError(f"{number} is no element type of ONNX")
+        raise ValueError(f"{number} is not an element type of ONNX")
     return found
 
 
 def name_of(number: int) -> str:
-    """The name of the type with ONNX's number; empty for a number that no type has."""
+    """The name of the type with a number of onnx.TensorProto.DataType; empty if there is none."""
     found = _BY_NUMBER.get(number)
     return "" if found is None else found.name
 
 
 def numbers(*names: str) -> tuple[int, ...]:
-    """ONNX's numbers of some types. Raises ValueError for a name that is none."""
+    """Values of onnx.TensorProto.DataType. Raises ValueError for an unknown name."""
     return tuple(named(name).number for name in names)
 
 
 def storage(name: str) -> str:
-    """The numpy type that stores the type called `name`. Raises ValueError where numpy has none of that size."""
+    """The numpy type that stores the type called `name`. Raises ValueError if numpy has none of that size."""
     found = named(name).storage
     if found is None:
         raise ValueError(f"numpy has no type that stores {name}")
@@ -150,7 +149,7 @@ def storage(name: str) -> str:
 
 
 def size_bytes(name: str, shape: Iterable[int]) -> int:
-    """Bytes of a dense tensor; small elements are packed. Raises ValueError for no type's name, and for strings."""
+    """Bytes of a dense tensor; elements below 8 bits are packed. Raises ValueError for strings and unknown names."""
     bits = named(name).bits
     if bits is None:
         raise ValueError(f"elements of type {name} have no fixed size")
@@ -159,27 +158,23 @@ def size_bytes(name: str, shape: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What a package computes in."""
+    """Arithmetic and weight storage of a package."""
 
     name: str
-    """As --precision takes it."""
+    """Value of --precision."""
     dtype: str
     tolerance: float
-    """Largest max_rel_error against the original model in float32 that passes."""
+    """Maximum max_rel_error against the source model in float32."""
     twin: str | None = None
-    """The type that a twin of the package computes in where the CPU provider is to run it: it has no kernels for
-    `dtype`. None when it runs the package itself.
-    """
+    """Type of the converted package for the CPU provider, if that has no kernels for `dtype`; else None."""
     stored: str | None = None
-    """The type that matrices lie in the file in, where it is not `dtype`: they are cast as a graph is opened."""
+    """Type of matrices in the file, if it is not `dtype`; they are cast when a graph is opened."""
     bits: int | None = None
-    """Of the integers that weights are packed into; the arithmetic between them stays in `dtype`. None: weights are in
-    `dtype`, too.
-    """
+    """Bits of quantised weights; arithmetic stays in `dtype`. None: weights are in `dtype`."""
 
     @property
     def on_cpu(self) -> str:
-        """The type that the CPU provider computes in: that of the twin, if there has to be one."""
+        """The type that the CPU provider computes in."""
         return self.twin or self.dtype
 
 
@@ -189,22 +184,19 @@ PRECISIONS = {
         Precision("fp32", "float32", 1e-4),
         Precision("fp16", "float16", 2e-2),
         Precision("bf16", "bfloat16", 5e-2, twin="float32"),
-        # The reference has the very weights that were packed. What differs are activations, which the fast kernels
-        # round to 8 bits; without that rounding the graph has to agree within the tolerance of `dtype`.
+        # The reference has the quantised weights, so the tolerance covers only activations, which fast kernels round
+        # to 8 bits.
         Precision("int8", "float32", 1e-1, bits=8),
         Precision("int4", "float32", 1e-1, bits=4),
     )
 }
-"""By their names."""
+"""Precisions by name."""
 EXACT = PRECISIONS["fp32"]
-"""What the original model is run in."""
+"""The precision of the source model in comparisons."""
 
 
 def precision(name: str) -> Precision:
-    """What a package or a folder computes in, by its name; other exporters pack weights of other widths, int2 for one.
-
-    Raises KeyError for a name that is none.
-    """
+    """The precision of a name, including bit widths that only other exporters write (int2). Raises KeyError."""
     bits = name.removeprefix("int")
     if name not in PRECISIONS and name.startswith("int") and bits.isdecimal():
         return replace(PRECISIONS["int4"], name=name, bits=int(bits))
@@ -212,14 +204,14 @@ def precision(name: str) -> Precision:
 
 
 ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
-"""What packed weights may be multiplied with, and the type of everything else in such a graph."""
+"""Types of activations that quantised weights may be multiplied with -> the type of the rest of the graph."""
 
 CACHE_PRECISIONS = ("int8",)
-"""Integers that keys and values may be cached in, as --cache-precision has them."""
+"""Integer types of the KV cache: values of --cache-precision."""
 
 
 def multiplied_with(precision: Precision) -> tuple[str, ...]:
-    """What weights of a precision may be multiplied with, as --activations has it."""
+    """Values of --activations that a precision allows."""
     if precision.bits is not None:
         return tuple(ACTIVATIONS)
     return (EXACT.name,) if precision is EXACT else (EXACT.name, precision.name)

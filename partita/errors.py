@@ -1,7 +1,6 @@
-"""Every exception that Partita raises on purpose; `exit_code` is that of the command line.
+"""The exceptions that Partita raises. A message is one line: the problem, its place, and a remedy.
 
-The message is one line: what is wrong, where, and what to do; the last as a `Remedy` where it is a command. A foreign
-exception is translated at one boundary and kept as `__cause__`; `--debug` shows it.
+Exceptions of other libraries are translated and kept as `__cause__`, which `--debug` shows.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from typing import Any
 from partita.remedies import Remedy
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT."""
 LONGEST = 4000
-"""Characters of a message."""
+"""Maximum characters of a message."""
 
 
 class PartitaError(Exception):
-    """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with.
+    """Base of Partita's exceptions. ``exit_code`` is the exit status of the command line.
 
-    `said`: what is wrong. `where`: the file or folder it is about, which begins the message. `remedy`: what to do about
-    it, which ends the message; None where the message says so itself, or nothing helps. `problem`: the message without
-    the remedy.
+    `where`: the file or folder, which begins the message. `remedy`: the fix, which ends the message; None if there is
+    none or the text includes it. `problem`: the message without the remedy.
     """
 
     exit_code: int = 1
@@ -36,26 +34,26 @@ class PartitaError(Exception):
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
 
-    def prefix(self, said: str) -> None:
-        """Put `said` in front of the message."""
-        self.problem = f"{said}; {self.problem}"
-        self.args = (f"{said}; {self.args[0]}", *self.args[1:])
+    def prefix(self, text: str) -> None:
+        """Put a text in front of the message."""
+        self.problem = f"{text}; {self.problem}"
+        self.args = (f"{text}; {self.args[0]}", *self.args[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is pickled as a call of its class with `args`, the message, and some take more than that: one
-        # that cannot be read back breaks a pool of processes, which then tells nothing of it.
+        # By default an exception is pickled as a call of its class with `args`, which lacks keyword arguments; an
+        # exception that cannot be unpickled breaks a process pool.
         return _read_back, (type(self), self.args, self.__dict__)
 
 
 def _read_back(kind: type[PartitaError], args: tuple[Any, ...], fields: dict[str, Any]) -> PartitaError:
-    """An error that was pickled or copied, with all that it had."""
+    """An unpickled or copied error with all its fields."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
 
 
 class UsageError(PartitaError):
-    """An option or argument whose value makes no sense."""
+    """The value of an option or argument is invalid."""
 
     exit_code = 2
 
@@ -65,10 +63,9 @@ class CheckpointError(PartitaError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The checkpoint is sound, but its model cannot be exported; the message names the reason.
+    """The checkpoint is valid, but its model cannot be exported.
 
-    `option`: the argument that it comes of, by its name in Python, so that the model may be exported without it; None
-    where it comes of the model.
+    `option`: the Python argument without which the model can be exported; None if the model itself is the cause.
     """
 
     def __init__(
@@ -87,20 +84,20 @@ class ReportError(PartitaError):
 
 
 class ResourceError(PartitaError):
-    """Memory or disk space is not enough for what was asked."""
+    """Memory or disk space is insufficient for the request."""
 
 
 class InstallationError(PartitaError):
-    """A library that is needed is not installed, or does not load; the message has the command that mends it."""
+    """A required library is not installed or does not load; the message has the command that fixes it."""
 
 
 class GenerationError(PartitaError):
-    """The generation loop cannot start or go on."""
+    """The generation loop cannot start or continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusing:
-    """A provider of a chain that does not run a node, and why."""
+    """A provider of the chain that does not run a node, with the reason."""
 
     provider: str
     """ONNX Runtime's name."""
@@ -110,47 +107,45 @@ class Refusing:
     evidence: str
     remedy: str
     available: bool = True
-    """It is there and was asked; else the reason is the same for every node, and says nothing of this one."""
+    """Whether the provider is available; if not, the reason applies to every node."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedNode:
-    """A node that would not run on the providers of a chain."""
+    """A node that would leave the providers of the chain."""
 
     node: str
-    """Empty when it has no name."""
+    """Name of the node; may be empty."""
     op_type: str | None
     module: str | None
     wanted: str
     """The preferred provider, by ONNX Runtime's name."""
     provider: str
-    """The one that would take it."""
+    """The provider that would run it."""
     reason: str
     """A reason code."""
     evidence_kind: str
     evidence: str
     remedy: str
     available: bool = True
-    """Whether the preferred provider is there at all; else the reason is the same for every node."""
+    """Whether the preferred provider is available; if not, the reason applies to every node."""
     skipped: tuple[Refusing, ...] = ()
     """The other providers of the chain, in order."""
 
     @property
     def refusing(self) -> tuple[Refusing, ...]:
-        """Every provider of the chain, in order, and why it does not run the node."""
+        """Every provider of the chain, in order, with the reason why it does not run the node."""
         first = Refusing(self.wanted, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available)
         return (first, *self.skipped)
 
     @property
     def asked(self) -> tuple[Refusing, ...]:
-        """Those that are there; the first where none is."""
+        """The available providers of `refusing`; the first provider if none is available."""
         return tuple(entry for entry in self.refusing if entry.available) or self.refusing[:1]
 
 
 class ProviderError(PartitaError):
-    """The provider chain could not be honoured. `nodes`: those that would leave it, in execution order, where nodes are
-    the cause.
-    """
+    """The provider chain could not be honoured. `nodes`: the nodes that would leave it, in execution order."""
 
     exit_code = 3
 
@@ -167,22 +162,22 @@ class ProviderError(PartitaError):
 
 
 class ParityError(PartitaError):
-    """The exported graph does not compute what its model computes."""
+    """The outputs of the exported graph do not match those of the source model."""
 
     exit_code = 4
 
 
 class ReportCheckError(PartitaError):
-    """A report does not meet the limits it was checked against."""
+    """A report does not meet its requirements."""
 
     exit_code = 5
 
 
 def public_type(error: Exception) -> str:
-    """Name of the nearest class of this file, which everyone knows. Raises StopIteration for an error that is none."""
+    """Name of `public_class`."""
     return public_class(error).__name__
 
 
 def public_class(error: Exception) -> type[PartitaError]:
-    """The nearest class of this file. Raises StopIteration for an error that is none."""
+    """The nearest base class in this module. Raises StopIteration for an exception of another library."""
     return next(kind for kind in type(error).__mro__ if kind.__module__ == __name__ and issubclass(kind, PartitaError))

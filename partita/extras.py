@@ -1,4 +1,4 @@
-"""Python packages that Partita needs: the command that installs a missing one, and versions outside the bounds."""
+"""Python packages that Partita requires: install commands for missing ones, and unsupported versions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from partita.errors import InstallationError, PartitaError, UsageError
 from partita.remedies import Remedy
 
 RUNTIME = "onnxruntime"
-"""The module that comes in several wheels, of which exactly one may be installed."""
+"""The module that several wheels install; exactly one of them may be installed."""
 ALWAYS = ""
-"""The extra of what `pip install partita` installs."""
+"""The extra of modules that `pip install partita` installs."""
 BASE = (
     "filelock huggingface_hub jinja2 ml_dtypes numpy onnx packaging platformdirs psutil pydantic regex rich "
     "safetensors tokenizers transformers typer"
@@ -37,23 +37,23 @@ PLUGINS: Mapping[str, str] = {
     "onnxruntime_ep_webgpu": "plugins",
     "onnxruntime_ep_openvino": "plugins",
 }
-"""The same for provider libraries beside an ONNX Runtime."""
+"""Extra that installs a provider plugin next to an ONNX Runtime."""
 OTHER_RUNTIMES = ("gpu", "openvino", "plugins", "qnn", "webgpu")
 """Other extras with an ONNX Runtime."""
 WHEELS: Mapping[str, tuple[str, ...]] = {
     "elftools": ("pyelftools",),
     RUNTIME: (RUNTIME, "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
 }
-"""Distributions that install a module, where they are not called as the module is."""
+"""Distributions that install a module, if their names differ."""
 INSTALL = Remedy("", ("pip", "install", "partita"))
 INSTALL_EXTRAS = Remedy("", ("pip", "install", "partita[{extras}]"))
 INSTALL_RUNTIME = Remedy(
     "",
     ("pip", "install", "partita[{plain}]"),
-    otherwise=Remedy("for other providers than the CPU one of {others} in place of {plain}, never two of them"),
+    otherwise=Remedy("for providers other than CPU exactly one of {others} in place of {plain}"),
 )
 UNINSTALL = Remedy(
-    "they overwrite each other's files: install only the one you want, after",
+    "they overwrite each other's files; uninstall all, then install one wheel:",
     ("pip", "uninstall", "--yes", "{owners}"),
 )
 INSTALL_VERSIONS = Remedy("", ("pip", "install", "{versions}"))
@@ -61,10 +61,10 @@ PUT_BACK = Remedy("put its files back", ("pip", "install", "--force-reinstall", 
 
 
 def explain(error: BaseException, *, foreign: bool = False) -> InstallationError | None:
-    """An error with the command that installs the module whose import failed; None for another error.
+    """An error with the command that installs the module whose import failed; None for other errors.
 
-    What is left of a package whose files were removed imports as an empty module: an attribute that it lacks counts.
-    `foreign`: explain modules, too, that Partita does not declare.
+    A missing attribute of an empty module counts as a failed import (leftover folder of a removed package).
+    `foreign`: include modules that Partita does not declare.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -78,7 +78,7 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
 
 
 def _module_of(error: BaseException) -> str:
-    """The package whose import failed, by its first name; empty for Partita itself and other errors."""
+    """The top-level package whose import failed; empty for Partita itself and other errors."""
     name = ""
     if isinstance(error, ImportError):
         name = error.name or ""
@@ -102,7 +102,7 @@ def _explain(module: str, error: BaseException) -> InstallationError:
 
 
 def remedy(module: str) -> Remedy:
-    """The command that installs `module`, or puts its files back where pip takes it for installed."""
+    """The command that installs `module`, or reinstalls it if pip lists it as installed."""
     owners = [wheel for wheel in distributions(module) if any(True for _ in metadata.distributions(name=wheel))]
     if len(owners) > 1:
         return UNINSTALL.filled(owners=tuple(owners))
@@ -118,7 +118,7 @@ def remedy(module: str) -> Remedy:
 
 
 def runtime_remedy() -> Remedy:
-    """The command that installs an ONNX Runtime, and which others there are."""
+    """The command that installs an ONNX Runtime, with the alternatives."""
     return INSTALL_RUNTIME.filled(plain=EXTRAS[RUNTIME], others=", ".join(OTHER_RUNTIMES))
 
 
@@ -128,7 +128,7 @@ def distributions(module: str) -> tuple[str, ...]:
 
 
 def _found(module: str) -> bool:
-    """Whether `module` could be imported, which is not tried. A folder without files is nothing."""
+    """Whether `module` can be found, without importing it. A folder without files does not count."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -138,10 +138,9 @@ def _found(module: str) -> bool:
 
 @contextmanager
 def checked_versions() -> Iterator[None]:
-    """Put installed versions that pyproject.toml excludes in front of an error of the block, with the pip command.
+    """Prefix errors of the block with installed versions that pyproject.toml excludes, and the pip command.
 
-    A mistake in the arguments passes as it is. An unexpected exception becomes an InstallationError then, because a
-    changed interface is its likely cause.
+    UsageError is unchanged. With unsupported versions, an unexpected exception becomes an InstallationError.
     """
     try:
         yield
@@ -158,7 +157,7 @@ def checked_versions() -> Iterator[None]:
 
 
 def unsupported_versions() -> str:
-    """A sentence that names installed packages whose version Partita excludes, and the pip command; empty for none."""
+    """A sentence with the installed packages whose version Partita excludes, and the pip command; empty for none."""
     from packaging.requirements import Requirement  # not at import time: `partita --help` imports this module
 
     found = {}

@@ -1,4 +1,4 @@
-"""Files that a verb writes for its user: compared with its inputs before the work, and written as a whole."""
+"""Output files of a command: checked against its inputs beforehand, and written atomically."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from partita.remedies import is_temporary
 from partita.signals import held
 
 STDIN = Path("/dev/stdin")
-"""An input for `claim`: the file that this process has as its standard input."""
+"""The path of standard input, as an input file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that may be written; made by `claim`."""
+    """A checked output file."""
 
     path: Path
     what: str
-    """What it will hold, for messages: report, trace, page."""
+    """Kind of its content, for messages: report, trace, page."""
 
     def write(self, text: str) -> None:
         """Write `text`, in UTF-8. Raises ReportError when the file cannot be written."""
@@ -35,10 +35,10 @@ class Output:
 
 
 def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
-    """Check, before the work is done, that `path` can be written and is no input.
+    """Check that `path` is writable and is not an input.
 
-    `reads`: files and folders. `option`: the option of `path`, for messages. Raises UsageError for an input or a file
-    in an input folder, ReportError where nothing can be written.
+    `reads`: input files and folders. `option`: the option of `path`, for messages. Raises UsageError for an input or a
+    file in an input folder, ReportError for a path that cannot be written.
     """
     if "\0" in str(path):
         raise UsageError(f"{option}: the name of the {what} contains a NUL byte")
@@ -65,13 +65,13 @@ def resolved(path: Path) -> Path:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """Every file below `folder`; what cannot be listed is left out, for it cannot be read, either."""
+    """Every file below `folder`; unreadable folders are skipped."""
     for parent, _, names in os.walk(folder):
         yield from (Path(parent) / name for name in names)
 
 
 def check_writable(path: Path, what: str) -> None:
-    """Raise ReportError when nothing could be written to `path`: better said before a long run than after it."""
+    """Raise ReportError if `path` cannot be written, before a long run."""
     if path.is_dir():
         raise ReportError(f"{path}: a folder; give a file name for the {what}")
     place = resolved(path)  # of a link, the file that it names
@@ -83,15 +83,15 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_text(text: str, path: Path, what: str) -> None:
-    """Write `text` to `path` in UTF-8; readers see the old file or the whole new one. Otherwise as `write_bytes`."""
+    """Write `text` in UTF-8 as `write_bytes` does."""
     write_bytes(text.encode("utf-8"), path, what)
 
 
 def write_bytes(data: bytes, path: Path, what: str) -> None:
-    """Write `data` to `path`; readers see the old file or the whole new one.
+    """Write `data` to `path` atomically.
 
-    A symbolic link stays, and the file that it names is replaced. A pipe, a terminal or a device is written to, and so
-    are /dev/stdout and /dev/stderr. Raises ReportError when it cannot be written.
+    Symbolic links are followed. Pipes, terminals, devices, /dev/stdout and /dev/stderr are written directly. Raises
+    ReportError.
     """
     try:
         stream = {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
@@ -106,23 +106,23 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
             replace(resolved(path), data)
     except OSError as error:
         reason = error.strerror or str(error)
-        chosen = "set TMPDIR to a folder with room" if is_temporary(path) else "choose another file for it"
+        chosen = "set TMPDIR to a folder with free space" if is_temporary(path) else "choose another file for it"
         raise ReportError(f"{path}: cannot write the {what}: {reason}; {chosen}") from error
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder that goes with its context, and with this process where a signal ends it.
+    """A temporary folder that is removed at the end of the block and when a signal ends this process.
 
-    What cannot be removed stays: a child that had to be killed may still be writing there.
+    Errors of the removal are ignored: a killed child may still be writing.
     """
     with held():
         return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 
 def replace(path: Path, data: bytes | str) -> None:
-    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, leaving nothing.
+    """Write `data` (text in UTF-8) to a temporary file next to `path` and rename it; permissions stay. Raises OSError.
 
-    Into the file itself where that alone may be written: its folder may not, or it is mounted by itself in a container.
+    Writes in place if the folder is read-only or the file is a mount point.
     """
     content = data.encode("utf-8") if isinstance(data, str) else data
     try:
@@ -134,7 +134,7 @@ def replace(path: Path, data: bytes | str) -> None:
 
 
 def _rename_over(path: Path, content: bytes) -> None:
-    # A name of its own, and a short one: a name as long as the file system allows has no room for a suffix.
+    # A short new name: a name of the maximum length has no room for a suffix.
     temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as stream:

@@ -1,7 +1,7 @@
-"""Names in messages: the options that a message is about, and the names that an unknown word may stand for.
+"""Names in messages: options as Python, flag or JSON field, and suggestions for unknown words.
 
-A message names an option by its Python argument in backticks, alone or with its value: `max_length`, `max_length=5`.
-The command line rewrites it as a flag when it prints the message; a prompt file's row, as its field.
+A message names an option by its Python argument in backticks, alone or with a value: `max_length`, `max_length=5`. The
+command line prints it as a flag, an error of a prompt file as a field.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 def rename_options(
     text: str, names: Mapping[str, str], write: Callable[[str, str | None], str], verbatim: Iterable[str] = ()
 ) -> str:
-    """The text with each option of `names` as `write(new name, value)`; value None: the option stands alone.
+    """The text with each option of `names` replaced by `write(new name, value)`; value None: no value is given.
 
-    `verbatim`: the user's own words, whose backticks are no marks of options.
+    `verbatim`: user input in the text, whose backticks do not mark options.
     """
     if "`" not in text:
         return text
@@ -32,21 +32,21 @@ def rename_options(
 
 
 def as_flag(flag: str, value: str | None) -> str:
-    """An option as the command line takes it: `--max-length 5`, `--force`, `--no-verify`."""
+    """An option as a flag: `--max-length 5`, `--force`, `--no-verify`."""
     if value in (None, "True"):
         return flag
     return f"--no-{flag[2:]}" if value == "False" else f"{flag} {value}"
 
 
 def as_field(name: str, value: str | None) -> str:
-    """An option as the field of a JSON object: `field max_tokens 5`."""
+    """An option as a JSON field: `field max_tokens 5`."""
     return f"field {name}" if value is None else f"field {name} {value}"
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> tuple[str, ...]:
-    """At most three names that an unknown word may stand for: those that begin with it, else the most similar one.
+    """At most three suggestions for an unknown word: names that begin with it, else the most similar name.
 
-    A word of four letters or fewer has the first letter of a similar name: v100 does not stand for h100.
+    For a word of at most four letters, similar names share its first letter: h100 is no suggestion for v100.
     """
     by_lower = {name.lower(): name for name in names}
     word = word.strip().lower()
@@ -58,6 +58,6 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> tuple[str, 
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """`did you mean 'a' or 'b'? `, for the rest of the sentence to follow; empty without names."""
+    """`did you mean 'a' or 'b'? `, with a trailing blank; empty without names."""
     listed = " or ".join(map(repr, names))
     return f"did you mean {listed}? " if listed else ""

@@ -1,7 +1,4 @@
-"""Where Partita keeps what it can make again: answers of experiments, stubs of a dry run. Imports nothing of ours.
-
-The folder can be deleted at any time.
-"""
+"""The cache folder of Partita (probe outcomes, stubs of dry runs), which can be deleted at any time."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ import os
 from pathlib import Path
 
 CACHE_VARIABLE = "PARTITA_CACHE_DIR"
-"""A folder to keep it all in; empty: nothing is kept."""
+"""Environment variable with the cache folder; set but empty: no caching."""
 NAME = "partita"
 
 
 def cache_folder(kind: str) -> Path | None:
-    """The folder for one kind of things, which need not exist; None when nothing is to be kept, or there is no place.
+    """The cache folder of a kind, which may not exist yet; None if caching is off or there is no cache folder.
 
-    `PARTITA_CACHE_DIR` if it is set, else what the system has for caches of this user: `$XDG_CACHE_HOME` or `~/.cache`,
-    `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
+    `PARTITA_CACHE_DIR`, else the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS,
+    `%LOCALAPPDATA%` on Windows.
     """
     given = os.environ.get(CACHE_VARIABLE)
     if given is not None:

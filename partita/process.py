@@ -1,4 +1,4 @@
-"""Memory of this process, as the operating system accounts for it, in bytes; for export and for runtime."""
+"""Memory of a process as the operating system reports it, in bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes(process: int | None = None) -> int:
-    """Largest resident memory of the process so far; None: of this one. Of another one it is known on Linux and
-    Windows; elsewhere it is the present size.
+    """Peak resident memory of a process (None: this process); of another process on macOS, its current size.
 
-    On Linux from VmHWM of /proc, which starts anew with a program; ru_maxrss of getrusage(2) would begin with the peak
-    of the process that started this one. Linux accounts for the peak and for the present in different places; the
-    larger one wins, so that no peak is below what was seen.
+    On Linux from VmHWM of /proc: ru_maxrss of getrusage(2) includes the peak of the parent before exec. The current
+    size is a lower bound, because Linux counts the two separately.
     """
     if sys.platform == "win32":
         return int(psutil.Process(process).memory_info().peak_wset)
@@ -37,30 +35,24 @@ def peak_rss_bytes(process: int | None = None) -> int:
 
 
 def give_back() -> None:
-    """Collect what is not used any more, and have the C library give freed memory back to the system, where it can.
-
-    glibc keeps what it once had for later use: after a model was let go, more than half of it stayed resident.
-    """
+    """Run the garbage collector and `trim`."""
     gc.collect()
     trim()
 
 
 def trim() -> None:
-    """Have the C library give freed memory back to the system, where it can."""
+    """Return freed memory of the C library to the system, with malloc_trim(3) of glibc."""
     if sys.platform == "linux" and (give := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         give(0)
 
 
 def anonymous_bytes() -> int | None:
-    """Resident memory that is of no file: what was allocated, and not mapped. None where the system does not say."""
+    """Resident memory that is not backed by a file; None if the system does not report it."""
     return _status("RssAnon")
 
 
 def address_space_left() -> float:
-    """What RLIMIT_AS (`ulimit -v`) leaves this process; infinite without a limit, or where the system has none.
-
-    Much of an address space is never touched, so less can be had: it is a bound.
-    """
+    """Address space left below RLIMIT_AS (`ulimit -v`); infinite without a limit. An upper bound of usable memory."""
     if sys.platform == "win32":
         return float("inf")
     import resource
@@ -72,7 +64,7 @@ def address_space_left() -> float:
 
 
 def _status(wanted: str, process: int | None = None) -> int | None:
-    """A line of /proc/PID/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
+    """A field of /proc/PID/status in bytes, see proc_pid_status(5); None if it is missing, as in some sandboxes."""
     try:
         lines = Path(f"/proc/{process or 'self'}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

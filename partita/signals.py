@@ -15,16 +15,16 @@ from typing import Any
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Sent by a supervisor or batch system, and by a terminal that closes."""
 TOGETHER_SECONDS = 5.0
-"""Signals that come within this time are one: a terminal that is closed sends SIGHUP, and so does its shell."""
+"""Signals within this time count as one: when a terminal closes, it and its shell both send SIGHUP."""
 PRESSED_SECONDS = 0.3
-"""The same for Ctrl-C, which a terminal sends to every process of a command, and some pass on to their children."""
+"""The same for Ctrl-C, which children may receive from the terminal and from their parent."""
 
 AGAIN_SECONDS = 0.05
-"""After this time a signal comes again whose exception was dropped; the callback that dropped it has ended by then."""
+"""Delay before a signal is sent again whose exception Python dropped in a callback."""
 
 
 class TerminatedError(SystemExit):
-    """One of these signals came. The exit code is what shells make of one: 128 and its number."""
+    """A signal of `ENDING` was received. The exit code is 128 plus its number, as in shells."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
@@ -41,9 +41,9 @@ class _Watch:
     received: int | None = None
     received_at: float = -TOGETHER_SECONDS
     holding: int = 0
-    """Blocks of `held` that are open."""
+    """Number of open `held` blocks."""
     held: int | None = None
-    """A signal that came in such a block."""
+    """Signal received in a `held` block."""
 
 
 _watch: _Watch | None = None
@@ -51,10 +51,10 @@ _watch: _Watch | None = None
 
 @contextmanager
 def ended_by_exception() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise TerminatedError in the main thread, so that children and temporary files go, too.
+    """Let SIGTERM and SIGHUP raise TerminatedError in the main thread, so that clean-up code runs.
 
-    An ignored signal stays ignored, as nohup wants it. A repetition within `TOGETHER_SECONDS` is ignored, so that
-    it does not interrupt the clean-up. Inside of another such block, and in other threads, nothing changes.
+    Ignored signals stay ignored (nohup). Repetitions within `TOGETHER_SECONDS` are dropped, so that they do not
+    interrupt the clean-up. Nested blocks and blocks in other threads have no effect.
     """
     global _watch
     if _watch is not None or threading.current_thread() is not threading.main_thread():
@@ -78,10 +78,7 @@ def ended_by_exception() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Let a signal that comes in this block raise its exception at the end of it.
-
-    Around the making of what has to be cleared away: between a folder and the note that it is there, nothing may come.
-    """
+    """Delay the exception of a signal to the end of the block, e.g. between creating and registering a resource."""
     watch = _watch
     if watch is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -97,9 +94,9 @@ def held() -> Iterator[None]:
 
 
 def received() -> BaseException | None:
-    """The exception of the signal that came last; None when none came.
+    """The exception of the last signal; None if there was none.
 
-    Native code makes other exceptions of it: an import that is interrupted ends with ImportError.
+    Native code may replace it: an interrupted import raises ImportError.
     """
     return None if _watch is None or _watch.received is None else _exception(_watch.received)
 
@@ -118,7 +115,7 @@ def _handle(number: int, frame: object) -> None:
 
 
 def _again(lost: sys.UnraisableHookArgs) -> None:
-    """Let a signal come again whose exception Python dropped, because it was raised in a callback or a finaliser."""
+    """Send a signal again whose exception Python dropped in a callback or a finaliser."""
     number = None if _watch is None else _watch.received
     if number is None or not isinstance(lost.exc_value, KeyboardInterrupt | TerminatedError):
         sys.__unraisablehook__(lost)
@@ -131,7 +128,7 @@ def _again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _send(number: int) -> None:
-    """Send a signal to the main thread; where the system can, it ends a call that waits."""
+    """Send a signal to the main thread; with pthread_kill it interrupts blocking calls."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:

@@ -1,8 +1,4 @@
-"""What a path is that was given where a package was expected, and the command that takes it as it is.
-
-Told from what lies on disk: names of files, the first bytes, the schema of a JSON file. Knows nothing of what a package
-holds but the name of its manifest.
-"""
+"""Identifies a path that is not a package (checkpoint, ONNX file, report) and the command that accepts it."""
 
 from __future__ import annotations
 
@@ -18,47 +14,47 @@ CONFIG = "config.json"
 GENAI_CONFIG = "genai_config.json"
 ONNX, ONNX_FOLDER = ".onnx", "onnx"
 DEEPEST, MOST_FOLDERS = 3, 500
-"""How many folders down, and how many folders, are looked into for models."""
+"""Limits of the search for models: levels below the folder, and number of folders."""
 SHOWN = 8
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 READ_BY_SHOW = {"partita.report": "the report of a run", "partita.bench": "the result of a bench"}
 
 EXPORT = Remedy("export it first", ("partita", "export", "{checkpoint}", "{out}"))
-EXPORT_HUB = Remedy("if it is a model of the hub, export it first", ("partita", "export", "{checkpoint}", "{out}"))
+EXPORT_HUB = Remedy("if it is a Hub model, export it first", ("partita", "export", "{checkpoint}", "{out}"))
 EXPORT_ANY = Remedy("name a package; export a checkpoint with", ("partita", "export", "CHECKPOINT", "{out}"))
-PLACE = Remedy("see where it runs with", ("partita", "place", "{path}"))
-SHOW = Remedy("see it with", ("partita", "report", "show", "{path}"))
+PLACE = Remedy("show its placement with", ("partita", "place", "{path}"))
+SHOW = Remedy("show it with", ("partita", "report", "show", "{path}"))
 NAME = Remedy("name {path} instead")
 CHOOSE = Remedy("name the package's folder")
 
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """What is there, in words that follow the path and a colon, and what to do with it."""
+    """A path that is not a package. `what`: the part of the message after the path and a colon."""
 
     what: str
     remedy: Remedy
 
 
 def recognise(path: Path) -> Stranger:
-    """What `path` is, which is no package. Raises PermissionError when it cannot be looked at."""
+    """Identify `path`, which is not a package. Raises PermissionError if it cannot be read."""
     if path.is_dir():
         return _recognise_folder(path)
     if path.exists():
         return _recognise_file(path)
     if path.is_symlink():
-        return Stranger(f"a symbolic link to {path.readlink()}, where nothing is", CHOOSE)
+        return Stranger(f"a broken symbolic link to {path.readlink()}", CHOOSE)
     if HUB_ID.fullmatch(str(path)) and not path.parent.exists():
         return Stranger("no such folder", EXPORT_HUB.filled(checkpoint=path, out=f"{path.name}-package"))
     return Stranger("no such folder", EXPORT_ANY.filled(out=path))
 
 
 def _recognise_folder(folder: Path) -> Stranger:
-    """What a folder without a manifest is."""
+    """Identify a folder without a manifest."""
     inside = sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
     if inside and not (folder / CONFIG).is_file():
-        return Stranger(f"not a package, it has no {MANIFEST}; there is one in it", NAME.filled(path=inside[0]))
+        return Stranger(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
     is_checkpoint = (folder / CONFIG).is_file()
     has_models = any(folder.glob(f"*{ONNX}")) or (is_checkpoint and _has_weights(folder))
     within = () if has_models else _models_within(folder)
@@ -66,7 +62,7 @@ def _recognise_folder(folder: Path) -> Stranger:
         shown = ", ".join(str(home.relative_to(folder)) for home in within[:SHOWN])
         more = f" and {len(within) - SHOWN} more" if len(within) > SHOWN else ""
         what = "a folder with an ONNX model" if len(within) == 1 else f"{len(within)} folders with ONNX models"
-        return Stranger(f"no model lies in it, but {what} below it: {shown}{more}", NAME.filled(path=within[0]))
+        return Stranger(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=within[0]))
     if is_checkpoint:
         return Stranger("a checkpoint, not a package", _exporting(folder))
     models = sorted(folder.glob("*.onnx"))
@@ -76,15 +72,15 @@ def _recognise_folder(folder: Path) -> Stranger:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether weights of a checkpoint lie in a folder."""
+    """Whether a folder contains weights of a checkpoint."""
     return any(child.suffix in WEIGHTS for child in folder.iterdir())
 
 
 def _models_within(folder: Path) -> tuple[Path, ...]:
-    """Folders below one that have ONNX models, as repositories of the hub keep one for each device and precision."""
+    """Subfolders with ONNX models, as Hub repositories have them for each device and precision."""
     found: dict[Path, None] = {}
     left = [(folder, 0)]
-    for home, depth in left:  # grows as it is read; folders beyond a limit are not looked into
+    for home, depth in left:  # grows during the loop, up to the limits
         try:
             children = sorted(home.iterdir())
         except OSError:
@@ -115,17 +111,17 @@ def _recognise_file(path: Path) -> Stranger:
 
 
 def _exporting(folder: Path) -> Remedy:
-    """How a checkpoint becomes a package beside the place where the command was given."""
+    """The command that exports a checkpoint to a package in the working directory."""
     return EXPORT.filled(checkpoint=folder, out=f"{folder.absolute().name or 'checkpoint'}-package")
 
 
 def _placing(path: Path) -> Remedy:
-    """How to look at an ONNX file."""
+    """The command that shows the placement of an ONNX file."""
     return PLACE.filled(path=path)
 
 
 def _schema_of(path: Path) -> str:
-    """The schema that a JSON file names; empty when it names none, or is no JSON."""
+    """The `schema` field of a JSON file; empty if there is none or the file is not JSON."""
     try:
         raw = parsed(read_capped(path, LARGEST_REPORT_BYTES))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Standard streams that were closed by whoever started this process: `partita generate PACKAGE PROMPT >&-`."""
+"""Standard streams that are closed when the process starts: `partita generate PACKAGE PROMPT >&-`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from contextlib import suppress
 
 STDIN, STDOUT, STDERR = range(3)
 own_process = False
-"""Whether this is a process of Partita: a command or a worker. Only there are file descriptors redirected."""
-CLOSED = "standard output is closed, and nothing can be written to it; send it to a file or to /dev/null"
+"""Whether this process is a command or worker of Partita, in which file descriptors may be redirected."""
+CLOSED = "standard output is closed; redirect it to a file or to /dev/null"
 
 
 def stand_in() -> None:
-    """Let nothing else have the descriptor of a closed stream, and let stdout say that it is closed.
+    """Open the null device in place of closed streams, so that no other file gets their descriptors.
 
-    The next file that is opened would get the number, and be read, or written over, as if it were the stream. In its
-    place is the null device: as stderr it takes what nobody reads, as stdin and stdout it is opened the wrong way
-    round, so that what is read or written there fails, also in a child. Python has None for such a stream: what is
-    written to it is lost without a word, and `print(file=sys.stderr)` goes to stdout.
+    stdin is opened for writing and stdout for reading, so that their use fails, also in children. Python sets a closed
+    stream to None, loses its output silently and sends `print(file=sys.stderr)` to stdout.
     """
     for descriptor, way in ((STDIN, os.O_WRONLY), (STDOUT, os.O_RDONLY), (STDERR, os.O_WRONLY)):
         fill(descriptor, way)
@@ -30,12 +28,12 @@ def stand_in() -> None:
 
 
 def is_closed(error: OSError) -> bool:
-    """Whether an error is that of writing to the closed stdout: the number of the descriptor is no path."""
+    """Whether an error comes from the closed stdout: EBADF without a file name."""
     return error.errno == errno.EBADF and error.filename is None
 
 
 def fill(descriptor: int, way: int) -> None:
-    """Open a descriptor to the null device where the process lacks it."""
+    """Open a closed descriptor on the null device."""
     with suppress(OSError):
         os.fstat(descriptor)
         return

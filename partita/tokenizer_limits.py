@@ -1,7 +1,6 @@
-"""Limits for the tokenizer of a checkpoint or package, checked in tokenizer.json before the tokenizer is loaded.
+"""Limits for the output growth of a tokenizer, checked in tokenizer.json before it is loaded.
 
-Its components can write far more than they read, and the tokenizers library aborts the process when memory runs out,
-already while it loads added tokens.
+The tokenizers library aborts the process when memory runs out, even while it loads added tokens.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from typing import Any
 from partita.capped import read_capped
 
 LIMITS = {"normalizer": 1 << 16, "pre_tokenizer": 1 << 6, "post_processor": 1 << 12, "decoder": 1 << 18}
-"""How much longer a component may make what it is given; a decoder, the bytes of one token."""
+"""Maximum growth of the text in each component; for a decoder, maximum bytes of one token."""
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4, "CTC": 3}
-"""The same for types whose settings do not tell (Unicode FAQ, "Normalization")."""
+"""Growth of types without settings (Unicode FAQ, "Normalization")."""
 REPEATED_GROUP = re.compile(r"\)[*+{]")
-"""In a regular expression: it may try a text in more ways than can be waited for."""
+"""A repeated group in a regular expression, which can take exponential time."""
 UTF8_BYTES = 4
-"""Of a character, at most."""
+"""Maximum bytes of a character."""
 
 
 def load_full(folder: Path) -> tuple[Any, int]:
-    """The tokenizer as transformers loads it, and its growth as `growth_of` has it. No code of the folder is run.
+    """The tokenizer from transformers and its `growth_of`. Remote code is not run.
 
-    Raises ValueError for a tokenizer beyond the limits, and what transformers raises.
+    Raises ValueError for a tokenizer beyond the limits, and exceptions of transformers.
     """
     from transformers import AutoTokenizer
 
@@ -41,12 +40,12 @@ def load_full(folder: Path) -> tuple[Any, int]:
 
 
 def growth_of(text: str) -> int:
-    """An upper bound of the bytes that the tokenizer of a tokenizer.json makes of one byte before it looks up tokens.
+    """Upper bound of the bytes that a tokenizer.json makes of one byte of text before the vocabulary lookup.
 
     Raises ValueError for a file that is damaged, or a tokenizer beyond the limits.
     """
     collects = gc.isenabled()
-    gc.disable()  # collecting would take as long as reading: a vocabulary is hundreds of thousands of objects
+    gc.disable()  # collection would double the time: a vocabulary is hundreds of thousands of objects
     try:
         file = json.loads(text, object_pairs_hook=_unique)
         found = {name: _growth(file.get(name)) for name in LIMITS}
@@ -57,16 +56,16 @@ def growth_of(text: str) -> int:
     finally:
         if collects:
             gc.enable()
-    if REPEATED_GROUP.search(json.dumps(file.get("decoder"))):  # a text is encoded with a limit of time, not decoded
+    if REPEATED_GROUP.search(json.dumps(file.get("decoder"))):  # only encoding has a time limit
         raise ValueError("its decoder has a regular expression that repeats a group")
     for name, most in LIMITS.items():
         if found[name] > most:
-            raise ValueError(f"its {name} can make what it is given more than {most:,} times as long")
+            raise ValueError(f"its {name} can lengthen text more than {most:,} times")
     return found["normalizer"] * found["pre_tokenizer"]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Of a key that is there twice, the tokenizers library may take the other value."""
+    """A JSON object without duplicate keys, of which the tokenizers library may use the other value."""
     found = dict(pairs)
     if len(found) != len(pairs) and ("type" in found or "model" in found):
         raise ValueError("tokenizer.json has a key twice in one object")
@@ -74,10 +73,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _growth(part: Any) -> int:
-    """How much longer a component and those in it can make a text; not much above the limits, however large it is."""
+    """Growth of a text by a component and its parts, capped above the limits."""
     if not isinstance(part, dict):
         return 1
-    # Written at most in front of every character and behind the last one, by a regex that matches the empty text.
+    # A regex that matches the empty text inserts it before every character and at the end.
     written = max(
         len(str(part.get(name, "")).encode("utf-8", "replace")) for name in ("content", "prepend", "replacement")
     )
@@ -85,7 +84,7 @@ def _growth(part: Any) -> int:
     pattern = part.get("pattern")
     if part.get("type") == "Replace" and isinstance(pattern, dict) and pattern.get("String"):
         product = max(1, -(-written // len(str(pattern["String"]).encode("utf-8", "replace"))))
-    if "precompiled_charsmap" in part:  # a SentencePiece table ends with the texts that it writes, each before a zero
+    if "precompiled_charsmap" in part:  # a SentencePiece table ends with its replacements, each null-terminated
         table = base64.b64decode(part["precompiled_charsmap"] or "")
         product = max(map(len, table[UTF8_BYTES + int.from_bytes(table[:4], "little") :].split(b"\0")), default=1)
     if "single" in part:  # the pieces of a template: the text, or special tokens of some ids

@@ -1,1 +1,1 @@
-"""Whether a report meets what is asked of it."""
+"""Checks of a report against requirements and a baseline."""

@@ -1,4 +1,4 @@
-"""What a requirement can measure of a report beside an earlier one: what was lost since, and how much. Pure."""
+"""Measures of a report relative to a baseline: regressions. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from partita.partition_reports.records import Phase, PhaseCost, Report
 from partita.partition_reports.speculation import rows_of
 
 SAME_ROWS = 1.1
-"""Rows share what a step reads, so a token takes less time the more of them are at work: beyond so many times as many
-times per token say nothing of each other.
-"""
+"""Maximum ratio of active rows for comparing times per token: rows share the weights that a step reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A report and its baseline, and what is different."""
+    """A report, its baseline and their difference."""
 
     report: Report
     baseline: Report
@@ -33,7 +31,7 @@ class Beside:
 
     @classmethod
     def of(cls, report: Report, baseline: Report, names: tuple[str, str]) -> Beside:
-        """Compare. `names`: of the baseline and of the report. Raises ReportError when they are of two models."""
+        """Compare. `names`: of the baseline and of the report. Raises ReportError for reports of different models."""
         diff = compare(baseline, report, names=names)
         if diff.unrelated:
             raise ReportError(
@@ -43,12 +41,12 @@ class Beside:
 
     @property
     def same_wanted(self) -> bool:
-        """Both want the same provider most."""
+        """Whether both have the same preferred provider."""
         return wanted_of(self.report) == wanted_of(self.baseline)
 
     def is_lower(self, before: str | None, after: str | None) -> bool:
-        """Whether `after` is preferred less than `before`: by the chain that has both, or by where each stands in its
-        own. Nothing is preferred less than a provider that nobody knows.
+        """Whether provider `after` is less preferred than `before`: by a chain with both, else by their positions in
+        their own chains. An unknown provider (None) is less preferred than any other.
         """
         if before is None or after is None:
             return before is not None
@@ -60,12 +58,12 @@ class Beside:
 
 
 def _rank(chain: Sequence[str], provider: str) -> int:
-    """Where a provider stands in a chain; after all others when it is not in it."""
+    """Position of a provider in a chain; the end of the chain if it is missing."""
     return chain.index(provider) if provider in chain else len(chain)
 
 
 def _wanted_other(both: Beside) -> Found:
-    """1 when another provider is preferred now."""
+    """1 if the preferred provider differs."""
     if both.same_wanted:
         return Found(0, f"{wanted_of(both.report)} is preferred in both")
     return Found(1, f"{wanted_of(both.report)} is preferred here, {wanted_of(both.baseline)} in the baseline")
@@ -75,18 +73,18 @@ def _count_lost_phases(both: Beside) -> Found:
     """Phases of the baseline that were not run."""
     known = {phase.name for phase in both.report.phases}
     lost = [phase.name for phase in both.baseline.phases if phase.name not in known]
-    return Found(len(lost), "the same" if not lost else f"{listing(lost)} missing here")
+    return Found(len(lost), "same phases" if not lost else f"{listing(lost)} missing here")
 
 
 def _count_nodes_left(both: Beside) -> Found:
-    """Nodes that moved to a provider that is preferred less."""
+    """Nodes that moved to a less preferred provider."""
     left: dict[str | None, list[NodeChange]] = {}
     for change in both.diff.moved:
         if both.is_lower(change.before, change.after):
             left.setdefault(change.before, []).append(change)
     if not left:
         return Found(0, "none moved to a less preferred provider")
-    told = []
+    texts = []
     for name, changes in left.items():
         named = _per_node(
             (
@@ -96,17 +94,17 @@ def _count_nodes_left(both: Beside) -> Found:
             )
             for change in changes
         )
-        told.append(f"{plural(count_nodes(changes), 'node')} moved off {name}: {name_some(named)}")
-    return Found(count_nodes(change for changes in left.values() for change in changes), "; ".join(told))
+        texts.append(f"{plural(count_nodes(changes), 'node')} moved off {name}: {name_some(named)}")
+    return Found(count_nodes(change for changes in left.values() for change in changes), "; ".join(texts))
 
 
 def _count_new_reasons(both: Beside) -> Found:
-    """Nodes off a preferred provider that were on it or on a better one, or were not there. Another reason for a node
-    is no worse.
+    """New fallbacks: nodes off a provider that they, or more preferred ones, ran on before, and new nodes. Changed
+    reasons do not count.
     """
     added = [change for change in both.diff.reasons if change.change == "new"]
     if not added:
-        return Found(0, "no new one")
+        return Found(0, "no new reasons")
     named = _per_node(
         (
             change.phase,
@@ -120,15 +118,15 @@ def _count_new_reasons(both: Beside) -> Found:
 
 
 def _per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Phase, node and what is said of it -> one text for each node, `node (prefill and decode: what)`."""
+    """Phase, node and text -> one text per node and text, `node (prefill and decode: text)`."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for phase, node, said in found:
-        alike.setdefault((node, said), []).append(phase)
-    return [f"{node} ({listing(phases)}: {said})" for (node, said), phases in alike.items()]
+    for phase, node, text in found:
+        alike.setdefault((node, text), []).append(phase)
+    return [f"{node} ({listing(phases)}: {text})" for (node, text), phases in alike.items()]
 
 
 def _count_more_copies(both: Beside) -> Found:
-    """How many copies more, in the phase where they are most."""
+    """Additional copies, in the phase with the largest increase."""
     more: dict[tuple[str, str], list[str]] = {}
     same, grown = [], 0.0
     phases = _common_phases(both)
@@ -144,33 +142,33 @@ def _count_more_copies(both: Beside) -> Found:
         changes = [entry for entry in both.diff.copies if entry.phase == figure.phase and entry.change == "new"]
         named = [*map(_say_copy, changes)]
         named += [f"{inside[figure.phase]:,} in control-flow subgraphs"] if inside[figure.phase] > 0 else []
-        said = f"{was:,.0f} in the baseline: {name_some(named)}"
-        more.setdefault((f"{now:,.0f}", said), []).append(figure.phase)
+        text = f"{was:,.0f} in the baseline: {name_some(named)}"
+        more.setdefault((f"{now:,.0f}", text), []).append(figure.phase)
         grown = max(grown, now - was)
-    told = [f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()]
+    texts = [f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()]
     return Found(
         value=grown,
-        held="; ".join(told or same),
+        held="; ".join(texts or same),
         most=math.inf if unsure else None,
         unsure=f"cannot be confirmed in {listing(unsure)}: {NOT_ALL_SEEN}",
     )
 
 
 def _common_phases(both: Beside) -> list[tuple[Phase, Phase]]:
-    """Phases of the baseline and of the report."""
+    """Phases in both, of the baseline and of the report."""
     later = {phase.name: phase for phase in both.report.phases}
     return [(was, later[was.name]) for was in both.baseline.phases if was.name in later]
 
 
 def _count_inside(phase: Phase) -> int:
-    """Copies in control-flow subgraphs that were counted."""
+    """Counted copies in control-flow subgraphs."""
     return phase.bodies.copies or 0 if phase.bodies is not None else 0
 
 
 def _is_unsure(was: Phase, now: Phase) -> bool:
-    """Whether there may be more copies in control-flow subgraphs, and nobody can tell.
+    """Whether there may be additional copies in control-flow subgraphs that no source reports.
 
-    A run is not behind itself: copies that no source sees count where the baseline is known to have had none.
+    Copies without a source count only if the baseline had none, so that a report passes against itself.
     """
     if any(phase.bodies is not None and phase.bodies.copies is None for phase in (was, now)):
         return True
@@ -183,9 +181,9 @@ def _say_copy(change: CopyChange) -> str:
 
 
 def _count_more_copy_bytes(both: Beside) -> Found:
-    """How many bytes more in one run, in the phase where they are most.
+    """Additional copied bytes per run, in the phase with the largest increase.
 
-    Per run; where a run has another number of tokens it is told whether as many tokens take no more.
+    Runs with different token counts are compared per token, for no increase only.
     """
     larger, grown, known = [], 0.0, True
     phases = _common_phases(both)
@@ -194,34 +192,34 @@ def _count_more_copy_bytes(both: Beside) -> Found:
         if second.name not in compared and not _moves_no_more(first.cost, second.cost):
             known = False
             larger.append(
-                f"cannot be confirmed in {second.name}: a run has another number of tokens than in the baseline"
+                f"cannot be confirmed in {second.name}: the number of tokens per run differs from the baseline"
             )
     more = [now.name for was, now in phases if _count_inside(now) > _count_inside(was) or _is_unsure(was, now)]
     for figure in both.diff.figures:
         was, now = figure.before, figure.after
         if figure.name != "copy_bytes_per_run":
             continue
-        if was is None:  # of some copies at least: what these have grown by is known
+        if was is None:  # some copies have an unknown size
             lost, by = _known_growth(both, figure.phase)
             known = known and not lost
             if lost:
-                larger.append(f"cannot be confirmed in {figure.phase}: the size of {lost} is not known")
+                larger.append(f"cannot be confirmed in {figure.phase}: the size of {lost} is unknown")
             if by:
                 larger.append(f"{human_bytes(by)} more in copies of known size, per run of {figure.phase}")
             grown = max(grown, by)
             continue
         if now is None or figure.phase in more:
             known = False
-            larger.append(f"cannot be confirmed in {figure.phase}: the size of a copy is not known")
+            larger.append(f"cannot be confirmed in {figure.phase}: the size of a copy is unknown")
         elif now > was:
             grown = max(grown, now - was)
             sizes = f"{human_bytes(round(now))}, {human_bytes(round(was))} in the baseline"
             larger.append(f"{sizes}, per run of {figure.phase}")
-    return Found(grown if known else None, "; ".join(larger) or "no more where known")
+    return Found(grown if known else None, "; ".join(larger) or "no increase in known sizes")
 
 
 def _moves_no_more(was: PhaseCost | None, now: PhaseCost | None) -> bool:
-    """Whether runs of different numbers of tokens are known to copy no more: nothing, or no more for each token."""
+    """Whether runs of different token counts copy no more: no copies, or no more bytes per token."""
     if now is not None and now.copies == 0:
         return True
     before, after = (None if cost is None else cost.copy_bytes_per_token for cost in (was, now))
@@ -229,7 +227,7 @@ def _moves_no_more(was: PhaseCost | None, now: PhaseCost | None) -> bool:
 
 
 def _known_growth(both: Beside, phase: str) -> tuple[str, int]:
-    """Copies that are new or changed and have no known size, and how many bytes more the others are in one run."""
+    """New or changed copies of unknown size, and additional bytes per run of the others."""
     changes = [entry for entry in both.diff.copies if entry.phase == phase]
     lost = [entry.what for entry in changes if entry.change != "gone" and entry.bytes_after is None]
     grown = sum(
@@ -241,19 +239,17 @@ def _known_growth(both: Beside, phase: str) -> tuple[str, int]:
 
 
 def _lost_cache(both: Beside) -> Found:
-    """1 when the cache stayed in place in the baseline and no longer does."""
+    """1 if the cache stayed in place in the baseline and does not now."""
     was, now = is_cache_in_place(both.baseline), is_cache_in_place(both.report)
     if was.value == 0 or status_of(both.baseline.cache) == "no_cache":
-        return Found(0, "it was not in place in the baseline, either")
+        return Found(0, "not in place in the baseline either")
     if was.value is None:
         return Found(None, "", f"{was.broken or was.held} in the baseline")
     return Found(None if now.value is None else 1 - now.value, now.held, now.broken)
 
 
 def _rows_at_work(report: Report, phase: Phase) -> float | None:
-    """How many rows a timed step of decode had a token of, on average, accepted draft tokens not counted; None where
-    none was timed.
-    """
+    """Mean number of active rows in timed decode steps, without accepted draft tokens; None without timed steps."""
     if phase.name != "decode":
         return None
     drafts = report.speculation
@@ -262,7 +258,7 @@ def _rows_at_work(report: Report, phase: Phase) -> float | None:
 
 
 def _measure_slowdown(both: Beside) -> Found:
-    """How much more time a token takes, as a part of what it took: 0.1 is 10 % more."""
+    """Relative increase of the time per token: 0.1 is 10 % more."""
     first, second = (repeated_phase(entry.phases) for entry in (both.baseline, both.report))
     if both.baseline.environment.cpu != both.report.environment.cpu:
         return Found(None, "", "cannot be confirmed: the runs were on different processors")
@@ -270,18 +266,18 @@ def _measure_slowdown(both: Beside) -> Found:
         return Found(None, "", f"cannot be confirmed: {second.name} here, {first.name} in the baseline")
     if None not in (first.profiled, second.profiled) and first.profiled is not second.profiled:
         which = "here" if second.profiled else "in the baseline"
-        said = f"every step of {second.name} was profiled {which}, which makes them slower; generate more tokens there"
-        return Found(None, "", f"cannot be confirmed: {said}")
+        why = f"every step of {second.name} was profiled {which}, which slows it down; generate more tokens there"
+        return Found(None, "", f"cannot be confirmed: {why}")
     before, here = _rows_at_work(both.baseline, first), _rows_at_work(both.report, second)
     if before is not None and here is not None and max(before, here) > SAME_ROWS * min(before, here):
-        said = f"{decimals(here)} rows were at work in a step here, {decimals(before)} in the baseline"
-        return Found(None, "", f"cannot be confirmed: {said}")
+        why = f"{decimals(here)} active rows per step here, {decimals(before)} in the baseline"
+        return Found(None, "", f"cannot be confirmed: {why}")
     was, now = first.tokens_per_second, second.tokens_per_second
     if not was or not now:
         return Found(None, "", "cannot be confirmed: one of the reports has no speed")
     ratio = was / now
-    said = f"{decimals(now)} tokens/s, {decimals(was)} in the baseline: {decimals(ratio)} times the time per token"
-    return Found(round(ratio - 1, 12), said)
+    text = f"{decimals(now)} tokens/s, {decimals(was)} in the baseline: {decimals(ratio)} times the time per token"
+    return Found(round(ratio - 1, 12), text)
 
 
 COMPARED: dict[str, Callable[[Beside], Found]] = {
@@ -297,8 +293,8 @@ COMPARED: dict[str, Callable[[Beside], Found]] = {
 
 
 def is_of_use(field: str, both: Beside) -> bool:
-    """Whether a baseline asks for a field by itself. One that wanted another provider is told so, and not which nodes
-    left it; what it did not have cannot be lost.
+    """Whether a baseline implies a check of `field`: not for nodes and reasons if its preferred provider differs, nor
+    for a property that the baseline lacks.
     """
     if field in ("wanted_other", "nodes_left"):
         return both.same_wanted == (field == "nodes_left")

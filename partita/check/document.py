@@ -1,4 +1,4 @@
-"""What came of a check, said once for every view: whether all of it holds, and each thing that was asked for."""
+"""Document of the result of a check, for every view."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from partita.partition_reports.sections.model import Document, Row, Section, tab
 
 
 def document(result: GateResult) -> Document:
-    """What does not hold comes first."""
+    """The document; failed requirements come first."""
     ranked = sorted(result.outcomes, key=lambda outcome: outcome.holds)
     heads = (words("check"), words("holds"), words("found"))
     rows = [Row((outcome.check, "yes" if outcome.holds else "NO", outcome.detail)) for outcome in ranked]
-    section = Section("checks", "Checks", (table("What was asked for", heads, rows, obvious=True),))
+    section = Section("checks", "Checks", (table("Requirements", heads, rows, obvious=True),))
     return Document(
         kind="Check of a report",
         name=result.report,
@@ -26,7 +26,7 @@ VIEWS = Views(document, own={"text": "partita.check.text"})
 
 
 def headline(result: GateResult) -> str:
-    """One line on what does not hold, or that all does."""
+    """One line: failed requirements, or that all hold."""
     if result.passed:
         return f"{result.report}: {plural(len(result.outcomes), 'check')} passed"
     failed = [outcome.check for outcome in result.outcomes if not outcome.holds]

@@ -1,4 +1,4 @@
-"""Requirements held against a report: the figure of each measure, and the nodes that are in the way. Pure."""
+"""Evaluation of requirements on a report: the value of each measure, and the nodes that violate it. Pure."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether one measure holds, and what was found."""
+    """Whether one measure holds, with its value."""
 
     holds: bool
     figure: str
     more: str = ""
-    """The nodes because of which it does not hold."""
+    """The nodes that violate it."""
 
 
 def find(requirement: Requirement, report: Report, beside: Beside | None = None) -> list[tuple[bool, str]]:
-    """Whether each measure holds, and the figures; phases with the same outcome share a sentence.
+    """Whether each measure holds, with a text; phases with the same outcome share a text.
 
-    `beside`: the report beside its baseline, which measures of `LOST` need. Without a phase that is meant there is one
-    sentence, and it does not hold.
+    Measures of `LOST` need the comparison with a baseline. Without a matching phase there is one result, which does not
+    hold.
     """
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]
@@ -63,7 +63,7 @@ def find(requirement: Requirement, report: Report, beside: Beside | None = None)
 
 
 def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str]:
-    """One measure of the whole report. Raises UsageError for the want of a baseline."""
+    """One measure of the whole report. Raises UsageError if it needs a baseline and there is none."""
     if measure.field in STATED:
         return _decide(MEASURES[measure.field](report), measure)
     if beside is None:
@@ -72,7 +72,7 @@ def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tup
 
 
 def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
-    """Whether it holds for all that the figure may be, and what is said."""
+    """Whether the measure holds for every possible value of `found`, with the text."""
     holds = COMPARE[measure.sign]
     if found.value is None or not holds(found.value, measure.value):
         return False, found.broken or found.held
@@ -82,10 +82,10 @@ def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
 
 
 def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], report: Report) -> list[tuple[bool, str]]:
-    """The same for measures of selected nodes, and of phases."""
+    """As `find`, for measures of selected nodes and of phases."""
     phases = [phase for phase in report.phases if is_known(phase) and _about(phase, requirement.selectors)]
     if not phases:
-        return [(False, "the report has no such phase with a node in it")]
+        return [(False, "the report has no selected phase with nodes")]
     alike: dict[Finding, list[str]] = {}
     for measure in measures:
         for phase in phases:
@@ -94,7 +94,7 @@ def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], repor
 
 
 def _about(phase: Phase, selectors: Iterable[Selector]) -> bool:
-    """The phase is meant."""
+    """Whether the selectors include the phase."""
     return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
 
 
@@ -103,7 +103,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     chosen = Chosen.of(requirement, phase, report)
     value = chosen.measure(measure.field) if measure.field in COUNTED else _measure_phase(measure.field, phase)
     if value is None and phase.folded is not None and measure.field in COUNTED:
-        return Finding(True, f"{measure.field} not asked: ONNX Runtime folded the whole graph at load time")
+        return Finding(True, f"{measure.field} does not apply: ONNX Runtime folded the whole graph at load time")
     if value is None:
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure, phase)}")
     holds = COMPARE[measure.sign](value, measure.value)
@@ -114,12 +114,12 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
 
 
 def _say(measure: Measure, value: float) -> str:
-    """A share with four decimals, so that it can be told from its limit; other numbers with three digits."""
+    """A share with four decimals, to distinguish it from its limit; other numbers with three digits."""
     return f"{value:.4g}" if measure.field.endswith("share") else decimals(value)
 
 
 def _measure_phase(field: str, phase: Phase) -> float | None:
-    """A figure of a whole phase. Nobody knows the size of what is copied in control-flow subgraphs."""
+    """A figure of a whole phase; None if unknown, as the size of copies in control-flow subgraphs."""
     inside = copies_inside(phase)
     figures: dict[str, float | None] = {
         "partitions": len(phase.partitions),
@@ -133,29 +133,26 @@ def _measure_phase(field: str, phase: Phase) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The nodes that a requirement is about, in one phase."""
+    """The nodes that a requirement selects in one phase."""
 
     base: tuple[NodePlacement, ...]
-    """Those of the operator and module."""
+    """Nodes of the operator and module."""
     nodes: tuple[NodePlacement, ...]
-    """Those of them on the provider, and with the reason."""
+    """Nodes of `base` on the provider and with the reason."""
     reasons: Mapping[tuple[str, str], tuple[str, ...]]
-    """Of each node, for every provider that was preferred and skipped."""
+    """(node, its provider) -> reasons for every skipped preferred provider."""
     weights: Mapping[int, int]
-    """Nodes of the file behind each of `base`, by its identity: those of the operator and module, where it is made of
-    several."""
+    """id of a node of `base` -> number of its file nodes of the operator and module."""
     doubtful: tuple[NodePlacement, ...]
-    """Nodes made of some of which the report does not say whether they are of the operator and module."""
+    """Fused nodes for which the report does not show whether all parts are of the operator and module."""
     perhaps: tuple[NodePlacement, ...]
-    """Those of them that would be in `nodes`, and are not known to be in `base`."""
+    """Nodes of `doubtful` that match provider and reason, but may not be in `base`."""
     nowhere: bool = False
-    """No phase has a node of the module, where a part of its nodes is asked for: it was renamed, folded away or never
-    there.
-    """
+    """No phase has a node of the module of a share: it was renamed, folded or never existed."""
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
-        """The nodes of a phase that the selectors of a requirement choose."""
+        """The nodes of a phase that a requirement selects."""
         reasons = {(e.node, e.provider): e.codes for e in report.fallbacks if e.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
@@ -178,7 +175,7 @@ class Chosen:
         )
 
     def measure(self, field: str) -> float | None:
-        """A figure of the chosen nodes; None when it is not known, or there is nothing to take a part of."""
+        """A figure of the selected nodes; None if it is unknown or `base` is empty."""
         if field == "nodes":
             return None if self.perhaps or self.nowhere else len(self.nodes)
         if self.doubtful:
@@ -186,32 +183,32 @@ class Chosen:
         if field == "share":
             whole = self.weigh(self.base)
             return self.weigh(self.nodes) / whole if whole else None
-        # The time of what is in a body is that of the node that has the body.
+        # The time of a control-flow subgraph is that of its node.
         base, nodes = ([each for each in some if each.position != INSIDE] for some in (self.base, self.nodes))
         whole_us, part_us = total_us(base), total_us(nodes) if nodes else 0.0
         return part_us / whole_us if whole_us and part_us is not None else None
 
     def weigh(self, nodes: Iterable[NodePlacement]) -> int:
-        """Nodes of the file behind some of `base`."""
+        """Number of file nodes of some nodes of `base`."""
         return sum(self.weights[id(node)] for node in nodes if not is_added(node))
 
     def why_unknown(self, measure: Measure, phase: Phase) -> str:
-        """Why a figure is not there."""
+        """Why a figure is unknown."""
         if measure.field == "copies":
             return NOT_ALL_SEEN
         if measure.field == "copy_bytes_per_token" and copies_inside(phase) != 0:
-            return "the size of copies in control-flow subgraphs is not known"
+            return "the size of copies in control-flow subgraphs is unknown"
         if measure.field in MEASURED:
             return "the report does not have it"
         if self.nowhere:
-            return "no node of any phase is in such a module"
+            return "no phase has a node of this module"
         if self.doubtful:
             names = name_some([node.name for node in self.perhaps or self.doubtful])
-            return f"the report does not tell operators and modules of all that is in {names}"
-        return "no time is known" if self.weigh(self.base) else "no node of the file is selected"
+            return f"the report lacks operators and modules of parts of {names}"
+        return "the time is unknown" if self.weigh(self.base) else "no node of the file is selected"
 
     def blame(self, measure: Measure) -> str:
-        """The nodes because of which it does not hold: those that are missing, or those that are too many."""
+        """The nodes that violate the measure: missing nodes, or excess nodes."""
         if measure.field not in COUNTED:
             return ""
         missing = measure.sign in (">", ">=")
@@ -222,7 +219,7 @@ class Chosen:
         return f"{', without' if missing else ':'} {name_some([self.describe(node) for node in named])}"
 
     def describe(self, node: NodePlacement) -> str:
-        """A node, where it is, and why."""
+        """A node with provider and reasons."""
         where = short_provider(node.provider) if node.provider else "an unknown provider"
         codes = self.reasons.get((node.name, provider_of(node)))
         why = f": {', '.join(dict.fromkeys(codes))}" if codes is not None else ""
@@ -230,16 +227,14 @@ class Chosen:
 
 
 def _is_nowhere(modules: Sequence[Selector], report: Report) -> bool:
-    """Whether no node of any phase is known to be of such modules, or may be, where some are named."""
+    """Whether modules are selected and no node of any phase is, or may be, of these modules."""
     there = (node for phase in report.phases for node in (*phase.nodes, *inlined_parts(phase)))
     counts = (_count_meant(node, modules) for node in there)
     return any(entry.equal for entry in modules) and not any(count[True] or count[None] for count in counts)
 
 
 def _count_meant(node: NodePlacement, selectors: Sequence[Selector]) -> Counter[bool | None]:
-    """How many nodes of the file behind a node are meant by operator and module, how many are not, and of how many the
-    report does not tell (None).
-    """
+    """Number of file nodes in a node that match operator and module: True, False, or None for unknown."""
     parts = parts_of(node)
     found: Counter[bool | None] = Counter()
     for part in parts:
@@ -249,27 +244,27 @@ def _count_meant(node: NodePlacement, selectors: Sequence[Selector]) -> Counter[
 
 
 def _is_meant(node: NodePlacement, part: Part, parts: Sequence[Part], selector: Selector) -> bool | None:
-    """Whether a node of the file is meant; None where the report does not tell. One without a module, and one of which
-    no source knew the operator, is neither equal nor unequal to anything.
+    """Whether a file node matches a selector; None if unknown. A node without a module or known operator matches
+    neither = nor !=.
     """
     if selector.field == "module":
-        if part.module == UNKNOWN:  # what it is part of begins as the modules of all its parts do
+        if part.module == UNKNOWN:  # the module of the fused node is a common prefix of its parts
             return selector.equal if _is_within(node.module, selector.value) else None
         return part.module is not None and _is_within(part.module, selector.value) == selector.equal
     if selector.value == node.op_type and all(each.op_type != selector.value for each in parts):
-        return selector.equal  # an operator of ONNX Runtime alone: all that it was made of
+        return selector.equal  # an operator of ONNX Runtime: every part counts
     if part.op_type == UNKNOWN:
         return None
     return part.op_type is not None and (part.op_type == selector.value) == selector.equal
 
 
 def _is_within(module: str | None, value: str) -> bool:
-    """Whether a part of a module's path is this one."""
+    """Whether `value` is a part of a module path."""
     return module is not None and f".{value}." in f".{module}."
 
 
 def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[tuple[str, str], tuple[str, ...]]) -> bool:
-    """The node is on the provider, or has the reason. What is not known is neither equal nor unequal to anything."""
+    """Whether the node is on the provider or has the reason. Unknown values match neither = nor !=."""
     if selector.field == "reason":
         return (selector.value in reasons.get((node.name, provider_of(node)), ())) == selector.equal
     return node.provider is not None and (node.provider == selector.value) == selector.equal

@@ -1,4 +1,4 @@
-"""Whether a report meets what was asked of it, for CI: requirements, and a baseline to keep up with. Pure."""
+"""Checks a report against requirements and a baseline, for CI. Pure."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ KEPT = {
     "more_copy_bytes": "bytes copied",
     "lost_cache": "cache",
 }
-"""What --baseline asks for, none of each, where no requirement asks for it otherwise -> what that is called."""
+"""Measures that --baseline requires to be 0 unless a requirement sets them -> their name in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What is asked of a report: requirements, and options that are short forms of some. None: not asked."""
+    """Requirements of a report, and options that are short forms of requirements. None: no requirement."""
 
     limits: Limits = Limits()
     max_unexplained: int | None = None
-    """Nodes without a reason, in the phase that has most of them."""
+    """Maximum number of nodes without a reason in a phase."""
     cache_in_place: bool = False
     min_tokens_per_second: float | None = None
-    """In decode, or in the only phase."""
+    """Minimum speed of decode, or of the only phase."""
     requirements: tuple[Requirement, ...] = ()
     max_slowdown: float | None = None
-    """Of the baseline's time per token: 0.1 allows 10 % more."""
+    """Maximum increase of the baseline's time per token: 0.1 allows 10 % more."""
 
     def asked(self) -> tuple[Requirement, ...]:
-        """All of it in the words of --require, with the names of the short forms."""
-        asked = [*self.limits.requirements()]
+        """All requirements, including the short forms."""
+        found = [*self.limits.requirements()]
         if self.max_unexplained is not None:
             written = f"`max_unexplained={self.max_unexplained}`"
-            asked.append(short_form(written, "unexplained", "<=", self.max_unexplained))
+            found.append(short_form(written, "unexplained", "<=", self.max_unexplained))
         if self.cache_in_place:
-            asked.append(short_form("`cache_in_place=True`", "cache_in_place", "=", 1))
+            found.append(short_form("`cache_in_place=True`", "cache_in_place", "=", 1))
         if (least := self.min_tokens_per_second) is not None:
-            asked.append(short_form(f"`min_tokens_per_second={least}`", "decode_tokens_per_second", ">=", least))
-        asked += self.requirements
+            found.append(short_form(f"`min_tokens_per_second={least}`", "decode_tokens_per_second", ">=", least))
+        found += self.requirements
         if self.max_slowdown is not None:
-            asked.append(short_form(f"`max_slowdown={self.max_slowdown}`", "slowdown", "<=", self.max_slowdown))
-        return tuple(asked)
+            found.append(short_form(f"`max_slowdown={self.max_slowdown}`", "slowdown", "<=", self.max_slowdown))
+        return tuple(found)
 
 
 class Outcome(Record):
-    """One thing that was asked for."""
+    """Result of one requirement."""
 
     check: str
-    """As it was written."""
+    """The requirement as the user wrote it."""
     requirement: str = ""
-    """The same in the words of --require; empty for what is asked of every report."""
+    """The requirement in the syntax of --require; empty for checks of every report."""
     holds: bool
     detail: str
-    """With the figures, and the nodes when it does not hold."""
+    """The value, and the nodes that violate it."""
 
 
 class GateResult(Record):
-    """Everything that was asked for."""
+    """Results of all requirements."""
 
     schema_id: str = Field(default="partita.check/1", alias="schema")
     report: str
@@ -80,7 +80,7 @@ class GateResult(Record):
 
 
 def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
-    """What a baseline asks for, without that for which there is a requirement."""
+    """Requirements that follow from the baseline, without measures of explicit requirements."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
         short_form(f"`baseline`: {name}", field, "=", 0)
@@ -90,10 +90,9 @@ def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement,
 
 
 def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | None = None) -> GateResult:
-    """Hold a report against a gate. `name` and the first of `baseline`: what to call the two.
+    """Check a report. `name` and the first of `baseline`: names of the two reports.
 
-    Raises ReportError when the baseline is of another model: nothing can be said then. UsageError when something is
-    asked that only a baseline tells, and there is none.
+    Raises ReportError for a baseline of another model, UsageError for a requirement that needs a missing baseline.
     """
     outcomes = [*_sound(report)]
     outcomes += [] if baseline is None else _adds_up(baseline[1], "the baseline")
@@ -111,29 +110,29 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
 
 
 def _sound(report: Report) -> Iterator[Outcome]:
-    """A report that does not add up proves nothing, nor does one without a node."""
+    """A failed result if the report is inconsistent or has no nodes."""
     if not any(is_known(phase) for phase in report.phases):
         yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
-    yield from _adds_up(report, "it")
+    yield from _adds_up(report, "the report")
 
 
 def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
-    """That a run failed or a report does not add up, if so: what was not on a provider in it cannot have left one."""
+    """A failed result if the run failed or the report is inconsistent."""
     if (why := failure_of(report)) is not None:
-        detail = f"{what} is of a run that failed, so nothing is confirmed: {why}"
+        detail = f"the run of {what} failed, so nothing can be confirmed: {why}"
         yield Outcome(check="report", holds=False, detail=detail)
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
-        yield Outcome(check="report", holds=False, detail=f"{what} does not add up: {'; '.join(failed)}")
+        yield Outcome(check="report", holds=False, detail=f"{what} is inconsistent: {'; '.join(failed)}")
 
 
 def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
-    """What came of one requirement."""
+    """The result of one requirement."""
     findings = find(requirement, report, beside)
-    bad = [said for holds, said in findings if not holds]
+    bad = [text for holds, text in findings if not holds]
     return Outcome(
         check=requirement.written,
         requirement=requirement.text,
         holds=not bad,
-        detail="; ".join(bad or [said for _, said in findings]),
+        detail="; ".join(bad or [text for _, text in findings]),
     )

@@ -1,4 +1,4 @@
-"""Limits that `place` and `generate` take, as short forms of requirements. Pure."""
+"""Limits of `place` and `generate` as short forms of requirements. Pure."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_cop
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: no limit."""
+    """Limits of a placement. None: no limit."""
 
     max_cpu_nodes: int | None = None
     """Nodes on the CPU provider in one phase."""
     max_copies: int | None = None
-    """Memcpy nodes in one decode step, or in one run of a model that is no package."""
+    """Memcpy nodes in one decode step, or in one run of a model that is not a package."""
     max_copy_bytes_per_token: int | None = None
-    """Bytes of all copies in one decode step or run, those of session inputs and outputs included."""
+    """Bytes of all copies in one decode step or run, including session inputs and outputs."""
 
     @classmethod
     def of(cls, options: PlacementLimits) -> Self:
-        """The limits of a verb's options."""
+        """The limits in a command's options."""
         return cls(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
 
     def given(self) -> dict[str, int]:
-        """The limits that there are, by name."""
+        """Name -> limit, without None."""
         return {name: value for name in FIELD_OF if (value := getattr(self, name)) is not None}
 
     def by_option(self) -> dict[str, int]:
-        """The same by option of the command line, as a report has them."""
+        """Command-line option -> limit, as in a report."""
         return {option_flags()[name]: value for name, value in self.given().items()}
 
     def requirements(self) -> tuple[Requirement, ...]:
-        """The same in the words of `--require`."""
+        """The limits as requirements."""
         return tuple(short_form(f"`{name}={most}`", FIELD_OF[name], "<=", most) for name, most in self.given().items())
 
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:
-    """Raise UsageError for a limit that makes no sense on the providers of `chain`, given by ONNX Runtime's names."""
+    """Raise UsageError for a limit that contradicts the providers of `chain` (ONNX Runtime's names)."""
     if chain and chain[0] == CPU:
         most = limits.max_cpu_nodes
         if most is not None:
             raise UsageError(
                 f"`max_cpu_nodes={most}` contradicts `providers`, whose first provider is cpu: "
-                "every node belongs there; leave the limit out or name another provider first"
+                "every node belongs there; remove the limit or name another provider first"
             )
 
 
 def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
-    """One sentence for each limit that the report does not meet, with the figures and the nodes."""
+    """One sentence for each exceeded limit, with values and nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()
     from partita.check.finding import find

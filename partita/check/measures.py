@@ -1,7 +1,4 @@
-"""What a requirement can measure of a whole report: nodes on the CPU, copies, reasons, the cache, speed. Pure.
-
-A measure gives its figure and the sentences for every outcome; whether it holds is decided where it is compared.
-"""
+"""Measures of a whole report: nodes on the CPU, copies, reasons, the cache, speed. Pure."""
 
 from __future__ import annotations
 
@@ -17,34 +14,34 @@ from partita.partition_reports.outcome import TOO_FEW, is_known, main_phase, too
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
 
-NOT_ALL_SEEN = "copies in control-flow subgraphs are not all known"
+NOT_ALL_SEEN = "some copies in control-flow subgraphs may be unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A figure, and what is said of it."""
+    """A measured value with texts for every outcome."""
 
     value: float | None
-    """None: nothing is known, and nothing can be confirmed."""
+    """None: unknown."""
     held: str
-    """What is said when the requirement holds."""
+    """Text if the requirement holds."""
     broken: str = ""
-    """What is said when it does not; empty: the same."""
+    """Text if it does not hold; empty: `held`."""
     most: float | None = None
-    """What it may be at most, where part of it is not known; None: the value."""
+    """Upper bound of a partly unknown value; None: `value`."""
     unsure: str = ""
-    """What is said when it holds for the value and not for the most that it may be."""
+    """Text if it holds for `value` but not for `most`."""
 
 
 def cpu_nodes(phase: Phase) -> list[str]:
-    """Nodes on the CPU provider with their operators, those in control-flow subgraphs included."""
+    """Nodes on the CPU provider with their operators, including control-flow subgraphs."""
     main = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
     inside = [(node.name, node.op_type) for node in (phase.bodies.on_cpu if phase.bodies else ())]
     return [f"{name} ({op_type})" if op_type else name for name, op_type in (*main, *inside)]
 
 
 def _count_cpu_nodes(report: Report) -> Found:
-    """Of the phase that has most of them."""
+    """Nodes on the CPU provider, in the phase with the most."""
     counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
     phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
     unsure_in, unknown = max(
@@ -65,7 +62,7 @@ def _count_cpu_nodes(report: Report) -> Found:
 
 
 def _count_memcpy_nodes(report: Report) -> Found:
-    """Of the phase that is run for every token, those in control-flow subgraphs included."""
+    """Memcpy nodes of decode or the only phase, including control-flow subgraphs."""
     phase = main_phase(report)
     assert phase is not None
     names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
@@ -82,13 +79,13 @@ def _count_memcpy_nodes(report: Report) -> Found:
 
 
 def _count_copy_bytes(report: Report) -> Found:
-    """Of one run of the phase that is run for every token. A copy of unknown size may be of any size."""
+    """Bytes copied per run of decode or the only phase; unbounded with a copy of unknown size."""
     phase = main_phase(report)
     assert phase is not None
     total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
     unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
     if copies_inside(phase) != 0:
-        unknown.append("those in control-flow subgraphs")
+        unknown.append("copies in control-flow subgraphs")
     more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
     run = f"{plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name})"
     return Found(
@@ -102,7 +99,7 @@ def _count_copy_bytes(report: Report) -> Found:
 
 
 def _count_unavailable(report: Report) -> Found:
-    """Count installed providers that could not start. A provider that this build lacks does not count."""
+    """Installed providers that could not start; providers missing from the build do not count."""
     lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
     said = f"{plural(len(lost), 'provider')} could not start"
     named = listing(f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
@@ -110,7 +107,7 @@ def _count_unavailable(report: Report) -> Found:
 
 
 def _count_unexplained(report: Report) -> Found:
-    """Nodes for which no reason was found why some preferred provider does not have them, in the phase with most."""
+    """Fallbacks without a reason, in the phase with the most."""
     per_phase: dict[str, list[str]] = {}
     for entry in report.fallbacks:
         if "unexplained" in entry.codes:
@@ -125,7 +122,7 @@ def _count_unexplained(report: Report) -> Found:
 
 
 def is_cache_in_place(report: Report) -> Found:
-    """1 when every state stayed in one buffer, 0 when one did not; not known where nobody looked."""
+    """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
     cache, held = report.cache, is_in_place(report.cache)
     if cache is None or status_of(cache) == "no_cache":
         return Found(value=None, held="", broken="cannot be confirmed: the report has no cache")
@@ -136,7 +133,7 @@ def is_cache_in_place(report: Report) -> Found:
 
 
 def _measure_speed(report: Report) -> Found:
-    """Tokens per second of the phase that is run for every token."""
+    """Tokens per second of decode or the only phase."""
     phase = repeated_phase(report.phases)
     if phase.tokens_per_second is None:
         why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
@@ -146,7 +143,7 @@ def _measure_speed(report: Report) -> Found:
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:
-    """The phase that is run for every token: decode, or the only one."""
+    """Decode, or the only phase."""
     return next((phase for phase in phases if phase.name == "decode"), phases[-1])
 
 

@@ -1,7 +1,7 @@
-"""The words in which everything is asked of a report: `provider=webgpu,share>=0.95`, and the short forms of it. Pure.
+"""Parser of requirements such as `provider=webgpu,share>=0.95`. Pure.
 
-A requirement is a list of conditions that all have to hold, in every phase it is about. Some conditions select nodes,
-the others measure: those that were selected, the phase, the whole report, or what was lost since a baseline.
+A requirement is a list of conditions. Selectors choose nodes and phases; measures compare a figure of the selected
+nodes, a phase, the whole report, or the change since a baseline with a limit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from partita.observations.text_format import listing
 from partita.options.flags import with_flags
 
 SELECTORS = {
-    "phase": "prefill, decode or run; without it: every phase",
+    "phase": "prefill, decode or run; default: every phase",
     "op": "nodes of this operator",
-    "module": "nodes of this module, a part of its path: layers.0 or self_attn",
+    "module": "nodes of this module, by part of its path: layers.0 or self_attn",
     "provider": "nodes on this provider, by any of its names",
     "reason": "nodes off a preferred provider for this reason",
 }
-"""Fields that say which nodes are meant; they take = and != only."""
+"""Fields that select nodes or phases, with = and != only."""
 COUNTED = {
-    "nodes": "how many nodes of the plan are selected",
-    "share": "nodes on `provider`, or with `reason`, as a fraction of those of `op` and `module`: 0 to 1, or "
-    "95%. Nodes of "
-    "the file are counted: a compiled one counts as all nodes it was compiled from, what ONNX Runtime added is "
-    "left out",
+    "nodes": "number of selected nodes of the plan",
+    "share": "nodes on `provider`, or with `reason`, as a fraction of the nodes of `op` and `module`: 0 to 1, or 95%. "
+    "Nodes of the file are counted: a compiled node counts as all nodes it was compiled from; nodes added by ONNX "
+    "Runtime do not count",
     "time_share": "the same fraction of the host time of nodes",
 }
-"""Fields that measure the nodes that are meant."""
+"""Fields that measure the selected nodes."""
 MEASURED = {
     "partitions": "partitions of the phase",
     "copies": "Memcpy nodes and copies at the session border in one run",
@@ -41,28 +40,28 @@ MEASURED = {
     "tokens_per_second": "speed of the phase",
     "p50_ms": "median time of a step",
 }
-"""Fields that measure a whole phase; beside them only `phase` selects."""
+"""Fields that measure a whole phase; the only selector for them is `phase`."""
 STATED = {
-    "cpu_nodes": "nodes on the CPU provider, in the phase that has most of them; control-flow subgraphs are counted",
-    "memcpy_nodes": "Memcpy nodes of decode or of the only phase; control-flow subgraphs are counted",
-    "copy_bytes": "bytes that a run of decode or of the only phase copies; those at the session border are counted",
-    "unavailable": "installed providers of the chain that could not start, those that a default chain skipped included",
-    "unexplained": "fallbacks without a reason, in the phase that has most of them",
-    "cache_in_place": "1 when every state was observed to stay in one buffer, 0 when one was not",
+    "cpu_nodes": "nodes on the CPU provider, including control-flow subgraphs, in the phase with the most",
+    "memcpy_nodes": "Memcpy nodes of decode or of the only phase, including control-flow subgraphs",
+    "copy_bytes": "bytes copied by a run of decode or of the only phase, including session inputs and outputs",
+    "unavailable": "installed providers of the chain, or skipped by a default chain, that could not start",
+    "unexplained": "fallbacks without a reason, in the phase with the most",
+    "cache_in_place": "1 if every state was observed to stay in one buffer, 0 if one was not",
     "decode_tokens_per_second": "speed of decode, or of the only phase",
 }
-"""Fields that measure the whole report; nothing selects beside them."""
+"""Fields that measure the whole report; they allow no selectors."""
 LOST = {
-    "wanted_other": "1 when another provider is preferred",
+    "wanted_other": "1 if the preferred provider differs",
     "lost_phases": "phases of the baseline that were not run",
     "nodes_left": "nodes that moved to a less preferred provider",
-    "new_reasons": "nodes off a preferred provider that were on it or on a more preferred one",
-    "more_copies": "copies more than in the baseline, in the phase where they are most",
-    "more_copy_bytes": "bytes more per run, in the phase where they are most",
-    "lost_cache": "1 when the cache was in place in the baseline and no longer is",
+    "new_reasons": "fallback nodes that were on that preferred provider or on a more preferred one",
+    "more_copies": "additional copies, in the phase with the largest increase",
+    "more_copy_bytes": "additional bytes copied per run, in the phase with the largest increase",
+    "lost_cache": "1 if the cache was in place in the baseline and is not now",
     "slowdown": "extra time per token relative to the baseline: 0.1 is 10 % more",
 }
-"""Fields that measure what was lost since a baseline; nothing selects beside them."""
+"""Fields that measure regressions from a baseline; they allow no selectors."""
 FIELDS = {**SELECTORS, **COUNTED, **MEASURED, **STATED, **LOST}
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
@@ -70,16 +69,16 @@ CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Words that a value may be, beyond numbers."""
+    """Valid values of selectors."""
 
     provider: Callable[[str], str]
-    """A name that the user wrote -> ONNX Runtime's name. Raises UsageError when nobody answers to it."""
+    """The user's provider name -> ONNX Runtime's name. Raises UsageError for an unknown name."""
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One condition on nodes, or on the phase."""
+    """A condition that selects nodes or phases."""
 
     field: str
     equal: bool
@@ -88,7 +87,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One condition on a number."""
+    """A condition on a number."""
 
     field: str
     sign: str
@@ -97,29 +96,29 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """All of these have to hold."""
+    """Conditions that must all hold."""
 
     written: str
-    """As its user asked for it: --require with the text, or a short form of that."""
+    """The user's option: --require with the text, or a short form."""
     text: str
     selectors: tuple[Selector, ...]
     measures: tuple[Measure, ...]
 
 
 def short_form(written: str, field: str, sign: str, value: float) -> Requirement:
-    """What an option of its own asks for, in the words of a requirement."""
+    """The requirement of an option that is a short form."""
     shown = int(value) if float(value).is_integer() else value
     return Requirement(with_flags(written), f"{field}{sign}{shown}", (), (Measure(field, sign, value),))
 
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:
-    """Read `FIELD OP VALUE` conditions, separated by commas. Raises UsageError, which lists what there is."""
+    """Parse comma-separated `FIELD OP VALUE` conditions. Raises UsageError with the valid fields or values."""
     selectors: list[Selector] = []
     measures: list[Measure] = []
     for part in text.split(","):
         found = CONDITION.fullmatch(part)
         if found is None:
-            raise UsageError(f"`require={text}`: {part.strip()!r} is not FIELD OP VALUE, as in share>=0.95")
+            raise UsageError(f"`require={text}`: {part.strip()!r} is not FIELD OP VALUE, for example share>=0.95")
         field, sign, value = found.groups()
         if field in SELECTORS:
             selectors.append(_parse_selector(text, field, sign, value, words))
@@ -132,7 +131,7 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
 
 
 def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
-    """A condition on nodes."""
+    """A selector."""
     if sign not in ("=", "==", "!="):
         raise UsageError(f"`require={text}`: {field} takes = or !=, not {sign}")
     if not value:
@@ -145,9 +144,9 @@ def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabul
 
 
 def _parse_number(text: str, field: str, value: str) -> float:
-    """A finite number; one with % is a hundredth."""
+    """A finite number; a value with % is divided by 100."""
     try:
-        # In decimals: 96.4 / 100 is another float than 0.964, which a share of 241 in 250 is.
+        # Decimal, because 96.4 / 100 differs from 0.964 as a float.
         number = float(Decimal(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
     except ArithmeticError:
         number = math.nan
@@ -159,10 +158,10 @@ def _parse_number(text: str, field: str, value: str) -> float:
 
 
 def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
-    """Raise UsageError when the conditions together say nothing."""
+    """Raise UsageError for conditions that cannot be combined, or without a measure."""
     if not measures:
         every = ", ".join((*COUNTED, *MEASURED, *STATED, *LOST))
-        raise UsageError(f"`require={text}`: nothing is measured; add one of {every}, as in share>=0.95")
+        raise UsageError(f"`require={text}`: it has no measure; add one of {every}, for example share>=0.95")
     fields = [entry.field for entry in selectors]
     whole = [entry.field for entry in measures if entry.field in MEASURED]
     if whole and set(fields) - {"phase"}:
@@ -173,11 +172,13 @@ def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Me
         raise UsageError(f"`require={text}`: {stated[0]} measures a whole report; use it without {fields[0]}")
     shares = [entry.field for entry in measures if entry.field.endswith("share")]
     if shares and not {"provider", "reason"} & set(fields):
-        raise UsageError(f"`require={text}`: {shares[0]} needs provider or reason, as in provider=cuda,share>=0.95")
+        raise UsageError(
+            f"`require={text}`: {shares[0]} needs provider or reason, for example provider=cuda,share>=0.95"
+        )
 
 
 def _unknown(word: str, known: Iterable[str], noun: str) -> str:
-    """A word that nobody knows, with the nearest one and the list."""
+    """Message for an unknown word, with a suggestion and the valid words."""
     listed = list(known)
     near = difflib.get_close_matches(word.lower(), listed, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,4 +1,4 @@
-"""The outcome of `report check`, for a terminal or a CI log: one line per thing that does not hold."""
+"""The text view of `report check`: one line per failed requirement, for terminals and CI logs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from partita.partition_reports.render.terminal import BOLD, Page, terminal_view
 
 
 def render(result: GateResult, console: Console) -> None:
-    """Print what does not hold; one line that says what was checked when all does.
-
-    Lines are not wrapped: a log is searched line by line.
-    """
+    """Print failed requirements, or one line if all hold. Lines are not wrapped, for searching logs."""
     page = Page(console)
     if result.passed:
         checked = "; ".join(f"{outcome.check} ({outcome.detail})" for outcome in result.outcomes)
@@ -24,4 +21,4 @@ def render(result: GateResult, console: Console) -> None:
             console.print(page.text(f"FAILED {outcome.check}: {outcome.detail}"), soft_wrap=True)
 
 
-VIEW = terminal_view("text", "the outcome of a check, a line for each thing that does not hold", render)
+VIEW = terminal_view("text", "the result of a check, one line per failed requirement", render)

@@ -1,1 +1,1 @@
-"""Two reports side by side: which node of one is which of the other, and what is different."""
+"""Comparison of two reports: matching nodes and their differences."""

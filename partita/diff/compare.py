@@ -1,4 +1,4 @@
-"""Two reports side by side: nodes that moved, came or went, reasons, copies, versions and cost. Pure."""
+"""Comparison of two reports: nodes, reasons, copies, versions and cost. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from partita.partition_reports.outcome import TOO_FEW, failure_of, is_known, too
 from partita.partition_reports.records import Report
 
 RELATED = 0.5
-"""Two reports are of one model when at least this part of the larger one's nodes has its name in the other."""
+"""Minimum share of common node names, relative to the larger report, for reports of one model."""
 
 
 def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B")) -> ReportDiff:
-    """Everything that is different in `after`. `names`: what to call the two reports."""
+    """Differences of `after` from `before`. `names`: names of the two reports."""
     phases = list(_common_phases(before, after))
     moved = tuple(change for both in phases for change in both.moved())
     came = tuple(both.placed(unit, "came") for both in phases for unit in both.pairs.came)
@@ -48,7 +48,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
 
 
 def _side(report: Report, name: str) -> Side:
-    """One report in a few words."""
+    """Summary of one report."""
     package, model = report.package, report.model
     what = package.name if package is not None else model.file if model is not None else "unknown"
     dry = " (dry run)" if report.dry_run is not None else ""
@@ -63,12 +63,12 @@ def _side(report: Report, name: str) -> Side:
 
 
 def _same_phases(before: Report, after: Report) -> bool:
-    """Both ran the same phases."""
+    """Whether both have the same phases."""
     return [phase.name for phase in before.phases] == [phase.name for phase in after.phases]
 
 
 def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
-    """Why a comparison of the two would tell nothing; empty when it tells something."""
+    """Why the reports are not comparable; empty if they are."""
     for name, report in zip(names, (before, after), strict=True):
         if not any(map(is_known, report.phases)):
             return f"{name} has no node in any phase"
@@ -80,11 +80,11 @@ def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], name
     if best.alike >= RELATED or not largest or _same_file(before, after):
         return ""
     share = f"{best.pairs.by_name} of {plural(largest, 'node')} in {best.name}"
-    return f"only {share} have a name that both reports have, so they are not of one model"
+    return f"only {share} have the same name in both reports, so they are of different models"
 
 
 def _same_file(before: Report, after: Report) -> bool:
-    """Both ran the very same package or ONNX file."""
+    """Whether both ran the same package or ONNX file."""
     if before.package is not None and after.package is not None:
         return before.package.manifest_sha256 == after.package.manifest_sha256
     return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
@@ -98,25 +98,22 @@ def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
 
 
 def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[str]:
-    """What a reader has to know to read the figures."""
+    """Caveats about the figures."""
     for letter, report in (("A", before), ("B", after)):
         if (why := failure_of(report)) is not None:
-            yield f"the run of {letter} failed, so nothing shows that its nodes run: {why}"
+            yield f"the run of {letter} failed, so it does not show that its nodes run: {why}"
     for both in phases:
         if too_few_steps(both.before) or too_few_steps(both.after):
             yield f"{both.name}: {plural(both.before.steps, 'step')} in A and {both.after.steps:,} in B: {TOO_FEW}"
         if both.tokens_differ:
             was, now = both.tokens
-            yield (
-                f"{both.name}: a run has {was} new tokens in one report and {now} in the other, so sizes per run are "
-                "not compared"
-            )
+            yield (f"{both.name}: a run has {was} new tokens in A and {now} in B, so sizes per run are not compared")
     if before.dry_run is not None or after.dry_run is not None:
-        yield "a dry run has no times, so none are compared"
+        yield "times are not compared, because a dry run has none"
         return
     if before.environment.cpu != after.environment.cpu:
-        yield "the runs were on different processors; their times cannot be compared"
+        yield "times are not comparable, because the runs were on different processors"
     yield (
-        "times are from one run each; two runs of the same thing differ by some percent, on a busy machine by far "
-        "more, so repeat both before you rely on a ratio"
+        "times are from one run each and vary by some percent, more on a busy machine; repeat both runs before you "
+        "rely on a ratio"
     )

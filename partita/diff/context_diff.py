@@ -1,4 +1,4 @@
-"""What two reports say about machine, versions, model, request and outcome, and where they differ. Pure."""
+"""Differences of machine, versions, model, request and outcome between two reports. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LABELS = {
     "cuda_version": "simulated CUDA",
     "checks_failed": "checks failed",
     "limits_exceeded": "limits exceeded",
-    "disagreements": "sources disagree on",
+    "disagreements": "conflicting sources",
     "rejected": "rejected by the provider",
 }
-"""Keys that are shown under another name; whatever looks for a change goes by its key."""
+"""Key -> displayed name, where they differ."""
 
 
 def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
-    """Everything around the nodes that is another one in `after`, in the order of a report."""
+    """Changes other than of nodes, in the order of a report."""
     ours, theirs = dict(state(before)), dict(state(after))
     moved = (is_in_place(before.cache) is False) != (is_in_place(after.cache) is False)
     return tuple(
@@ -57,7 +57,7 @@ def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A sentence of ours, and the data that it is about: another sentence about the same data is no change."""
+    """A text with its data; texts with equal data are equal."""
 
     text: str
     data: object
@@ -68,7 +68,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Checks that failed. Reports of before checks had keys are compared by their names."""
+    """Failed consistency checks. Reports without keys of checks are compared by name."""
 
     checks: tuple[Check, ...]
 
@@ -76,7 +76,7 @@ class Failed:
         return "; ".join(check.name for check in self.checks)
 
     def is_as(self, other: Failed) -> bool:
-        """The same checks failed."""
+        """Whether the same checks failed."""
         keyed = all(check.key for check in (*self.checks, *other.checks))
         ours, theirs = (
             [(check.part, check.key) if keyed else check.name for check in each.checks] for each in (self, other)
@@ -89,7 +89,7 @@ def _shown(value: object) -> str | None:
 
 
 def _differ(before: object, after: object) -> bool:
-    """Whether two values are not the same, whatever is said of them."""
+    """Whether the data of two values differ."""
     if isinstance(before, Told) and isinstance(after, Told):
         return before.data != after.data
     if isinstance(before, Failed) and isinstance(after, Failed):
@@ -98,7 +98,7 @@ def _differ(before: object, after: object) -> bool:
 
 
 def state(report: Report) -> Iterator[tuple[tuple[str, str], object]]:
-    """What a report states about the run, without figures and without what differs from run to run anyway."""
+    """Facts of a report about the run, without figures and values that differ in every run."""
     for subject, values in (
         ("environment", _environment(report)),
         ("package", package(report)),
@@ -115,7 +115,7 @@ def state(report: Report) -> Iterator[tuple[tuple[str, str], object]]:
 
 
 def _environment(report: Report) -> Mapping[str, object]:
-    """Software and machine. Memory is left out: it differs between equal machines."""
+    """Software and machine, without memory, which differs between equal machines."""
     env = report.environment
     return {
         "onnxruntime": env.onnxruntime_version,
@@ -131,7 +131,7 @@ def _environment(report: Report) -> Mapping[str, object]:
 
 
 def package(report: Report) -> Mapping[str, object]:
-    """What was run, when it is a package."""
+    """The package."""
     facts = report.package
     if facts is None:
         return {}
@@ -148,7 +148,7 @@ def package(report: Report) -> Mapping[str, object]:
 
 
 def _model(report: Report) -> Mapping[str, object]:
-    """What was run, when it is no package."""
+    """The model that is not a package."""
     facts = report.model
     if facts is None:
         return {}
@@ -163,28 +163,28 @@ def _model(report: Report) -> Mapping[str, object]:
 
 
 def _request(report: Report) -> Mapping[str, object]:
-    """What the user asked for."""
-    asked = report.request
+    """The user's request."""
+    request = report.request
     return {
-        "verb": asked.verb,
-        "chain": ",".join(short_provider(name) for name in asked.chain),
-        **{f"option {name}": value for name, value in asked.options.items()},
-        "threads": asked.threads,
-        "prompt_tokens": asked.prompt_tokens,
-        "max_new_tokens": asked.max_new_tokens,
-        "prefill_chunk_tokens": asked.prefill_chunk_tokens,
-        "runs": asked.runs,
+        "verb": request.verb,
+        "chain": ",".join(short_provider(name) for name in request.chain),
+        **{f"option {name}": value for name, value in request.options.items()},
+        "threads": request.threads,
+        "prompt_tokens": request.prompt_tokens,
+        "max_new_tokens": request.max_new_tokens,
+        "prefill_chunk_tokens": request.prefill_chunk_tokens,
+        "runs": request.runs,
         "phases": ", ".join(phase.name for phase in report.phases),
     }
 
 
 def _chain(report: Report) -> Mapping[str, object]:
-    """What became of each provider."""
+    """Availability of each provider."""
     return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
 
 
 def _cache_state(cache: Cache) -> Told:
-    """Where the cache is and whether it stayed there."""
+    """Memory of the cache, and whether it stayed in place."""
     status = status_of(cache)
     memories = tuple(sorted(cache.memories))
     moved = (cache.states - cache.in_place_states, cache.address_changes)
@@ -193,7 +193,7 @@ def _cache_state(cache: Cache) -> Told:
 
 
 def _dry_run(report: Report) -> Mapping[str, object]:
-    """The device that was played."""
+    """The simulated device."""
     played = report.dry_run
     if played is None:
         return {}
@@ -205,7 +205,7 @@ def _dry_run(report: Report) -> Mapping[str, object]:
 
 
 def _outcome(report: Report) -> Mapping[str, object]:
-    """What was wrong with the run or the report."""
+    """Problems of the run or the report."""
     failed = tuple(check for check in report.checks if not check.passed)
     lost = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]
     return {

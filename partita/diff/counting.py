@@ -1,4 +1,4 @@
-"""How many nodes changes are about. Pure."""
+"""Number of nodes in changes. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from partita.diff.records import NodeChange, ReasonChange
 
 
 def count_nodes(changes: Iterable[NodeChange | ReasonChange]) -> int:
-    """Nodes of a model: one that is different in several phases counts once, and those of one name (of a function,
-    whose nodes a report knows by its call) as often as a phase has them.
+    """Distinct nodes of the model: a node in several phases counts once; equal names in one phase (nodes of a function)
+    count separately.
     """
     by_phase: dict[str, Counter[str]] = {}
     for change in changes:

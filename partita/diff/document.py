@@ -1,4 +1,4 @@
-"""What is different between two reports, said once for every view: the answer, then what stands behind it."""
+"""Document of the differences between two reports, for every view."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from partita.partition_reports.sections.model import (
 )
 
 NAMES = 12
-"""Nodes that a group names; --json names all."""
+"""Maximum nodes named in a group; --json names all."""
 GROUPS = 20
-"""Most groups of a section, and most rows of its table."""
+"""Maximum groups of a section and rows of its table."""
 FIGURES = {
     "nodes": "nodes",
     "partitions": "partitions",
@@ -48,7 +48,7 @@ FIGURES = {
 
 
 def document(diff: ReportDiff) -> Document:
-    """Every section that has something to say."""
+    """Every section that is not empty."""
     found = (
         _reports(diff),
         _changes(diff),
@@ -72,7 +72,7 @@ VIEWS = Views(document, folded=("reports", "around", "renamed"))
 
 
 def _reports(diff: ReportDiff) -> Section:
-    """Which two reports these are."""
+    """The two reports."""
     rows = tuple(
         (letter, (f"{side.name}: {side.what}, ONNX Runtime {side.onnxruntime}, {side.created}",))
         for letter, side in (("A", diff.before), ("B", diff.after))
@@ -81,10 +81,10 @@ def _reports(diff: ReportDiff) -> Section:
 
 
 def _changes(diff: ReportDiff) -> Section | None:
-    """Versions, options and states that are others."""
+    """Changed versions, options and states."""
     if not diff.changes:
         return None
-    # Another version is always another build, and what it was built with is a long text.
+    # A changed version implies a changed build, whose text is long.
     another_version = any(change.key == "onnxruntime" for change in diff.changes)
     rows = [
         (change.subject.replace("_", " "), change.name, change.before or NOT_KNOWN, change.after or NOT_KNOWN)
@@ -92,7 +92,7 @@ def _changes(diff: ReportDiff) -> Section | None:
         if change.key != "onnxruntime_build" or not another_version
     ]
     heads = [words(title) for title in ("in", "what", "A", "B")]
-    return Section("around", "Environment and request", (table("What else is different", heads, rows, obvious=True),))
+    return Section("around", "Environment and request", (table("Other differences", heads, rows, obvious=True),))
 
 
 def _say_move(node: NodeChange) -> str:
@@ -100,7 +100,7 @@ def _say_move(node: NodeChange) -> str:
 
 
 def _nodes(key: str, title: str, changes: Sequence[NodeChange], say_way: Callable[[NodeChange], str]) -> Section | None:
-    """Nodes in groups of one way and reason; phases with the same nodes share a group."""
+    """Nodes grouped by change and reason; phases with the same nodes share a group."""
     if not changes:
         return None
     groups: dict[tuple[str, str], list[NodeChange]] = {}
@@ -118,7 +118,7 @@ def _nodes(key: str, title: str, changes: Sequence[NodeChange], say_way: Callabl
 
 
 def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:
-    """Nodes of one way and reason: phases, operators, names and the evidence."""
+    """Nodes with one change and reason: phases, operators, names and evidence."""
     shared = [*_told("evidence", [member.evidence for member in members])]
     shared += _told("remedy", [member.remedy for member in members])
     alike = _phases_alike(members)
@@ -134,20 +134,20 @@ def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:
 
 
 def _told(label: str, texts: Iterable[str]) -> Iterator[Line]:
-    """The first of several texts, and how many others there are."""
+    """The first of several texts and the number of others."""
     different = [text for text in dict.fromkeys(texts) if text]
     if different:
-        more = f" (and {len(different) - 1} more like it)" if len(different) > 1 else ""
+        more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
         yield Line(f"{different[0]}{more}", label)
 
 
 def _say_node(change: NodeChange) -> str:
-    """Its name, and the former one."""
+    """The node's name and its former name."""
     return f"{change.node} (was {change.name_before})" if change.name_before else change.node
 
 
 def _phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChange]]]:
-    """Phases that have the same nodes, together."""
+    """Changes grouped by phases with the same nodes."""
     found: dict[tuple[str, ...], tuple[list[str], list[NodeChange]]] = {}
     for phase, members in groupby(changes, key=lambda change: change.phase):
         nodes = list(members)
@@ -156,7 +156,7 @@ def _phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeCha
 
 
 def _other_names(diff: ReportDiff) -> Section | None:
-    """Nodes that stayed where they were under another name, or beside other nodes."""
+    """Nodes on the same provider with another name or fused with other nodes."""
     renamed = [change for change in diff.renamed if change.before == change.after]
     if not (renamed or diff.fused_otherwise):
         return None
@@ -175,7 +175,7 @@ def _other_names(diff: ReportDiff) -> Section | None:
 
 
 def _reasons(changes: Sequence[ReasonChange]) -> Section | None:
-    """Reasons of nodes that did not move; those of moved nodes stand with them."""
+    """Changed reasons of nodes that did not move."""
     left = [change for change in changes if not change.moved]
     if not left:
         return None
@@ -189,7 +189,7 @@ def _reasons(changes: Sequence[ReasonChange]) -> Section | None:
 
 
 def _reason(head: str, members: Sequence[ReasonChange]) -> Group:
-    """What became of one reason, with its nodes."""
+    """One changed reason with its nodes."""
     phases = listing(dict.fromkeys(member.phase for member in members))
     nodes = list(dict.fromkeys(member.node for member in members))
     shown = members[-1]
@@ -210,7 +210,7 @@ def _say_reason(change: ReasonChange) -> str:
 
 
 def _copies(changes: Sequence[CopyChange]) -> Section | None:
-    """Copies that are new, gone or of another size."""
+    """New, removed and resized copies."""
     if not changes:
         return None
     alike: dict[tuple[str, ...], list[CopyChange]] = {}
@@ -220,25 +220,25 @@ def _copies(changes: Sequence[CopyChange]) -> Section | None:
     blocks = (
         table(
             "Copies",
-            (words(""), Column("bytes A"), Column("bytes B"), words("way, tensor")),
+            (words(""), Column("bytes A"), Column("bytes B"), words("direction, tensor")),
             [_copy_row(same) for same in alike.values()],
             rest=lambda shown: f"and {plural(len(alike) - shown, 'more change')}; the JSON has all",
             obvious=True,
             most=GROUPS,
         ),
-        Line(f"Bytes are per run: {phases}; - where unknown."),
+        Line(f"Bytes per run ({phases}); -: unknown."),
     )
     return Section("copies", "Copies", blocks, plural(len(changes), "change"))
 
 
 def _whole(sizes: Iterable[int | None]) -> int | None:
-    """Of all copies of a tensor in a phase; None where one is not known."""
+    """Total size of a tensor's copies in a phase; None if one is unknown."""
     known = [*sizes]
     return None if None in known else sum(size or 0 for size in known)
 
 
 def _copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
-    """One copy in every phase that it changed in."""
+    """One copy in every phase in which it changed."""
     change = same[0]
     phases = list(dict.fromkeys(entry.phase for entry in same))
     was, now = (
@@ -258,7 +258,7 @@ def _copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
 
 
 def _cost(diff: ReportDiff) -> Section:
-    """Counts, sizes and times of both, with what they are worth."""
+    """Counts, sizes and times of both reports, with caveats."""
     shown = [
         figure for figure in diff.figures if figure.before != figure.after and not _said_twice(figure, diff.figures)
     ]
@@ -273,15 +273,15 @@ def _cost(diff: ReportDiff) -> Section:
         for figure in shown
     ]
     heads = (words("phase"), words(""), Column("A"), Column("B"), Column("B / A"))
-    blocks: list[Block] = [table("Figures of both", heads, rows, obvious=True) if rows else Line("The same.")]
+    blocks: list[Block] = [table("Figures of both", heads, rows, obvious=True) if rows else Line("No differences.")]
     if any(map(_is_within_spread, shown)):
-        blocks.append(Line("~: the slower steps of each run are as slow as the median step of the other."))
+        blocks.append(Line("~: not significant; each run's median step is within the other run's p95."))
     blocks += (Line(text, "note") for text in diff.notes)
     return Section("cost", "Cost", tuple(blocks))
 
 
 def _said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
-    """A run of one token copies per run what it copies per token."""
+    """Whether a per-run figure repeats the per-token figure, because runs have one token."""
     if figure.name != "copy_bytes_per_run":
         return False
     values = (figure.before, figure.after)
@@ -303,12 +303,12 @@ def _say_figure(figure: Figure, value: float | None) -> str:
 
 
 def _is_within_spread(figure: Figure) -> bool:
-    """Whether the spread of the steps within the runs explains the ratio."""
+    """Whether the spread of step times explains the ratio."""
     return figure.ratio is not None and figure.spread == "within"
 
 
 def _say_ratio(figure: Figure) -> str:
-    """The ratio; marked where the spread of the steps within the runs explains it."""
+    """The ratio, marked if the spread of step times explains it."""
     if figure.ratio is None:
         return NOT_KNOWN
     return f"{decimals(figure.ratio)}{' ~' if _is_within_spread(figure) else ''}"

@@ -1,4 +1,4 @@
-"""The answer of a comparison in one sentence: what moved, what is copied now, which version changed. Pure."""
+"""One-sentence summary of a comparison. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMED = {
     ("dry_run", "device"),
     ("checks", "checks_failed"),
 }
-"""Subject and key of changes that the sentence tells; others are counted."""
+"""Subject and key of changes that the summary names; other changes are counted."""
 
 
 def headline(diff: ReportDiff) -> str:
-    """One sentence. Names come from the reports as they are: a view has to make them harmless."""
+    """The summary. Names are not sanitised."""
     if diff.unrelated:
         return f"not comparable: {diff.unrelated}"
     failed = [side.name for side in (diff.before, diff.after) if side.failed is not None]
@@ -35,14 +35,14 @@ def headline(diff: ReportDiff) -> str:
             if figure.name == "nodes":
                 counts.setdefault(int(figure.after or 0), []).append(figure.phase)
         where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
-        told = f"no difference in placement, reasons and copies ({where})"
+        placement = f"no difference in placement, reasons and copies ({where})"
     else:
-        told = ", ".join(_placement(diff))
-    return "; ".join([*head, told, *around])
+        placement = ", ".join(_placement(diff))
+    return "; ".join([*head, placement, *around])
 
 
 def _placement(diff: ReportDiff) -> Iterator[str]:
-    """What is different about nodes, reasons and copies."""
+    """Differences of nodes, reasons and copies."""
     yield from _movements(diff.moved)
     if not diff.moved:
         yield "no node moved"
@@ -57,7 +57,7 @@ def _placement(diff: ReportDiff) -> Iterator[str]:
 
 
 def _movements(moved: Iterable[NodeChange]) -> Iterator[str]:
-    """Moved nodes per way, most first; phases with the same nodes share a part."""
+    """Moved nodes by providers, the most first; phases with the same nodes share a text."""
     ways: dict[tuple[str, str], list[NodeChange]] = {}
     for change in moved:
         ways.setdefault((named_provider(change.before), named_provider(change.after)), []).append(change)
@@ -67,7 +67,7 @@ def _movements(moved: Iterable[NodeChange]) -> Iterator[str]:
 
 
 def _by_count(changes: Iterable[NodeChange | ReasonChange]) -> Iterator[tuple[int, str]]:
-    """How many nodes, in which phases: phases with the same nodes together."""
+    """Number of nodes and phases; phases with the same nodes are merged."""
     nodes: dict[str, list[str]] = {}
     for change in changes:
         nodes.setdefault(change.phase, []).append(change.node)
@@ -79,7 +79,7 @@ def _by_count(changes: Iterable[NodeChange | ReasonChange]) -> Iterator[tuple[in
 
 
 def _copies(diff: ReportDiff) -> Iterator[str]:
-    """How many copies more or fewer in the phase that is run for every token, and their bytes."""
+    """Change of the number and bytes of copies, in decode or the last phase."""
     figures = {(figure.phase, figure.name): figure for figure in diff.figures}
     phases = [phase for phase, name in figures if name == "copies"]
     if not phases:
@@ -93,23 +93,23 @@ def _copies(diff: ReportDiff) -> Iterator[str]:
     moved = _say_bytes(size, figures.get((phase, "copy_bytes_per_run")))
     unknown = count.before is None or count.after is None
     more = 0 if unknown else int((count.after or 0) - (count.before or 0))
-    told = [change for change in diff.copies if change.phase == phase]
-    if more != sum((change.change == "new") - (change.change == "gone") for change in told):
-        moved = ""  # of those in control-flow subgraphs nobody knows the size
+    changes = [change for change in diff.copies if change.phase == phase]
+    if more != sum((change.change == "new") - (change.change == "gone") for change in changes):
+        moved = ""  # the size of copies in control-flow subgraphs is unknown
     if more:
         word = "more" if more > 0 else "fewer"
         yield f"{plural(abs(more), f'{word} copy')} in {phase}{moved}"
-    elif told:
-        yield f"{plural(len(told), 'change')} among the copies of {phase}{moved}"
+    elif changes:
+        yield f"{plural(len(changes), 'changed copy')} in {phase}{moved}"
     elif unknown and count.before != count.after:
         yield f"copies in control-flow subgraphs counted in one report only, in {phase}"
     elif diff.copies:
         phases = list(dict.fromkeys(change.phase for change in diff.copies))
-        yield f"{plural(len(diff.copies), 'change')} among the copies of {listing(phases)}"
+        yield f"{plural(len(diff.copies), 'changed copy')} in {listing(phases)}"
 
 
 def _say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
-    """` (+1.2 MiB per token)`; per run where there are no tokens, empty where nothing is known."""
+    """` (+1.2 MiB per token)`, or per run without tokens; empty if unknown."""
     for figure, unit in ((per_token, "token"), (per_run, "run")):
         if figure is not None and figure.before is not None and figure.after is not None:
             unit = "run" if figure.name == "copy_bytes_per_run" else unit
@@ -119,11 +119,11 @@ def _say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
 
 
 def _versions(diff: ReportDiff) -> Iterator[str]:
-    """Versions and requests that changed: what matters most by name, the rest as a count."""
-    told = [change for change in diff.changes if (change.subject, change.key) in NAMED or change.cache_moved]
-    for change in told:
+    """Changes of versions and request: those in `NAMED` by name, the rest as a count."""
+    named = [change for change in diff.changes if (change.subject, change.key) in NAMED or change.cache_moved]
+    for change in named:
         subject = f"{change.subject} " if change.subject in ("package", "model") else ""
         yield f"{subject}{change.name} {change.before or 'none'} -> {change.after or 'none'}"
-    left = len(diff.changes) - len(told)
+    left = len(diff.changes) - len(named)
     if left:
-        yield f"{plural(left, 'other change')} around it" if told else f"{plural(left, 'change')} around it"
+        yield f"{plural(left, 'other change' if named else 'change')} of environment or request"

@@ -1,9 +1,8 @@
-"""Which node of one report is which of another: by name, then by what a name stands for. Pure.
+"""Matches nodes of two reports. Pure.
 
-Names that ONNX Runtime makes carry counters of the process (`Memcpy_token_4`, `OpenVINO-EP-subgraph_3_0`), so two runs
-of one model have other names for the same thing. Nodes of the file keep theirs; so a compiled or fused node is taken
-apart into the nodes it stands for, a copy is known by its tensor, and only what is left is matched by the shape of its
-name.
+Names from ONNX Runtime contain process-wide counters (`Memcpy_token_4`, `OpenVINO-EP-subgraph_3_0`). So compiled and
+fused nodes are split into their file nodes, which are matched by name; copies are matched by tensor; the rest is
+matched by name without numbers.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ Thing = TypeVar("Thing")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A node of the file, or one that ONNX Runtime added, and the node of the plan that does its work."""
+    """A node of the file or one added by ONNX Runtime, with the node of the plan that executes it."""
 
     key: str
-    """Equal in two reports when both mean the same node by their names."""
+    """Matching key: equal for the same node in two reports."""
     name: str
     node: NodePlacement
     added: bool
-    """ONNX Runtime's own: the file does not have it."""
+    """Added by ONNX Runtime; not in the file."""
 
 
 def operator_of(*units: Unit) -> str | None:
-    """Operator of one node in several phases: its own where it runs under its name, else the one it is named for."""
+    """Operator of a node in several phases: from a node of this name in the plan, else from its name."""
     own = [unit.node.op_type for unit in units if unit.node.name == unit.name and unit.node.op_type]
     tail = units[0].name.rpartition("/")[2] if "/" in units[0].name else ""
     return own[0] if own else COUNTER.sub("", tail) or units[0].node.op_type
 
 
 def units(phase: Phase) -> tuple[Unit, ...]:
-    """The nodes of a phase as the file has them, in execution order, without Memcpy nodes: those are copies."""
+    """The file nodes of a phase in execution order, without Memcpy nodes."""
     return tuple(
         Unit(key, name, node, is_added(node))
         for node in keyed(phase.nodes)
@@ -50,22 +49,22 @@ def units(phase: Phase) -> tuple[Unit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Units of two phases: those that are in both, and those that are in one."""
+    """Matched and unmatched units of two phases."""
 
     both: tuple[tuple[Unit, Unit], ...]
     renamed: tuple[tuple[Unit, Unit], ...]
-    """Also in `both`: the same operator of the same module under another number."""
+    """Pairs of `both` whose names differ in their number."""
     gone: tuple[Unit, ...]
     came: tuple[Unit, ...]
 
     @property
     def by_name(self) -> int:
-        """How many nodes both phases have under one name; of what ONNX Runtime added, under one kind of name."""
+        """Number of pairs with the same name (without counters for nodes added by ONNX Runtime)."""
         return len(self.both) - len(self.renamed)
 
 
 def pair_units(before: Sequence[Unit], after: Sequence[Unit]) -> Pairs:
-    """Match by name; what is left by name without its number, where both sides have the same count of it."""
+    """Match by key; then the rest by name without number, if both sides have equally many."""
     later = {unit.key: unit for unit in after}
     both = [(unit, later[unit.key]) for unit in before if unit.key in later]
     known = {unit.key for unit, _ in both}
@@ -83,26 +82,26 @@ def pair_units(before: Sequence[Unit], after: Sequence[Unit]) -> Pairs:
 
 
 def _numberless(unit: Unit) -> Hashable:
-    """What is left of a file node's name without the exporter's number at its end; None for what was added."""
+    """Name of a file node without the exporter's trailing number; None for an added node."""
     return None if unit.added else COUNTER.sub("", unit.name)
 
 
 def _kind_of_added(unit: Unit) -> Hashable:
-    """Operator and shape of the name of what ONNX Runtime added; None for a node of the file."""
+    """Operator and name without numbers of an added node; None for a file node."""
     return (unit.node.op_type, DIGITS.sub("#", unit.name)) if unit.added else None
 
 
 def _pair_leftovers(
     before: Sequence[Thing], after: Sequence[Thing], role: Callable[[Thing], Hashable]
 ) -> list[tuple[Thing, Thing]]:
-    """Pairs of the same role in order, for roles that both sides have equally often. A role of None has no pair."""
+    """Pairs of equal role in order, for roles with equal counts on both sides; role None is not paired."""
     ours, theirs = _by_role(before, role), _by_role(after, role)
     alike = [key for key in ours if len(ours[key]) == len(theirs.get(key, ()))]
     return [pair for key in alike for pair in zip(ours[key], theirs[key], strict=True)]
 
 
 def _by_role(things: Iterable[Thing], role: Callable[[Thing], Hashable]) -> dict[Hashable, list[Thing]]:
-    """Things in groups."""
+    """Things grouped by role."""
     groups: dict[Hashable, list[Thing]] = {}
     for thing in things:
         key = role(thing)
@@ -113,7 +112,7 @@ def _by_role(things: Iterable[Thing], role: Callable[[Thing], Hashable]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class CopyPairs:
-    """Copies of two phases."""
+    """Matched and unmatched copies of two phases."""
 
     both: tuple[tuple[Copy, Copy], ...]
     gone: tuple[Copy, ...]
@@ -121,7 +120,7 @@ class CopyPairs:
 
 
 def pair_copies(before: Phase, after: Phase) -> CopyPairs:
-    """Match copies at the border by name; Memcpy nodes by tensor, then cause, then bytes, never by their own name."""
+    """Match session inputs and outputs by name; Memcpy nodes by tensor, then cause, then size."""
     gone, came = list(before.copies), list(after.copies)
     roles: tuple[tuple[Callable[[Copy], Hashable], Callable[[Copy], Hashable]], ...] = (
         (_tensor_role, _tensor_role),
@@ -131,7 +130,7 @@ def pair_copies(before: Phase, after: Phase) -> CopyPairs:
     both: list[tuple[Copy, Copy]] = []
     for ours, theirs in roles:
         groups, others = _by_role(gone, ours), _by_role(came, theirs)
-        # Fewer on one side is fine here: of three copies of one tensor, two may have stayed.
+        # Counts may differ: of three copies of a tensor, two may remain.
         pairs = [pair for key in groups for pair in zip(groups[key], others.get(key, ()), strict=False)]
         both += pairs
         taken = {id(copy) for pair in pairs for copy in pair}
@@ -141,14 +140,14 @@ def pair_copies(before: Phase, after: Phase) -> CopyPairs:
 
 
 def _tensor_role(copy: Copy) -> Hashable:
-    """What a copy moves, and which way."""
+    """Tensor and direction of a copy."""
     if copy.kind != "memcpy_node":
         return (copy.kind, copy.name)
     return None if copy.tensor is None else (copy.direction, copy.tensor)
 
 
 def _cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
-    """For whom a Memcpy node copies: nodes of the file, whatever they are called in the plan."""
+    """File nodes that a Memcpy node copies for."""
     behind = {node.name: stands_for(node) for node in phase.nodes}
 
     def role(copy: Copy) -> Hashable:
@@ -159,6 +158,6 @@ def _cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
 
 
 def _size_role(copy: Copy) -> Hashable:
-    """The last resort: nothing is known of what it copies but how much."""
+    """Size of a copy with unknown tensor and cause."""
     unnamed = copy.kind == "memcpy_node" and not copy.tensor and not copy.caused_by
     return (copy.direction, copy.bytes_per_run) if unnamed else None

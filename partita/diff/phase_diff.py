@@ -1,4 +1,4 @@
-"""One phase in two reports: which node, reason and copy of one is which of the other, and what is different. Pure."""
+"""Comparison of one phase in two reports: nodes, reasons and copies. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from partita.partition_reports.groups import provider_of
 from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
 
-IN_A_BODY = " in a body"
-"""What tells a node in a body from one of the plan that has its name."""
+INNER_SUFFIX = " (control flow)"
+"""Key suffix of a node in a control-flow subgraph that has the name of a plan node."""
 
 
 @dataclass(frozen=True)
@@ -44,63 +44,63 @@ class BothPhases:
 
     @cached_property
     def units_before(self) -> tuple[Unit, ...]:
-        """Nodes as the file has them."""
+        """File nodes of the first report."""
         return units(self.before)
 
     @cached_property
     def units_after(self) -> tuple[Unit, ...]:
-        """Nodes as the file has them."""
+        """File nodes of the second report."""
         return units(self.after)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Nodes of both reports that are the same one, by their keys."""
+        """Matched nodes."""
         return pair_units(self.units_before, self.units_after)
 
     @cached_property
     def copy_pairs(self) -> CopyPairs:
-        """Copies of both reports that are the same one, by tensor and direction."""
+        """Matched copies."""
         return pair_copies(self.before, self.after)
 
     @cached_property
     def reasons_before(self) -> dict[str, Fallback]:
-        """Node of the file -> why it was not on the providers preferred to its own."""
+        """Unit key -> its fallback in the first report."""
         return _reasons_by_node(self.report_before, self.before)
 
     @cached_property
     def reasons_after(self) -> dict[str, Fallback]:
-        """Node of the file -> why it is not on the providers preferred to its own."""
+        """Unit key -> its fallback in the second report."""
         return _reasons_by_node(self.report_after, self.after)
 
     @property
     def alike(self) -> float:
-        """Part of the larger side's nodes that both have by name."""
+        """Share of common node names, relative to the larger side."""
         return self.pairs.by_name / max(len(self.units_before), len(self.units_after), 1)
 
     @property
     def as_many_inside(self) -> bool:
-        """As many copies were counted in control-flow subgraphs."""
+        """Whether both have equally many copies in control-flow subgraphs."""
         ours, theirs = (each.bodies.copies if each.bodies is not None else 0 for each in (self.before, self.after))
         return ours == theirs
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:
-        """New tokens per run, where known."""
+        """New tokens per run; None if unknown."""
         ours, theirs = self.before.cost, self.after.cost
         return (ours.tokens_per_run if ours else None, theirs.tokens_per_run if theirs else None)
 
     @property
     def tokens_differ(self) -> bool:
-        """Sizes of a run cannot be compared: it has another number of tokens."""
+        """Whether the numbers of tokens per run differ, so that sizes per run are not comparable."""
         was, now = self.tokens
         return was is not None and now is not None and was != now
 
     def moved(self) -> list[NodeChange]:
-        """Nodes that are on another provider."""
+        """Nodes that changed their provider."""
         return [self.moved_to(*pair) for pair in self.pairs.both if pair[0].node.provider != pair[1].node.provider]
 
     def moved_to(self, was: Unit, now: Unit) -> NodeChange:
-        """One node in both."""
+        """Change of one matched node."""
         why = self.why(now, was.node.provider)
         return NodeChange(
             phase=self.name,
@@ -117,15 +117,15 @@ class BothPhases:
         )
 
     def why(self, unit: Unit, left: str | None = None) -> Skipped | None:
-        """Why a node is not on the provider that it `left`; where that is no preferred one, on the first that could
-        have taken it. None when it is on the first provider of the chain.
+        """Why a node is not on the provider that it `left`, or else on the first active preferred provider. None if it
+        is on the first provider of the chain.
         """
         entry = self.reasons_after.get(unit.key)
         active = [each.provider for each in self.report_after.chain if each.status == "active"]
         return None if entry is None else entry.about(left) or entry.decisive(active)
 
     def placed(self, unit: Unit, change: str) -> NodeChange:
-        """A node that only one report has."""
+        """Change of a node of one report only."""
         why = self.why(unit) if change == "came" else None
         return NodeChange(
             phase=self.name,
@@ -141,7 +141,7 @@ class BothPhases:
         )
 
     def fused_otherwise(self) -> Iterator[Refusion]:
-        """Nodes that stayed on their provider as part of another node."""
+        """Nodes on the same provider as part of another fused node."""
         for was, now in self.pairs.both:
             if was.node.provider == now.node.provider and self.company(was) != self.company(now):
                 yield Refusion(
@@ -153,16 +153,16 @@ class BothPhases:
 
     @cached_property
     def new_names(self) -> dict[str, str]:
-        """Name before -> name now, of nodes that were matched under a different number."""
+        """Old name -> new name of nodes matched without their number."""
         return {was.name: now.name for was, now in self.pairs.renamed}
 
     @cached_property
     def name_of(self) -> dict[str, str]:
-        """Key of a unit -> its name."""
+        """Unit key -> name."""
         return {unit.key: unit.name for unit in (*self.units_before, *self.units_after)}
 
     def company(self, unit: Unit) -> frozenset[str]:
-        """The nodes of the file that are run together with one; renamed ones count as one and the same."""
+        """File nodes of the same fused node, with old names replaced by new names."""
         return (
             frozenset(self.new_names.get(name, name) for name in stands_for(unit.node))
             if not unit.added
@@ -170,7 +170,7 @@ class BothPhases:
         )
 
     def reasons(self) -> Iterator[ReasonChange]:
-        """Reasons that are new, gone or others, for each provider that was preferred and skipped."""
+        """New, removed and changed reasons for each skipped preferred provider."""
         later_key = {was.key: now.key for was, now in self.pairs.both}
         before = {later_key.get(key, key): entry for key, entry in self.reasons_before.items()}
         moved = {now.key for was, now in self.pairs.both if was.node.provider != now.node.provider}
@@ -189,8 +189,8 @@ class BothPhases:
 
     @cached_property
     def compared(self) -> tuple[tuple[str, str], ...]:
-        """Providers of the two chains of which reasons are compared: each that is in both with itself, and the two that
-        are wanted most when neither is in the other chain. What one chain alone has is a change of the chain.
+        """Pairs of providers whose reasons are compared: providers in both chains, and the two preferred providers if
+        neither is in the other chain.
         """
         ours, theirs = ([entry.provider for entry in each.chain] for each in (self.report_before, self.report_after))
         both = [(name, name) for name in theirs if name in ours]
@@ -207,9 +207,9 @@ class BothPhases:
         *,
         moved: bool,
     ) -> ReasonChange:
-        """One reason: why `shown` is, or was, not on `provider`."""
+        """Change of one reason of `shown` for `provider`."""
         was, now = reasons
-        told = now or was
+        reason = now or was
         return ReasonChange.model_validate(
             {
                 "phase": self.name,
@@ -220,14 +220,14 @@ class BothPhases:
                 "provider": shown.provider,
                 "moved": moved,
                 "skipped": "" if provider == shown.wanted else provider,
-                "evidence_kind": told.evidence_kind if told else "none",
-                "evidence": told.evidence if told else "",
+                "evidence_kind": reason.evidence_kind if reason else "none",
+                "evidence": reason.evidence if reason else "",
                 "remedy": now.remedy if now else "",
             }
         )
 
     def copies(self) -> Iterator[CopyChange]:
-        """Copies that are new, gone, or of another size."""
+        """New, removed and resized copies."""
         for copy in self.copy_pairs.gone:
             yield self.copy_change(copy, None)
         for copy in self.copy_pairs.came:
@@ -237,7 +237,7 @@ class BothPhases:
                 yield self.copy_change(was, now)
 
     def copy_change(self, was: Copy | None, now: Copy | None) -> CopyChange:
-        """What became of one copy; None when nothing did."""
+        """Change of one copy."""
         shown = now or was
         assert shown is not None
         return CopyChange(
@@ -264,14 +264,14 @@ class BothPhases:
                 yield self.figure(name, value, theirs[name], self.spread(name))
 
     def figure(self, name: str, was: float | None, now: float | None, spread: str) -> Figure:
-        """A figure of both reports with its change."""
+        """A figure of both reports."""
         ratio = now / was if was and now is not None else None
         return Figure.model_validate(
             {"phase": self.name, "name": name, "before": was, "after": now, "ratio": ratio, "spread": spread}
         )
 
     def spread(self, name: str) -> str:
-        """Whether each run's median lies within the other run's slower steps. Only steps have a known spread."""
+        """Whether each run's median step time is at most the other run's p95; unknown for other figures."""
         ours, theirs = self.before, self.after
         if name == "host_wait_us_per_token" or min(ours.steps, theirs.steps) < 2:
             return "unknown"
@@ -282,9 +282,7 @@ class BothPhases:
 
 
 def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
-    """Providers of the chain that were preferred to the one a node is on -> why it is not there; None in a report that
-    was written when only the first was explained.
-    """
+    """Skipped preferred provider -> reason; None in older reports, which explain the first provider only."""
     if entry is None:
         return {}
     passed = (each.provider for each in passed_over(report.chain, entry.provider))
@@ -292,15 +290,13 @@ def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | N
 
 
 def _differ(was: Skipped | None, now: Skipped | None) -> bool:
-    """Whether two reasons are known and are not the same."""
+    """Whether two known reasons differ."""
     return was is not None and now is not None and was.reason != now.reason
 
 
 def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
-    """Key of a unit -> why it is off the preferred provider; a node that is in no plan is known by its name, and one in
-    a body that has the name of a node of the plan by both.
-
-    A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
+    """Unit key -> fallback. The key of a node outside the plan is its name; in a control-flow subgraph with the name of
+    a plan node, its name with a suffix. Memcpy nodes are excluded.
     """
     memcpy = {node.name for node in phase.nodes if is_memcpy(node)}
     keys: dict[tuple[str, str], list[str]] = {}
@@ -310,13 +306,13 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
     entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
 
     def own(entry: Fallback) -> str:
-        return f"{entry.node}{IN_A_BODY}" if entry.node in planned else entry.node
+        return f"{entry.node}{INNER_SUFFIX}" if entry.node in planned else entry.node
 
     return {key: entry for entry in entries for key in keys.get((entry.node, entry.provider), [own(entry)])}
 
 
 def _counted(phase: Phase) -> dict[str, float | None]:
-    """Figures that are counted, not measured. Bytes are those of the main graph, which alone are known."""
+    """Counted figures. Bytes cover the main graph only."""
     cost = phase.cost
     inside = phase.bodies.copies if phase.bodies is not None else 0
     return {
@@ -329,7 +325,7 @@ def _counted(phase: Phase) -> dict[str, float | None]:
 
 
 def _timed(phase: Phase) -> dict[str, float | None]:
-    """Figures that are measured, and noisy."""
+    """Measured times."""
     return {
         "host_wait_us_per_token": phase.cost.host_wait_us_per_token if phase.cost else None,
         "tokens_per_second": phase.tokens_per_second,

@@ -1,4 +1,4 @@
-"""What is different between two reports, as `report diff --json` prints it: frozen, every number with its unit."""
+"""Differences between two reports, as `report diff --json` prints them."""
 
 from __future__ import annotations
 
@@ -13,65 +13,65 @@ class Side(Record):
     """One of the two reports."""
 
     name: str
-    """What the user called it: the file."""
+    """File name."""
     created: str
     what: str
-    """Package or model, and verb."""
+    """Package or model, and command."""
     onnxruntime: str
     chain: tuple[str, ...]
     failed: str | None = None
-    """Why its run failed; null when it did not."""
+    """Why its run failed; null if it did not."""
 
 
 class Change(Record):
-    """A version, an option or a state of the run that is another one now."""
+    """A changed version, option or state of the run."""
 
     subject: Literal["environment", "package", "model", "request", "chain", "cache", "dry_run", "checks"]
     key: str
-    """What it is, for programs; stays as it is when `name` is said otherwise."""
+    """Stable identifier."""
     name: str
-    """For people."""
+    """Displayed name."""
     before: str | None
-    """Null where there was none."""
+    """null: there was none."""
     after: str | None
     cache_moved: bool = False
-    """The cache no longer stays in place, or does now; that it is elsewhere or was not looked at is no such change."""
+    """Whether the cache stays in place has changed; changes of its memory do not count."""
 
 
 class NodeChange(Record):
-    """A node of the file, or one that ONNX Runtime added, that is elsewhere, new or gone."""
+    """A moved, added or removed node."""
 
     phase: PhaseName
     node: str
     name_before: str | None = None
-    """Its name in the first report, where that is another."""
+    """Its name in the first report, if different."""
     op_type: str | None
-    """Its own; where it only ran inside a compiled or fused node, the one that it is named for."""
+    """Its operator; inferred from its name if it is only part of a compiled or fused node."""
     module: str | None
     before: str | None
-    """Provider in the first report; null when the node was not there, or nobody said where."""
+    """Provider in the first report; null if the node is missing there or its provider is unknown."""
     after: str | None
     runs_in: str | None = None
-    """The compiled or fused node that does its work in the second report (in the first one, when it is gone)."""
+    """The compiled or fused node that contains it in the second report (in the first, if it was removed)."""
     reason: str | None = None
-    """Why it is not on the provider that it left in the second report, or on the first preferred one that is there;
-    null when nothing was preferred to where it is."""
+    """Why it is not on its former provider, or else on the first available preferred provider; null if it is on the
+    preferred provider."""
     evidence: str = ""
     remedy: str = ""
 
 
 class Refusion(Record):
-    """A node of the file that is now part of another compiled or fused node, on the same provider."""
+    """A node that is now part of another compiled or fused node on the same provider."""
 
     phase: PhaseName
     node: str
     before: str
-    """The operator of the node of the plan that did its work."""
+    """Operator of the plan node that contained it."""
     after: str
 
 
 class ReasonChange(Record):
-    """A node that is off a preferred provider for a new reason, no longer, or for another reason."""
+    """A new, removed or changed reason of a fallback."""
 
     phase: PhaseName
     node: str
@@ -79,25 +79,25 @@ class ReasonChange(Record):
     before: str | None
     after: str | None
     provider: str
-    """Where the node is; where it was, when the reason is gone."""
+    """Provider of the node; its former provider for a removed reason."""
     moved: bool
-    """The node is also among those that moved."""
+    """The node also moved."""
     skipped: str = ""
-    """The preferred provider that the reasons are about, where it is not the one wanted most."""
+    """The skipped provider, if it is not the first of the chain."""
     evidence_kind: str
     evidence: str
     remedy: str
 
 
 class CopyChange(Record):
-    """A copy between devices that is new, gone, or of another size."""
+    """A new, removed or resized copy between devices."""
 
     phase: PhaseName
     change: Literal["new", "gone", "changed"]
     kind: Literal["memcpy_node", "session_input", "session_output"]
     direction: str
     what: str
-    """The tensor, else the name of the copy."""
+    """Tensor name, else the name of the copy."""
     bytes_before: int | None
     bytes_after: int | None
     caused_by: tuple[str, ...]
@@ -120,29 +120,28 @@ class Figure(Record):
     before: float | None
     after: float | None
     ratio: float | None
-    """`after` divided by `before`; null where one is unknown or `before` is 0."""
+    """`after` divided by `before`; null if one is unknown or `before` is 0."""
     spread: Literal["counted", "within", "beyond", "unknown"]
-    """For a time: whether the spread of the steps within the runs explains the difference. It says nothing about how
-    much two runs of the same thing differ."""
+    """For times: whether the difference is within the spread of step times; variation between runs is not covered."""
 
 
 class ReportDiff(Record):
-    """Everything that is different between two reports."""
+    """Differences between two reports."""
 
     schema_id: Literal["partita.diff/1"] = Field(default="partita.diff/1", alias="schema")
     headline: str
     before: Side
     after: Side
     unrelated: str
-    """Why the reports are not of one model; empty when they are."""
+    """Why the reports are not of the same model; empty if they are."""
     same: bool
-    """Nodes, reasons and copies are the same; versions and times are not looked at."""
+    """Nodes, reasons and copies are equal; versions and times are ignored."""
     changes: tuple[Change, ...]
     moved: tuple[NodeChange, ...]
     came: tuple[NodeChange, ...]
     gone: tuple[NodeChange, ...]
     renamed: tuple[NodeChange, ...]
-    """Matched although the exporter's number at the end of the name is another."""
+    """Matched although the trailing number of the name differs."""
     fused_otherwise: tuple[Refusion, ...]
     reasons: tuple[ReasonChange, ...]
     copies: tuple[CopyChange, ...]

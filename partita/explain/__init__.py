@@ -1,1 +1,1 @@
-"""Everything a report knows about one node."""
+"""All facts of a report about one node."""

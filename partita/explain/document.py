@@ -1,6 +1,4 @@
-"""Everything a report knows about one node, said once for every view: where it ran and why first, then experiments and
-cost; and the nodes that a part of a name fits.
-"""
+"""Document of one node of a report, or of the nodes that match part of a name, for every view."""
 
 from __future__ import annotations
 
@@ -38,20 +36,20 @@ from partita.partition_reports.sections.model import (
 )
 
 MOST = 40
-"""Most names that are listed; the JSON has all."""
+"""Maximum listed names; the JSON has all."""
 FACTORS = {
-    AS_IS: "as it is",
+    AS_IS: "unchanged",
     "rank": "rank",
     "static_shape": "shape",
     "output_shape": "output",
     COMBINED: "several",
     OTHER_FORM: "another node",
 }
-"""Words for what was changed, where they are not the name of the factor."""
+"""Factor -> displayed name, where they differ."""
 
 
 def document(found: Explanation | Matches) -> Document:
-    """All about one node, or the nodes that a part of a name fits."""
+    """The document."""
     if isinstance(found, Matches):
         return Document(
             kind="Nodes of a report",
@@ -73,14 +71,14 @@ VIEWS = Views(document)
 
 
 def _matches(found: Matches) -> Table:
-    """The nodes that a part of a name fits."""
+    """The nodes that match part of a name."""
     phases = list(dict.fromkeys(phase for entry in found.matches for phase in entry.providers))
     rows = []
     for entry in found.matches:
         where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
         rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
     heads = [words(title) for title in ("node", "operator", "on", "reason")]
-    return table("Nodes with that in their name", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
+    return table("Matching nodes", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
 def _more_nodes(count: int) -> Callable[[int], str]:
@@ -88,7 +86,7 @@ def _more_nodes(count: int) -> Callable[[int], str]:
 
 
 def _opening(told: Explanation) -> Iterator[Block]:
-    """What it is, where it is in each phase, and what stands for it or is copied there."""
+    """Identity, placement in each phase, fused nodes and copies."""
     yield Pairs("The node", tuple((name, (value,)) for name, value in _identity(told)))
     yield from _places(told)
     yield from _stand_ins(told)
@@ -98,7 +96,7 @@ def _opening(told: Explanation) -> Iterator[Block]:
 
 
 def _identity(told: Explanation) -> list[tuple[str, str]]:
-    """What does not depend on the phase."""
+    """Facts that do not depend on the phase."""
     seen = list(dict.fromkeys(source for place in told.places for source in place.sources))
     rows = [
         ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", _say_operators(told)),
@@ -106,19 +104,19 @@ def _identity(told: Explanation) -> list[tuple[str, str]]:
         ("layer", None if told.layer is None else str(told.layer)),
         ("source line", told.source_line),
         ("preferred provider", told.wanted),
-        ("seen by", ", ".join(seen)),
+        ("sources", ", ".join(seen)),
     ]
     return [(name, value) for name, value in rows if value]
 
 
 def _say_operators(told: Explanation) -> str | None:
-    """Its operator, or those of the nodes in its place."""
+    """Its operator, or the operators of the nodes that replace it."""
     found = dict.fromkeys(place.op_type for place in told.places if place.op_type)
     return ", ".join(found) or told.op_type
 
 
 def _places(told: Explanation) -> Iterator[Table]:
-    """One column per phase; one row per node where a phase has several in its place."""
+    """One column per phase, or one row per node if several nodes replace it in a phase."""
     if any(len(places) > 1 for places in places_by_phase(told).values()):
         yield _parts(told)
         return
@@ -140,9 +138,9 @@ def _places(told: Explanation) -> Iterator[Table]:
 
 
 def _parts(told: Explanation) -> Table:
-    """The nodes in its place, in every phase."""
+    """The nodes that replace it, in every phase."""
     heads = (
-        *(words(title) for title in ("in its place", "phase", "operator", "on")),
+        *(words(title) for title in ("replaced by", "phase", "operator", "on")),
         *(Column("position"), Column("share of node time"), words("reason")),
     )
     rows = []
@@ -151,16 +149,16 @@ def _parts(told: Explanation) -> Table:
         position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
         row = (place.node, place.phase, place.op_type or NOT_KNOWN, named_provider(place.provider), position)
         rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
-    return table("The nodes in its place", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
+    return table("Nodes that replace it", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
 def _say_partition(place: Place) -> str:
-    """Its partition and how large that is."""
+    """Its partition with the partition's size."""
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
 
 
 def _stand_ins(told: Explanation) -> Iterator[Line]:
-    """What it took the place of, or what else its stand-in stands for."""
+    """File nodes of the fused node that it is or is part of."""
     lines: dict[str, list[str]] = {}
     for place in told.places:
         if place.replaces and place.replaces != (told.node,):
@@ -173,22 +171,22 @@ def _stand_ins(told: Explanation) -> Iterator[Line]:
 
 
 def _copies_caused(told: Explanation) -> Iterator[Section]:
-    """The copies that are there because of it."""
+    """Copies caused by the node."""
     groups = []
     for place in told.places:
         if place.copies_caused:
             known = place.copy_bytes_caused is not None
-            total = human_bytes(place.copy_bytes_caused) if known else "of unknown size in all"
+            total = human_bytes(place.copy_bytes_caused) if known else "unknown size"
             wait = f", {decimals(place.copy_wait_us_caused, 1e-3)} ms wait" if place.copy_wait_us_caused else ""
             head = f"{place.phase}: {plural(len(place.copies_caused), 'copy')}, {total} per run{wait}"
             lines = (Line(f"{copy.name}: {_say_copy(copy)}") for copy in place.copies_caused[:MOST])
             groups.append(Group(head, tuple(lines)))
     if groups:
-        yield Section("copies", "Copies that it causes", tuple(groups))
+        yield Section("copies", "Copies caused by the node", tuple(groups))
 
 
 def _say_copy(copy: Copy) -> str:
-    """What moves, which way, how much."""
+    """Tensor, direction and size of a copy."""
     wait = f", {decimals(copy.host_us_per_run, 1e-3)} ms wait and copy" if copy.host_us_per_run is not None else ""
     size = "unknown size" if copy.bytes_per_run is None else human_bytes(copy.bytes_per_run)
     tensor = f"{copy.tensor}, " if copy.tensor else ""
@@ -196,23 +194,23 @@ def _say_copy(copy: Copy) -> str:
 
 
 def _say_why(place: Place) -> str:
-    """For whom a copy is made."""
+    """Cause of a copy."""
     made = place.copy_made
     if place.caused_by:
         return f"; for {listing(_say_cause(entry) for entry in place.caused_by)}"
     if made is not None and made.cause_unknown:
-        return f"; cause not known: {made.cause_unknown}"
-    return "; bound in other memory than ONNX Runtime wants" if place.role == "border" else ""
+        return f"; cause unknown: {made.cause_unknown}"
+    return "; bound in different memory than ONNX Runtime expects" if place.role == "border" else ""
 
 
 def _say_cause(entry: Cause) -> str:
-    """A node, where it is and why."""
+    """A node with provider and reason."""
     why = f": {entry.reason}" if entry.reason else ""
     return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{why})"
 
 
 def _reasons(told: Explanation) -> Iterator[Section]:
-    """Each reason with evidence, remedy and cost; phases that say the same share it."""
+    """Each reason with evidence, remedy and cost; phases with equal reasons share a section."""
     alike: dict[object, list[Fallback]] = {}
     for entry in told.fallbacks:
         changes = tuple((trial.change, trial.outcome) for each in entry.preferred for trial in each.trials)
@@ -221,60 +219,58 @@ def _reasons(told: Explanation) -> Iterator[Section]:
     for number, entries in enumerate(alike.values()):
         phases = listing(entry.phase for entry in entries)
         for at, why in enumerate(entries[0].preferred):
-            title = f"Why not on {why.provider} either" if at else f"Why not on {why.provider} in {phases}"
+            title = f"Not on {why.provider} either" if at else f"Not on {why.provider} in {phases}"
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
             rows += [] if at else [(f"cost in {entry.phase}", _say_cost(entry)) for entry in entries]
-            pairs = Pairs("Why", tuple((name, (value,)) for name, value in rows))
+            pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
             yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_trials(why)))
 
 
 def _capture(told: Explanation) -> Iterator[Section]:
-    """Why it cannot be in a captured CUDA graph."""
+    """Why it prevents CUDA graph capture."""
     if told.graph_capture:
         lines = tuple(Line(f"{block.why} ({named_provider(block.provider)})") for block in told.graph_capture)
         yield Section("capture", "CUDA graph capture", lines)
 
 
 def _say_cost(entry: Fallback) -> str:
-    """What it costs that it is not there."""
+    """Cost of the fallback."""
     cost = entry.cost
     if cost is None:
-        return "not known: it never ran, or is in a control-flow subgraph"
-    word = {True: "harmless", False: "not harmless", None: "not known to be harmless"}[cost.harmless]
-    parts = [plural(len(cost.copies), "copy") if cost.copies else "no copy"]
+        return "unknown (not executed, or inside control flow)"
+    word = {True: "harmless", False: "not harmless", None: "may not be harmless"}[cost.harmless]
+    parts = [plural(len(cost.copies), "copy") if cost.copies else "no copies"]
     if cost.copies:
         parts.append(human_bytes(cost.copy_bytes_per_run))
     if cost.copy_wait_us_per_run:
         parts.append(f"{decimals(cost.copy_wait_us_per_run, 1e-3)} ms wait")
     if cost.host_us_per_run is not None:
-        parts.append(f"{decimals(cost.host_us_per_run, 1e-3)} ms of its own")
+        parts.append(f"{decimals(cost.host_us_per_run, 1e-3)} ms execution")
     return f"{', '.join(parts)}; {word}: {cost.why}"
 
 
 def _trials(why: Skipped) -> Iterator[Block]:
-    """Experiments as a table: what was changed, and what it did."""
+    """Probes as a table of changes and outcomes."""
     if not why.trials:
         if why.unprobed:
-            yield Line(why.unprobed, "no experiments")
+            yield Line(why.unprobed, "no probes")
         return
     new = sum(not trial.cached for trial in why.trials)
     company = {trial.company for trial in why.trials}
-    around = (
-        "in isolation" if True not in company else "with a Neg beside it" + (", where one can be," * (False in company))
-    )
-    count = plural(len(why.trials), "experiment")
+    around = "in isolation" if True not in company else "with an added Neg" + (" where possible" * (False in company))
+    count = plural(len(why.trials), "probe")
     done = f"({new} in this run, {len(why.trials) - new} from the cache)"
     quoted = list(dict.fromkeys(trial.said for trial in why.trials if trial.said))
-    heads = (words("changed"), words("to"), words("outcome"), Column("said"))
+    heads = (words("changed"), words("to"), words("outcome"), Column("message"))
     rows = [_trial_row(trial, quoted) for trial in why.trials]
-    yield table(f"{count}: this node {around} on {why.provider} {done}", heads, rows)
+    yield table(f"{count}: this node {around}, on {why.provider} {done}", heads, rows)
     yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
     if why.unprobed:
         yield Line(why.unprobed, "incomplete")
 
 
 def _trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
-    """One experiment; what was said stands below the table, once."""
+    """One probe, with the number of its message below the table."""
     said = f"[{quoted.index(trial.said) + 1}]" if trial.said else ""
     return (
         FACTORS.get(trial.factor, trial.factor.replace("_", " ")),
@@ -285,29 +281,29 @@ def _trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rejections(told: Explanation) -> Iterator[Section]:
-    """Parts that a provider does not open, with this node in them."""
+    """Rejected parts of the graph that contain this node."""
     alike: dict[tuple[object, ...], list[RejectedPart]] = {}
     for part in told.rejected:
         alike.setdefault((part.provider, part.nodes, part.evidence, part.minimal), []).append(part)
     for number, parts in enumerate(alike.values()):
         part = parts[0]
-        alone = "it fails with only a Neg beside it" if part.company else "it fails alone"
-        together = alone if len(part.nodes) == 1 else f"fail together: {name_some(part.nodes, MOST)}"
-        least = "no smaller part that was tried fails" if part.minimal else "there may be a smaller part"
+        alone = "it fails with only an added Neg" if part.company else "it fails alone"
+        together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
+        least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
         tries = sum(entry.tries for entry in parts)
-        told_of = Line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
+        summary = Line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
         title = f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}"
-        yield Section(f"rejected{number}", title, (told_of, Line(part.evidence, "evidence")))
+        yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 
 
 def _remarks(told: Explanation) -> Iterator[Section]:
-    """What sources do not agree on, and what limits the answer."""
+    """Conflicting sources and caveats."""
     blocks = [
-        Line(f"sources disagree in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
+        Line(f"conflicting sources in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
         for entry in told.disagreements
     ]
     if told.run_failed is not None:
-        blocks.append(Line(f"nothing shows that the node runs: {told.run_failed}", "run failed"))
+        blocks.append(Line(f"the report does not show that the node runs: {told.run_failed}", "run failed"))
     blocks += (Line(note, "note", "quiet") for note in told.notes)
     if blocks:
         yield Section("notes", "Notes", tuple(blocks))

@@ -1,4 +1,4 @@
-"""Everything that a report knows about one node, gathered from all of its sections. Pure."""
+"""Collects all facts of a report about one node. Pure."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from partita.partition_reports.records import Copy, Disagreement, NodePlacement,
 from partita.partition_reports.request_records import BlockingNode
 
 NEAR = 5
-"""Most names that are suggested for one that is not there."""
+"""Maximum suggestions for an unknown name."""
 Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
-"""runs: in the plan. replaced: another node stands for it. copy: a Memcpy node. border: a session input or output that
-is copied. body: in a body of If, Loop or Scan. listed: nothing but a reason, a rejection or a disagreement names it."""
+"""In this order: in the plan; part of a fused node; a Memcpy node; a copied session input or output; in a control-flow
+subgraph; only in a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):
-    """A node that makes a copy necessary."""
+    """A node that requires a copy."""
 
     node: str
     op_type: str | None
     provider: str | None
     reason: str | None
-    """Why it is not on the preferred provider; null when it is there."""
+    """Why it is not on the preferred provider; null if it is."""
 
 
 class Place(Record):
-    """The node in one phase. Null: not known, or not so for a node of this role."""
+    """The node in one phase. null: unknown, or not applicable to the role."""
 
     phase: PhaseName
     file: str
     role: Role
     node: str
-    """The node of the plan that does its work: itself, or the one that stands for it."""
+    """Plan node that executes it: itself, or the fused node that contains it."""
     position: int | None
     plan_nodes: int
     """Nodes in the plan of the phase."""
@@ -52,19 +52,19 @@ class Place(Record):
     partition: int | None
     partition_nodes: int | None
     replaces: tuple[str, ...]
-    """Nodes of the file that the node of the plan took the place of."""
+    """File nodes that the plan node replaces."""
     replaces_op_types: tuple[str, ...] = ()
-    """Their operators; empty where the report does not have them."""
+    """Their operators; empty if unknown."""
     host_us_per_run: float | None
     time_share: float | None
     output_bytes: int | None
     copy_made: Copy | None = Field(alias="copy")
-    """The copy that it is."""
+    """The copy that it performs."""
     caused_by: tuple[Cause, ...]
-    """Of that copy."""
+    """Nodes that require that copy."""
     copies_caused: tuple[Copy, ...]
     copy_bytes_caused: int | None
-    """Of all of them, in one run."""
+    """Total bytes of `copies_caused` per run."""
     copy_wait_us_caused: float | None
 
 
@@ -74,50 +74,50 @@ class Explanation(Record):
     schema_id: Literal["partita.explanation/1"] = Field(default="partita.explanation/1", alias="schema")
     node: str
     op_type: str | None
-    """Of the node of the plan."""
+    """Operator of the plan node."""
     module: str | None
     layer: int | None
     source_line: str | None
-    """Known for nodes that are off the preferred provider."""
+    """Known for fallback nodes only."""
     wanted: str | None
     """First provider of the chain."""
     active: tuple[str, ...] = ()
-    """Those of the chain that were there."""
+    """Available providers of the chain."""
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
-    """Why it, or the node that stands for it, is not on the preferred provider, with every experiment."""
+    """Why it, or the fused node that contains it, is not on the preferred provider, with all probes."""
     rejected: tuple[RejectedPart, ...]
-    """Rejections of the provider that name it."""
+    """Rejected parts of the graph that contain it."""
     graph_capture: tuple[BlockingNode, ...]
-    """Why it cannot be in a captured CUDA graph."""
+    """Why it prevents CUDA graph capture."""
     disagreements: tuple[Disagreement, ...]
     notes: tuple[str, ...]
     run_failed: str | None = None
-    """Why the run failed, so that nothing shows that the node runs; null when it did not."""
+    """Why the run failed, so that the node may not run; null if it did not."""
 
 
 class Match(Record):
-    """One of several nodes that a part of a name fits."""
+    """One of several nodes that match part of a name."""
 
     node: str
     op_type: str | None
     providers: dict[str, str]
-    """Phase -> provider; `unknown` where nobody says."""
+    """Phase -> provider, or `unknown`."""
     reason: str | None
 
 
 class Matches(Record):
-    """What a name that fits no single node comes to."""
+    """Result for a name that does not identify one node."""
 
     schema_id: Literal["partita.matches/1"] = Field(default="partita.matches/1", alias="schema")
     query: str
     matches: tuple[Match, ...]
     suggestions: tuple[str, ...]
-    """Names that are alike, when nothing fits."""
+    """Similar names, if no node matches."""
 
 
 def find(report: Report, query: str) -> Explanation | Matches:
-    """The one node that `query` names, in full or by a part that only it has; else what it may have meant."""
+    """The node that `query` identifies by its name or a unique part of it; else matches and suggestions."""
     known = list(dict.fromkeys(_names(report)))
     fitting = _fits(known, query)
     if len(fitting) == 1:
@@ -130,9 +130,9 @@ def find(report: Report, query: str) -> Explanation | Matches:
 
 
 def _fits(known: list[str], query: str) -> list[str]:
-    """Names that are `query`; else those it is a part of; else those it is a part of in other letters.
+    """Names equal to `query`; else names that contain it; else names that contain it ignoring case.
 
-    A name with control characters fits as it is shown, too: nobody can type them.
+    Names with control characters also match in sanitised form.
     """
     if not query:
         return []
@@ -150,7 +150,7 @@ def _fits(known: list[str], query: str) -> list[str]:
 
 
 def _near(known: list[str], query: str) -> list[str]:
-    """Names that look alike, as a whole or else in their last part."""
+    """Names that are similar as a whole, else in their last part."""
     whole = difflib.get_close_matches(query, known, NEAR, 0.8)
     if whole:
         return whole
@@ -160,7 +160,7 @@ def _near(known: list[str], query: str) -> list[str]:
 
 
 def _names(report: Report) -> Iterator[str]:
-    """Every name that the report has something to say about, nodes of the plan first."""
+    """Every node name of the report, plan nodes first."""
     for phase in report.phases:
         yield from (node.name for node in phase.nodes)
     for phase in report.phases:
@@ -174,13 +174,13 @@ def _names(report: Report) -> Iterator[str]:
 
 
 def _blocking(report: Report) -> Iterator[BlockingNode]:
-    """Nodes that stand in the way of a captured graph."""
+    """Nodes that prevent CUDA graph capture."""
     for verdict in (report.dry_run.graph_capture or ()) if report.dry_run is not None else ():
         yield from verdict.blocking
 
 
 def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
-    """Several nodes in a few words. One pass over the report: a part such as `/` fits all of a large model."""
+    """Summaries of several nodes, in one pass, because a query such as `/` may match all nodes."""
     runs_in: dict[str, dict[str, NodePlacement]] = {}
     for phase in report.phases:
         for node in phase.nodes:
@@ -191,21 +191,21 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
         entries.setdefault(entry.node, []).append(entry)
     for name in fitting:
         nodes = runs_in.get(name, {})
-        told = [entry for known in {name, *(node.name for node in nodes.values())} for entry in entries.get(known, [])]
-        ops = [node.op_type for node in nodes.values()] + [entry.op_type for entry in told]
+        found = [entry for known in {name, *(node.name for node in nodes.values())} for entry in entries.get(known, [])]
+        ops = [node.op_type for node in nodes.values()] + [entry.op_type for entry in found]
         yield Match(
             node=name,
             op_type=next((op for op in ops if op), None),
             providers={phase: node.provider or "unknown" for phase, node in nodes.items()},
-            reason=", ".join(dict.fromkeys(entry.reason for entry in told)) or None,
+            reason=", ".join(dict.fromkeys(entry.reason for entry in found)) or None,
         )
 
 
 def explain(report: Report, name: str) -> Explanation:
-    """Everything about the node called `name`."""
+    """All facts about a node."""
     places = tuple(place for phase in report.phases for place in _places_in(report, phase, name))
     runs_in = {place.node for place in places} | {name}
-    # A reason for the phase that only the stand-in of another phase has is none of this node's.
+    # A fused node may contain this node in some phases only.
     here = {(place.phase, place.node, place.provider or UNKNOWN) for place in places}
     fallbacks = tuple(
         entry for entry in report.fallbacks if entry.node == name or (entry.phase, entry.node, entry.provider) in here
@@ -232,20 +232,20 @@ def explain(report: Report, name: str) -> Explanation:
 
 
 def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
-    """What limits the answer."""
+    """Caveats."""
     for phase in report.phases:
         inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
         for name in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
-            yield f"a node in a control-flow subgraph of {phase.name} has the name {name} as well, and is on {CPU}"
+            yield f"a node in a control-flow subgraph of {phase.name} is also named {name} and is on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.unprobed):
         budget = f"{report.probing.budget_seconds:g} seconds"
-        yield f"experiments are missing; their time budget was {budget}, `probe_seconds` raises it"
+        yield f"probes are missing; their time budget was {budget}, `probe_seconds` raises it"
     if report.dry_run is not None:
         yield f"a dry run as {report.dry_run.device_name}: there are no times"
 
 
 def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
-    """The node in one phase: in the plan, or what stands for it, or where else it is named."""
+    """The places of a node in one phase: in the plan, in a fused node, or only in other parts of the report."""
     there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
     if there:
         yield from (_in_plan(report, phase, node, position, name) for position, node in there)
@@ -275,7 +275,7 @@ def _outside(
     provider: str | None = None,
     copy: Copy | None = None,
 ) -> Place:
-    """A place that is not in the plan."""
+    """A place outside the plan."""
     return Place(
         phase=phase.name,
         file=phase.file,
@@ -301,7 +301,7 @@ def _outside(
 
 
 def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
-    """The place of a node of the plan, which is the node that was asked for or stands for it."""
+    """The place of a plan node that is, or contains, the node called `name`."""
     made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
     caused = tuple(copy for copy in phase.copies if node.name in copy.caused_by)
     part = next((p for p in phase.partitions if p.first_position <= position < p.first_position + p.nodes), None)
@@ -331,7 +331,7 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
 
 
 def cause(report: Report, phase: Phase, name: str) -> Cause:
-    """Who makes a copy necessary, and why it is where it is."""
+    """The node that requires a copy, with its provider and reason."""
     node = next((entry for entry in phase.nodes if entry.name == name), None)
     known = (entry for entry in fallbacks_of(report) if entry.phase == phase.name and entry.node == name)
     why = next((entry for entry in known if node is None or is_about(entry, node)), None)

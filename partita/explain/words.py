@@ -1,4 +1,4 @@
-"""The sentences about one node, and about a name that fits none or several."""
+"""Sentences about one node, and about a name that matches none or several."""
 
 from __future__ import annotations
 
@@ -12,35 +12,29 @@ from partita.observations.text_format import listing, named_provider, plural
 
 
 def say_no_single(found: Matches) -> str:
-    """One line on a name that fits no node, or several."""
+    """One line about a name that matches no node or several."""
     if found.matches:
-        return (
-            f"{plural(len(found.matches), 'node')} have {found.query!r} in their name; "
-            "give one in full, or any unique part of it"
-        )
+        return f"{found.query!r} matches {plural(len(found.matches), 'node')}; give a full name or a unique part of it"
     if not found.query:
-        return "the name of the node is empty; give one, or a part of it"
+        return "the node name is empty; give a name or a part of it"
     near = f"; did you mean {' or '.join(found.suggestions)}?" if found.suggestions else ""
-    return (
-        f"no node has {found.query!r} in its name, and none was fused from one that had: it does not exist, or "
-        f"ONNX Runtime folded it away{near}"
-    )
+    return f"no node matches {found.query!r} (fused nodes included); it does not exist, or ONNX Runtime folded it{near}"
 
 
 def headline(told: Explanation) -> str:
-    """Where it is, and why not elsewhere."""
+    """Provider and reason in each phase."""
     if not told.places:
         return f"{told.node}: in no phase; {'rejected by its provider' if told.rejected else 'only named'}"
     parts: dict[str, list[str]] = {}
     for phase, places in places_by_phase(told).items():
-        said = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
-        parts.setdefault(said, []).append(phase)
+        text = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
+        parts.setdefault(text, []).append(phase)
     where = "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
     return f"{told.node}: {where}{'; ITS RUN FAILED' if told.run_failed is not None else ''}"
 
 
 def places_by_phase(told: Explanation) -> dict[str, list[Place]]:
-    """Its places in each phase; several where ONNX Runtime put more than one node in its place."""
+    """Phase -> places; several if ONNX Runtime replaced the node by several nodes."""
     found: dict[str, list[Place]] = {}
     for place in told.places:
         found.setdefault(place.phase, []).append(place)
@@ -48,7 +42,7 @@ def places_by_phase(told: Explanation) -> dict[str, list[Place]]:
 
 
 def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
-    """A node in whose place there are several."""
+    """Text for a node that several nodes replace."""
     on = Counter(named_provider(place.provider) for place in places)
     known = [entry for place in places if (entry := reason_in(told, place)) is not None]
     where = listing(f"{count} on {provider}" for provider, count in on.items())
@@ -58,7 +52,7 @@ def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
 
 
 def _say_place(told: Explanation, place: Place) -> str:
-    """One phase in a few words."""
+    """Text for one place."""
     if place.role == "border" and place.copy_made is not None:
         made = place.copy_made
         return f"{made.kind.replace('_', ' ')}, copied {made.direction.replace('_', ' ')}"
@@ -77,7 +71,7 @@ def _say_place(told: Explanation, place: Place) -> str:
 
 
 def reason_in(told: Explanation, place: Place) -> Fallback | None:
-    """Why it is not on the preferred provider in one phase, or on the first preferred one that was there."""
+    """The fallback of a place, for the first available preferred provider."""
     at = (place.phase, place.node, place.provider or UNKNOWN)
     here = (entry for entry in told.fallbacks if (entry.phase, entry.node, entry.provider) == at)
     return next((entry.among(told.active) for entry in here), None)

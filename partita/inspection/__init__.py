@@ -1,1 +1,1 @@
-"""What a package or a folder of ONNX files holds, as `partita inspect` shows it: the record and its views."""
+"""Contents of a package or a folder of ONNX files for `partita inspect`: the record and its views."""

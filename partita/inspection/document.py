@@ -1,4 +1,4 @@
-"""What a package or folder holds, said once for every view."""
+"""Document of the contents of a package or folder, for every view."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Pairs, Section, table, words
 
 OPERATORS = 20
-"""Kinds of operators of a domain that a line names; --json has all."""
+"""Maximum operators of a domain in a line; --json has all."""
 ROWS = 40
-"""Rows of modules."""
+"""Maximum rows of a table."""
 
 
 def document(found: Inspection) -> Document:
-    """Every section that has something to say."""
+    """Every section that is not empty."""
     sections = (
         _model(found),
         *(_graph(graph) for graph in found.graphs),
@@ -47,7 +47,7 @@ VIEWS = Views(document)
 
 
 def _findings(found: Inspection) -> Iterator[Line]:
-    """What is wrong with it."""
+    """Problems, with remedies."""
     for finding in found.findings:
         yield Line(finding.what, tone="bad")
         remedy = remedy_of(finding.remedies)
@@ -56,7 +56,7 @@ def _findings(found: Inspection) -> Iterator[Line]:
 
 
 def _pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
-    """Names and values; those without a value are left out."""
+    """Names and values, without empty values."""
     return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
 
 
@@ -69,7 +69,7 @@ def _model(found: Inspection) -> Section | None:
         ("precision", model.precision),
         ("attention", model.attention),
         ("layout", model.layout),
-        ("left out", model.left_out or None),
+        ("omitted", model.left_out or None),
     )
     shown = _pairs("Model", rows)
     return Section("model", "Model", (shown,)) if shown.rows else None
@@ -78,12 +78,12 @@ def _model(found: Inspection) -> Section | None:
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
     opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
-    inner = f", {graph.inner_nodes:,} in bodies of control flow" if graph.inner_nodes else ""
-    functions = f", {plural(graph.functions, 'function')} of its own" if graph.functions else ""
+    inner = f", {graph.inner_nodes:,} in control-flow subgraphs" if graph.inner_nodes else ""
+    functions = f", {plural(graph.functions, 'local function')}" if graph.functions else ""
     rows = [
         ("nodes", f"{graph.nodes:,}{inner}{functions}"),
         ("opsets", f"{opsets}; IR version {graph.ir_version}"),
-        ("written by", graph.producer or None),
+        ("producer", graph.producer or None),
         ("file", human_bytes(graph.size_bytes)),
         ("weights in", name_some(graph.data_files) or None),
         ("phase", _phase(graph)),
@@ -106,7 +106,7 @@ def _graph(graph: GraphFacts) -> Section:
 def _phase(graph: GraphFacts) -> str | None:
     if graph.phase is None:
         return None
-    fixed = f", {plural(graph.sequence_length, 'token')} a run" if graph.sequence_length is not None else ""
+    fixed = f", {plural(graph.sequence_length, 'token')} per run" if graph.sequence_length is not None else ""
     return f"{'prefill and decode' if graph.phase == 'any' else graph.phase}{fixed}"
 
 
@@ -119,16 +119,16 @@ def _more(shown: int) -> str:
 
 
 def _prompts(contract: ContractFacts) -> str:
-    """How prompts are read."""
+    """How prompts are processed."""
     if contract.takes_fewer_rows:
-        return "in chunks, each row by itself"
-    return "in chunks" if contract.appends_chunks else "whole, then a token at a time"
+        return "in chunks, rows independent"
+    return "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
 
 
 def _contract(found: Inspection) -> Section | None:
     contract = found.contract
     if contract is None:
-        none = "none: no manifest is there, and none was inferred"
+        none = "none: no manifest, and the layout could not be inferred"
         return Section("contract", "Contract", (Line(none),)) if found.kind != "package" else None
     rows = (
         ("from", contract.source),
@@ -136,13 +136,13 @@ def _contract(found: Inspection) -> Section | None:
         ("max length", f"{contract.max_length:,} tokens"),
         ("vocabulary", f"{contract.vocab_size:,}"),
         ("prompts", _prompts(contract)),
-        ("read again", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
+        ("recomputed", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
     )
     return Section("contract", "Contract", (_pairs("Contract", rows),))
 
 
 def _foreign(found: Inspection) -> Section | None:
-    """How the ports of a foreign folder were understood."""
+    """The detected layout of a foreign folder."""
     foreign = found.foreign
     if foreign is None:
         return None
@@ -150,42 +150,42 @@ def _foreign(found: Inspection) -> Section | None:
         ("layout", foreign.layout),
         ("variant", foreign.variant or None),
         ("others", name_some(foreign.candidates) or None),
-        ("written by", foreign.producer or None),
+        ("producer", foreign.producer or None),
         ("adapters", name_some(foreign.adapters) or None),
-        ("for them", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
+        ("adapter inputs", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
     ]
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
     blocks: list[Block] = [_pairs("Layout", rows)]
     if ports:
-        heads = (words("input or output"), words("meaning"), words("said by"))
+        heads = (words("input or output"), words("meaning"), words("source"))
         shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
-        blocks.append(Fold(f"where the meaning of {plural(len(ports), 'port')} comes from", (shown,)))
+        blocks.append(Fold(f"meaning of {plural(len(ports), 'port')} and its source", (shown,)))
     blocks += [Line(note, "note") for note in foreign.notes]
-    return Section("foreign", "Understood as", tuple(blocks))
+    return Section("foreign", "Detected layout", tuple(blocks))
 
 
 def _cache(found: Inspection) -> Section | None:
-    """States, alike ones in a row."""
+    """States; equal states share a row."""
     cache = found.cache
     if cache is None or not cache.states:
         return None
     alike: dict[tuple[str, ...], list[int]] = {}
     for state in cache.states:
         grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", window {state.window:,}{' alone' if state.rolls else ''}"
+        window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
         key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
         alike.setdefault(key, []).append(state.layer)
     rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
     heads = (words("state"), Column("layers"), words("type"), words("shape"))
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
-    parts += [f"{human_bytes(cache.fixed_bytes)} whatever the length"] if cache.fixed_bytes else []
+    parts += [f"{human_bytes(cache.fixed_bytes)} independent of the length"] if cache.fixed_bytes else []
     layout = "" if cache.layout == "fixed" else f"; layout: {cache.layout}"
-    told = Line(f"{human_bytes(cache.size_bytes)} in all: {listing(parts)}{layout}", "cache")
-    return Section("cache", "Cache", (told, table("States", heads, rows, obvious=True)))
+    total = Line(f"{human_bytes(cache.size_bytes)} in total: {listing(parts)}{layout}", "cache")
+    return Section("cache", "Cache", (total, table("States", heads, rows, obvious=True)))
 
 
 def _weights(found: Inspection) -> Section | None:
-    """Stored tensors by type, and the largest."""
+    """Stored tensors by type, and the largest tensors."""
     weights = found.weights
     if not weights.kinds:
         return None
@@ -211,18 +211,18 @@ def _weights(found: Inspection) -> Section | None:
 
 
 def _gaps(found: Inspection) -> Iterator[Line]:
-    """What the files of weights have beside the tensors, where that shows: each begins on a page of its own."""
+    """Size of the weight files on disk if page alignment makes them visibly larger than the tensors."""
     names = tuple(dict.fromkeys(name for graph in found.graphs for name in graph.data_files))
     sizes = {file.name: file.size_bytes for file in found.files if file.size_bytes is not None}
     if not names or not all(name in sizes for name in names):
         return
     stored, tensors = sum(sizes[name] for name in names), found.weights.size_bytes
     if stored > tensors and human_bytes(stored) != human_bytes(tensors):
-        yield Line(f"on disk {human_bytes(stored)}, with what lies between the tensors")
+        yield Line(f"on disk {human_bytes(stored)}, including alignment padding")
 
 
 def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
-    """Modules that keep their weights alike in a row, those that differ in their numbers under one name."""
+    """Modules with equal weight formats in a row; names that differ only in numbers are merged."""
     if not modules:
         return None
     rows = []
@@ -241,13 +241,13 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
                     human_bytes(sum(member.size_bytes for member in members)),
                 )
             )
-    heads = (words("module"), words("kept as"), Column("modules"), Column("weights"), Column("bytes"))
+    heads = (words("module"), words("stored as"), Column("modules"), Column("weights"), Column("bytes"))
     shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
     return Section("modules", "Precision by module", (shown,))
 
 
 def _alike(modules: Sequence[ModulePrecision]) -> list[tuple[str, list[ModulePrecision]]]:
-    """Modules by how they keep their weights."""
+    """Modules by weight format."""
     found: dict[str, list[ModulePrecision]] = {}
     for module in modules:
         found.setdefault(how_kept(module), []).append(module)
@@ -258,7 +258,7 @@ def _provenance(found: Inspection) -> Section | None:
     made = found.provenance
     rows = (
         ("checkpoint", made.checkpoint),
-        ("its weights", made.dtype),
+        ("checkpoint dtype", made.dtype),
         ("made", made.created),
         ("with", ", ".join(f"{name} {version}" for name, version in made.toolchain.items())),
         ("for", made.target),
@@ -275,13 +275,13 @@ def _provenance(found: Inspection) -> Section | None:
 
 
 def _adapters(found: Inspection) -> Section | None:
-    """Adapters in the weights and beside them."""
+    """Merged and separate adapters."""
     if not found.adapters:
         return None
     rows = [(adapter.name, adapter_text(adapter)) for adapter in found.adapters]
     by_row = found.contract is not None and found.contract.adapters_by_row
     if any(not adapter.merged for adapter in found.adapters):
-        rows.append(("rows of a batch", "each may have its own" if by_row else "have one together"))
+        rows.append(("rows of a batch", "may use different adapters" if by_row else "share one adapter"))
     return Section("adapters", "Adapters", (_pairs("Adapters", rows),))
 
 
@@ -296,7 +296,7 @@ def _files(found: Inspection) -> Section | None:
     heads = (words("file"), Column("bytes"), words("SHA-256"))
     shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
     if found.kind == "package" and any(file.sha256 for file in found.files):
-        shown += (Line("hashes are those of the manifest; partita verify compares them with the files", tone="quiet"),)
+        shown += (Line("hashes from the manifest; partita verify checks them", tone="quiet"),)
     return Section("files", "Files", shown)
 
 
@@ -306,11 +306,11 @@ def _companions(found: Inspection) -> Section:
     size = "" if tokenizer.vocabulary is None else f", {tokenizer.vocabulary:,} entries"
     template = ", with a chat template" if tokenizer.chat_template else ""
     model = f"{tokenizer.model}, " if tokenizer.model else ""
-    kind = "none" if tokenizer.kind == "none" else f"{model}read by {tokenizer.kind}{size}{template}"
+    kind = "none" if tokenizer.kind == "none" else f"{model}loaded by {tokenizer.kind}{size}{template}"
     rows = (
         ("tokenizer", kind),
         ("special", ", ".join(f"{name} {token}" for name, token in tokenizer.special.items())),
         ("licence", f"unknown: {licence.source}" if licence.name is None else f"{licence.name} ({licence.source})"),
-        ("its text", licence.link),
+        ("licence text", licence.link),
     )
     return Section("companions", "Tokenizer and licence", (_pairs("Tokenizer and licence", rows),))

@@ -1,7 +1,6 @@
-"""What a package, a foreign folder or an ONNX file holds, read without running it: frozen and versioned.
+"""Contents of a package, a foreign folder or an ONNX file, read without running it.
 
-Schema `partita.inspection/1`; the JSON Schema is published in docs/inspect.schema.json. Nothing is guessed: what the
-files do not say is null.
+Schema `partita.inspection/1`; the JSON Schema is published in docs/inspect.schema.json. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -16,30 +15,30 @@ from partita.package.contract import State
 from partita.package.records import ForeignRecord
 
 Size = int | str | None
-"""A fixed size, the name of a symbolic one, or null where the file does not say."""
+"""A fixed size, the name of a symbolic size, or null if unknown."""
 
 
 class InspectionFinding(Record):
-    """Something wrong with what was looked at, and what to do."""
+    """A problem, with remedies."""
 
     what: str
     remedies: tuple[RemedyRecord, ...] = ()
 
 
 class ModelFacts(Record):
-    """Which model it is, as manifest or config.json say."""
+    """The model, from the manifest or config.json."""
 
     model_type: str | None
     architecture: str | None
     parameters: int | None
-    """Weights that the graphs use; null where no manifest counts them."""
+    """Number of weights that the graphs use; null without a manifest."""
     precision: str | None
     attention: str | None
-    """How attention and cache are written, by name."""
+    """Name of the attention lowering."""
     layout: str | None
-    """Who wrote the folder, and how: partita, or the name of a foreign layout; null where it is not known."""
+    """partita, or the name of a foreign layout; null if unknown."""
     left_out: str = ""
-    """What the package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
+    """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
 
 
 class PortFacts(Record):
@@ -48,16 +47,16 @@ class PortFacts(Record):
     name: str
     dtype: str | None
     shape: tuple[Size, ...] | None
-    """null: the rank is not known, or it is no tensor."""
+    """null: the rank is unknown, or it is not a tensor."""
     role: str | None
-    """What the contract says it means; null where there is none."""
+    """Role in the contract; null without a contract."""
 
 
 class OperatorCount(Record):
     """Nodes of one operator."""
 
     domain: str
-    """Empty for ONNX itself."""
+    """Empty for ai.onnx."""
     operator: str
     nodes: int
 
@@ -68,31 +67,31 @@ class GraphFacts(Record):
     file: str
     size_bytes: int
     phase: str | None
-    """any, prefill or decode; null where no contract says so."""
+    """any, prefill or decode; null without a contract."""
     sequence_length: int | None
-    """S, where it is fixed in the file."""
+    """Static sequence length; null if dynamic."""
     ir_version: int
     producer: str
     opsets: dict[str, int]
-    """Operator set per domain; "" is ONNX itself."""
+    """Operator set version by domain; "" is ai.onnx."""
     nodes: int
-    """Of the main graph."""
+    """Nodes of the main graph."""
     inner_nodes: int
-    """In the bodies of control flow."""
+    """Nodes in control-flow subgraphs."""
     functions: int
-    """Functions that the file defines itself."""
+    """Model-local functions."""
     operators: tuple[OperatorCount, ...]
-    """Of main graph and bodies, the most frequent of a domain first."""
+    """Operators of main graph and control-flow subgraphs, the most frequent of a domain first."""
     inputs: tuple[PortFacts, ...]
     outputs: tuple[PortFacts, ...]
     data_files: tuple[str, ...]
-    """Files that hold its weights outside of it."""
+    """Files with external weights."""
     metadata: dict[str, str]
-    """What its writer noted in it."""
+    """Metadata properties of the file."""
 
 
 class ContractFacts(Record):
-    """What running needs, apart from the graphs."""
+    """Run-time properties of the package."""
 
     batch_size: int
     max_length: int
@@ -100,25 +99,25 @@ class ContractFacts(Record):
     appends_chunks: bool
     takes_fewer_rows: bool = False
     adapters_by_row: bool = False
-    """Rows of a batch may have adapters of their own."""
+    """Rows of a batch may use different adapters."""
     rereads_at: int | None
     source: str
-    """manifest, or how it was inferred."""
+    """manifest, or how the contract was inferred."""
 
 
 class CacheFacts(Record):
-    """States by what they take."""
+    """States and their size."""
 
     states: tuple[State, ...]
     size_bytes: int
-    """All of them, as long as they get."""
+    """All states at maximum length."""
     bytes_per_token: int
-    """Of keys and values, for one token of one row, in the layers that keep every token."""
+    """Keys and values of one token of one row, in layers without a rolling window."""
     fixed_bytes: int
-    """States whose size does not depend on how many tokens there are: recurrent ones, and windows kept alone."""
+    """States of constant size: recurrent states and rolling windows."""
     layout: Literal["growing", "window", "fixed"] = "fixed"
-    """growing: every step makes keys and values anew, longer by its tokens, as optimum's graphs do. window: layers with
-    a sliding window keep that alone.
+    """growing: every step returns longer keys and values, as in optimum's graphs. window: layers with a sliding window
+    store only the window.
     """
 
 
@@ -142,32 +141,32 @@ class StoredTensor(Record):
 
 
 class WeightFacts(Record):
-    """Everything that the graphs have stored; what several graphs share counts once."""
+    """Stored tensors of all graphs; shared tensors count once."""
 
     size_bytes: int
     kinds: tuple[WeightKind, ...]
-    """The largest first."""
+    """Sorted by size, the largest first."""
     largest: tuple[StoredTensor, ...]
 
 
 class ModulePrecision(Record):
-    """The weights of one module that are kept in one way."""
+    """Weights of one module with one storage format."""
 
     module: str
-    """Its path; empty where neither node nor tensor tell one."""
+    """Module path; empty if unknown."""
     precision: str
     """int4, int8, nf4 …, or the element type."""
     packed: str
-    """The operator that unpacks them; empty where they are stored as they are computed with."""
+    """Operator that dequantises them; empty for weights that are not quantised."""
     block_size: int | None
-    """Weights that share a scale; 0: a whole row, column or tensor; null where nothing is packed."""
+    """Weights that share a scale; 0: a whole row, column or tensor; null for weights that are not quantised."""
     zero_points: bool | None
     computed: str
-    """The type that they are cast to before they are used; empty where that is the stored one."""
+    """Type that they are cast to before use; empty if they are not cast."""
     tensors: int
     parameters: int
     size_bytes: int
-    """With scales and zero points."""
+    """Size including scales and zero points."""
     shared_with: tuple[str, ...] = ()
     """Other modules that read the same weights."""
 
@@ -177,78 +176,78 @@ class FileFacts(Record):
 
     name: str
     size_bytes: int | None
-    """On disk; null when it is missing."""
+    """Size on disk; null if it is missing."""
     sha256: str | None
-    """As the manifest has it, or the name of the file that a hub snapshot links to; null where neither says and hashes
-    were not asked for. `partita verify` compares that of a manifest with the file.
+    """Hash from the manifest or the blob name of a Hub snapshot; null if neither has one and hashing was not requested.
+    `partita verify` checks hashes of a manifest.
     """
 
 
 class Provenance(Record):
-    """Where it comes from, as far as it says."""
+    """Origin of the package, as far as recorded."""
 
     created: str | None
     checkpoint: str | None
     dtype: str | None
-    """Of most weights of the checkpoint."""
+    """Most frequent weight type of the checkpoint."""
     source_files: tuple[FileFacts, ...]
-    """Files of the checkpoint, with the hashes that they had."""
+    """Files of the checkpoint, with their hashes at export."""
     toolchain: dict[str, str]
-    """Package name to version, of everything that had a part in it."""
+    """Package name -> version of the packages used for the export."""
     target: str | None
     verification: str | None
-    """The status, and how it was found out."""
+    """Status and method of the verification."""
     quality: str | None
 
 
 class TokenizerFacts(Record):
-    """The tokenizer that lies beside the graphs."""
+    """The tokenizer of the folder."""
 
     kind: str
-    """What reads it: none, tokenizers, transformers."""
+    """Library that loads it: none, tokenizers, transformers."""
     files: tuple[str, ...]
     model: str | None
-    """BPE, Unigram, WordPiece; null where tokenizer.json does not say."""
+    """BPE, Unigram, WordPiece; null if tokenizer.json does not name it."""
     vocabulary: int | None
-    """Entries, added ones included."""
+    """Number of entries, including added tokens."""
     special: dict[str, str]
     """bos_token, eos_token …"""
     chat_template: bool
 
 
 class LicenceFacts(Record):
-    """Under which licence the weights are, as the files beside them say."""
+    """Licence of the weights, from files of the folder."""
 
     name: str | None
-    """null: no file says it."""
+    """null: no file names it."""
     source: str
-    """Which file says so, or which were looked for."""
+    """The file that names it, or the files that were searched."""
     link: str | None = None
 
 
 class AdapterFacts(Record):
-    """An adapter in the weights, or beside them."""
+    """A merged or separate adapter."""
 
     name: str
     merged: bool
-    """It is part of the weights; else a run can switch it on."""
+    """It is merged into the weights; if not, it is selected at run time."""
     kind: str | None
     """lora or dora."""
     ranks: tuple[int, ...]
     modules: int | None
-    """Modules of which it changes the weight."""
+    """Number of modules whose weight it modifies."""
     whole: tuple[str, ...] = ()
     """Parameters that it replaces."""
     base_model: str | None
-    """The model that it was trained on, as it says itself."""
+    """The model that it was trained on, from its configuration."""
     file: str | None
-    """That has its values; null where it is merged."""
+    """File with its values; null if it is merged."""
     source_files: tuple[FileFacts, ...]
-    """The files that it was read from, as the manifest has them."""
+    """Its source files, from the manifest."""
 
 
 class Inspection(Record):
-    """What a package, a foreign folder or an ONNX file holds."""
+    """Contents of a package, a foreign folder or an ONNX file."""
 
     schema_id: Literal["partita.inspection/1"] = Field(default="partita.inspection/1", alias="schema")
     partita_version: str
@@ -258,11 +257,11 @@ class Inspection(Record):
     model: ModelFacts
     graphs: tuple[GraphFacts, ...]
     other_graphs: tuple[FileFacts, ...] = ()
-    """ONNX files beside them that the contract does not name."""
+    """Other ONNX files of the folder, which the contract does not name."""
     contract: ContractFacts | None
-    """null where none is on disk and none could be inferred."""
+    """null if there is no manifest and the layout could not be inferred."""
     foreign: ForeignRecord | None = None
-    """How a folder that Partita did not write was understood."""
+    """Detected layout of a folder that Partita did not write."""
     cache: CacheFacts | None
     weights: WeightFacts
     modules: tuple[ModulePrecision, ...]

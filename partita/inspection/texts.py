@@ -1,4 +1,4 @@
-"""How facts of a package are written for people, alike in the document of one and in the difference of two."""
+"""Texts for facts of a package, shared by the documents of one package and of a difference."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MAIN = "ai.onnx"
 
 
 def domain_name(domain: str) -> str:
-    """A domain of operators; that of ONNX itself has an empty name in files."""
+    """Name of an operator domain; the empty domain is ai.onnx."""
     return domain or MAIN
 
 
 def shape_text(shape: Sequence[Size] | None) -> str:
-    """[1, S, 8], a question mark for what the file does not say; `-` when the rank is not known."""
+    """`[1, S, 8]`, with `?` for unknown sizes; `-` if the rank is unknown."""
     return "-" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def how_kept(module: ModulePrecision) -> str:
-    """`int4, MatMulNBits, blocks of 32, zero points`, or an element type alone."""
+    """`int4, MatMulNBits, blocks of 32, zero points`, or the element type."""
     parts = [module.precision]
     if module.packed:
         parts.append(module.packed)
@@ -35,30 +35,30 @@ def how_kept(module: ModulePrecision) -> str:
 
 
 def verdict(found: Inspection) -> str:
-    """What it is, in a sentence."""
+    """One-sentence summary."""
     model = found.model
     about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]
     what = {"package": "a package", "onnx folder": "a folder of ONNX files", "onnx file": "an ONNX file"}[found.kind]
     if model.layout not in (None, "partita", "onnx"):
         what = f"a folder of {model.layout}"
     nodes = listing(f"{graph.nodes + graph.inner_nodes:,}" for graph in found.graphs)
-    graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no graph that can be read"
+    graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no readable graph"
     cache = ""
     if found.cache is not None and found.cache.states:
         cache = f"; cache {human_bytes(found.cache.size_bytes)}"
     wrong = f"; {plural(len(found.findings), 'finding')}" if found.findings else ""
     size = human_bytes(found.weights.size_bytes)
     named = f" of {', '.join(about)}" if about else ""
-    lacks = f"; left out: {model.left_out}" if model.left_out else ""
+    lacks = f"; omitted: {model.left_out}" if model.left_out else ""
     return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}{lacks}"
 
 
 def adapter_text(adapter: AdapterFacts) -> str:
-    """What an adapter is and where: `LoRA of rank 4 and 8 for 14 modules, trained on NAME; beside the weights`."""
+    """`LoRA of rank 4 and 8 for 14 modules, trained on NAME; separate, named NAME`."""
     kind = {"lora": "LoRA", "dora": "DoRA"}.get(adapter.kind or "", adapter.kind or "adapter")
     ranks = f" of rank {listing(map(str, adapter.ranks))}" if adapter.ranks else ""
     modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
     whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
     trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
-    where = "merged into the weights" if adapter.merged else f"beside the weights, by the name {adapter.name}"
+    where = "merged into the weights" if adapter.merged else f"separate, named {adapter.name}"
     return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

@@ -1,1 +1,1 @@
-"""The ground floor: what was observed of a run, as plain facts, and the words that all rooms share. Imports no room."""
+"""Facts observed about a run, and shared codes and text formats. Imports no other package of Partita."""

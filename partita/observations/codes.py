@@ -1,4 +1,4 @@
-"""Closed vocabularies: every reason that a report, a log pattern or an error may carry, and what was cut short."""
+"""Closed sets of codes: reasons, kinds of evidence, interruptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ProviderCode = Literal[
     "option_rejected",
     "initialisation_failed",
 ]
-"""Why a provider is not there at all."""
+"""Reasons why a provider is unavailable."""
 NodeCode = Literal[
     "pinned_by_user",
     "runtime_inserted",
@@ -29,11 +29,11 @@ NodeCode = Literal[
     "not_claimed",
     "unexplained",
 ]
-"""Why a node is not on a provider that is there."""
+"""Reasons why a node is not on an available provider."""
 ReasonCode = ProviderCode | NodeCode
 PROVIDER_CODES: tuple[ProviderCode, ...] = get_args(ProviderCode)
 NODE_CODES: tuple[NodeCode, ...] = get_args(NodeCode)
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
-"""Logged: ONNX Runtime or the provider said so. Probed: an experiment shows it. Derived: it follows."""
+"""logged: a log line of ONNX Runtime or the provider. probed: a probe. derived: inferred from other facts."""
 Interruption = Literal["runs", "experiments"]
-"""What Ctrl-C can cut short beside a generation: the session runs of `place`, experiments on nodes that fell back."""
+"""Work other than a generation that Ctrl-C can stop: session runs of `place`, probes of fallback nodes."""

@@ -1,4 +1,4 @@
-"""How the CPU provider was set up for a session, and why: parts of the schema `partita.report/1`."""
+"""Settings of the CPU provider in a session, with reasons: part of the schema `partita.report/1`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Literal
 from partita.observations.records import Record
 
 AttentionPath = Literal["flash", "naive"]
-"""GroupQueryAttention's two ways through a prompt on the CPU: in tiles, or with the whole matrix of scores."""
+"""Algorithms of GroupQueryAttention on the CPU: flash (tiled) or naive (full score matrix)."""
 
 
 class AttentionChoice(Record):
-    """The path that GroupQueryAttention took, and why."""
+    """The algorithm that GroupQueryAttention used, with the reason."""
 
     path: AttentionPath
     reason: Literal[
-        "faster",  # naive: the processor and the head sizes are those for which it was measured to be faster
+        "faster",  # naive: measured to be faster for this processor and head size
         "not_faster",  # flash: ONNX Runtime's default
         "unclear",  # only in reports of earlier versions, which timed both paths
         "memory",  # flash: the matrix of scores would be too large
-        "option",  # the user said so
-        "environment",  # a variable of ONNX Runtime says so
+        "option",  # set by the user
+        "environment",  # set by an environment variable of ONNX Runtime
         "failed",  # only in reports of earlier versions
     ]
     detail: str
-    """In one sentence."""
+    """Explanation in one sentence."""
 
 
 class CpuSession(Record):
@@ -32,22 +32,22 @@ class CpuSession(Record):
 
     file: str
     threads: int
-    """Threads that compute a node, the calling one included."""
+    """Intra-op threads, including the calling thread."""
     threads_reason: Literal["option", "cores", "affinity", "quota"]
-    """The user said so; physical cores of the machine; of those that the process may run on; of its share of time."""
+    """option: set by the user. Otherwise the physical cores of the machine (cores), of the process's CPU affinity, or
+    of its cgroup quota.
+    """
     cores: int
     """Physical cores that the process may run on."""
     quota: float | None
-    """CPUs' worth of time that the control group may use; null without a limit."""
+    """CPU limit of the cgroup, in CPUs; null without a limit."""
     spinning: bool
-    """Threads wait for work in a loop, which is quick and keeps their cores busy."""
+    """Threads spin while they wait for work."""
     spinning_reason: Literal["option", "default", "crowded"]
-    """The user said so; ONNX Runtime's default; more threads than cores would wait for each other's loops."""
+    """option: set by the user. default: ONNX Runtime's default. crowded: off, because threads exceed cores."""
     huge_page_bytes: int | None = None
-    """Of what the session allocated, in pages of 2 MiB; null where the system has none, the user wants none, or there
-    was no decode step.
-    """
+    """Session memory in pages of 2 MiB; null if the system has none, they are off, or there was no decode step."""
     huge_page_seconds: float | None = None
-    """What that took: before the first decode step, and counted in the time of none."""
+    """Time to move memory to huge pages, before the first decode step; not part of any step's time."""
     attention: AttentionChoice | None
-    """null without GroupQueryAttention of two paths, where another provider comes first, and for short prompts."""
+    """null without a choice: no GroupQueryAttention, another preferred provider, or a short prompt."""

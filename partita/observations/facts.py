@@ -1,7 +1,6 @@
-"""What an observer hands over: plain facts about one run, before any of them is interpreted.
+"""Facts observed about one run, before interpretation; None if a source does not provide a fact.
 
-Frozen dataclasses, filled by `partita.runtime` and read by `partita.partition_reports.build`. A fact that a source
-could not give is None, never a made-up value.
+Filled by `partita.runtime` and read by `partita.partition_reports.build`.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ class GraphNode:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     module: str | None
-    """Module path in the original model, e.g. model.layers.0.mlp."""
+    """Module path in the source model, e.g. model.layers.0.mlp."""
     module_class: str | None
     source: str | None
     """file:line of the modelling code that produced the node."""
     inside: tuple[GraphNode, ...] = ()
-    """Nodes in its bodies, however deep; of nodes of an optimised graph only."""
+    """Nodes in its control-flow subgraphs at any depth; set for nodes of an optimised graph only."""
     body: str = ""
-    """The attribute whose graph it is in: `then_branch`; empty in the main graph."""
+    """The attribute whose subgraph contains it: `then_branch`; empty in the main graph."""
     matrix: str = ""
-    """Element type of the largest constant of two dimensions or more that it reads, e.g. bfloat16; empty where it reads
-    none. Of nodes of the file only.
+    """Element type of its largest constant input of rank 2 or more, e.g. bfloat16; empty for none. Set for nodes of the
+    file only.
     """
 
 
@@ -49,7 +48,7 @@ class AssignedNode:
     domain: str
     provider: str
     subgraph: int
-    """Which entry of the list; nodes of one compiled subgraph share it."""
+    """Index of the list entry; nodes of one compiled subgraph share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class NodeEvent:
     start_us: int
     """Microseconds since the profile began."""
     host_us: int
-    """Host time around the kernel; on an asynchronous EP this is not device time."""
+    """Host time of the kernel; not device time on an asynchronous provider."""
     output_bytes: int
     output_shapes: tuple[str, ...]
     """e.g. float32[1,12,256]."""
@@ -84,26 +83,26 @@ class RunWindow:
     start_us: int
     host_us: int
     earlier: bool = False
-    """Of a generation before the one whose steps are told: a session is profiled once."""
+    """It belongs to an earlier generation than the reported steps, because a session is profiled once."""
     rows: int | None = None
-    """Rows of the batch that the run was of; None: all."""
+    """Batch rows of the run; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortFact:
-    """Where a graph input or output lives, and where ONNX Runtime wants it."""
+    """Memory of a graph input or output, and the memory that ONNX Runtime expects."""
 
     name: str
     direction: str
     """input or output."""
     role: str
-    """A role of the package, or state."""
+    """A role of the package contract, or state."""
     wanted_memory: str
     """Memory info name from ONNX Runtime: Cpu, Cuda, WebGPU_Buf, …"""
     bound_memory: str
     """Memory info name of the buffer that was bound."""
     bytes_per_decode_step: int | None
-    """Of one decode step, or of one run of a model that is no package; None when it is not known."""
+    """Bytes per decode step, or per run of a model that is not a package; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,39 +118,37 @@ class StateFact:
     same_address: bool
     """Past and present are one buffer, compared by address at every step of the observation window."""
     address_changes: int
-    """Times the address differed from the step before."""
+    """Number of steps whose address differs from the previous step."""
     checked_steps: int | None = None
-    """Steps at which the addresses were compared; None when nobody counted."""
+    """Steps with compared addresses; None if not counted."""
     copied_bytes: int = 0
-    """What the last step copied of it into another buffer: all of past, where present is made anew."""
+    """Bytes that the last step copied to another buffer: all of past if present is a new tensor."""
 
 
 Outcome = Literal["taken", "placed", "left", "failed", "crashed", "timed_out", "invalid"]
-"""What became of an experiment: the provider took the node, claimed it in a dry run where it could not be run on the
-CPU provider either, left it to another, its session failed to open, its process was killed by a signal, it did not
-finish in time, or the model is invalid."""
+"""Outcome of a probe: taken (on the provider), placed (assigned in a dry run, but not runnable), left (on another
+provider), failed (session error), crashed (killed by a signal), timed_out, or invalid (invalid model)."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
-"""Outcomes that are the provider's failure; a node that it leaves is none."""
+"""Outcomes that are failures of the provider."""
 Factor = str
-"""What an experiment changed: nothing (`AS_IS`), several things (`COMBINED`), or what a factor of this name changes, of
-which the runtime has a file each: rank, static_shape, output_shape, type, opset, attribute, input. `OTHER_FORM` is no
-change: it is another node of the same operator. Nor are `OPTION`, the same node under another option of the provider,
-and `NEIGHBOURS`, the same node with some that are next to it in the graph."""
+"""The property that a probe varies: rank, static_shape, output_shape, type, opset, attribute, input; none (`AS_IS`),
+several (`COMBINED`), another node of the operator (`OTHER_FORM`), a provider option (`OPTION`), or neighbour nodes in
+the same model (`NEIGHBOURS`)."""
 AS_IS, COMBINED, OTHER_FORM, OPTION, NEIGHBOURS = "as_is", "combined", "other_form", "option", "neighbours"
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One thing that a changed node has in place of another."""
+    """A replacement in a variant of a node."""
 
     now: str
     """e.g. float32."""
     before: str
     """e.g. int64."""
     where: str = ""
-    """When it is not everywhere: `in starts`, `as to`."""
+    """Place of the replacement: `in starts`, `as to`; empty: everywhere."""
     partly: bool = False
-    """Some inputs of that type were left as they are."""
+    """Some inputs of that type are unchanged."""
 
     def __str__(self) -> str:
         """`float32 in place of int64 in starts`."""
@@ -160,95 +157,95 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One experiment: a model of one node, opened on one provider with only the CPU provider behind it."""
+    """One probe: a model of one node, opened on one provider with only the CPU provider as fallback."""
 
     factor: Factor
     change: str
-    """What is different from the node as it is, e.g. `float32 in place of int64`; empty for as_is."""
+    """Difference of the variant from the node, e.g. `float32 in place of int64`; empty for as_is."""
     outcome: Outcome
     said: str
-    """What was logged or raised, in one line; empty when nothing was."""
+    """Log line or error message on one line; may be empty."""
     cached: bool = False
-    """Known from an earlier run with the same ONNX Runtime, device and options."""
+    """From an earlier run with the same ONNX Runtime, device and options."""
     parts: tuple[Factor, ...] = ()
-    """What was changed together, of a combined one; of another form, `type` where it has other types than the node, and
-    `option` where the provider had another one."""
+    """Factors of a combined variant; for another form, `type` for different types and `option` for a different provider
+    option."""
     swap: Swap | None = None
-    """The change, where one thing took the place of another."""
+    """The change, if it is a replacement."""
     removes: bool = False
-    """The change leaves something out."""
+    """The change removes something."""
     unfolded: bool = False
-    """Taken, but only as the nodes of its function, and not as itself."""
+    """Supported only after ONNX Runtime inlined the node's function."""
     kind: str = ""
-    """What changes of this factor are, in words: `other types`; empty for as_is."""
+    """Text for changes of this factor: `other types`; empty for as_is."""
     company: bool = False
-    """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
+    """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
     @property
     def now(self) -> str:
-        """What took the place of something else, everywhere; empty for other changes."""
+        """The new value of a replacement that applies everywhere; empty for other changes."""
         return self.swap.now if self.swap is not None and not self.swap.partly and not self.unfolded else ""
 
     @property
     def before(self) -> str:
-        """What that took the place of."""
+        """The value that `now` replaces."""
         return self.swap.before if self.swap is not None and self.now else ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:
-    """What experiments on a preferred provider tell of one node that is not on it."""
+    """Probes of a fallback node on a preferred provider."""
 
     node: str
     trials: tuple[Trial, ...]
-    """In the order they were made; the first has nothing changed."""
+    """In execution order; the first is the unchanged node."""
     unprobed: str = ""
-    """Why there are no experiments, or not all of them, e.g. the budget; empty when they are complete."""
+    """Why probes are missing, e.g. the budget; empty if they are complete."""
     left_out: int = 0
-    """Combinations of several changes that were not tried, because there are many."""
+    """Combinations that were not tried because of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedPart:
-    """The smallest part of a graph that the preferred provider does not open, found by bisection."""
+    """The smallest part of a graph that the preferred provider rejects, found by bisection."""
 
     nodes: tuple[str, ...]
     said: str
-    """What it said of this part, in one line."""
+    """The provider's message for this part, on one line."""
     minimal: bool
-    """Every smaller part that was tried opens; False when the time was up before."""
+    """Every smaller part that was tried is accepted; False if the time ran out."""
     tries: int
     whole: bool = False
-    """It is the graph as the file has it: no part that was cut out of the file and tried fails."""
+    """It is the complete graph: every smaller part that was tried is accepted."""
     company: bool = False
-    """A Neg stood beside it, as beside a node that is tried."""
+    """The model also has a Neg, as in probes of a node."""
     untried: str = ""
-    """Why parts were not tried, e.g. a type that is not known; empty when all were that were wanted."""
+    """Why parts were not tried, e.g. an unknown type; empty if all were tried."""
     others: tuple[RejectedPart, ...] = ()
-    """Further parts, none of which has a node of another: each fails without the ones before it."""
+    """Further disjoint parts; each is rejected in the graph without the previous parts."""
     inside: tuple[str, ...] = ()
-    """Nodes in bodies of its nodes over which the provider fails when they are tried by themselves."""
+    """Nodes in its control-flow subgraphs that the provider rejects individually."""
     rest_opens: bool = False
-    """Without this part and the others the provider opens the graph; else it is not known to."""
+    """The provider accepts the graph without this part and `others`; False: unknown."""
 
     @property
     def parts(self) -> tuple[RejectedPart, ...]:
-        """This part and the others that the provider rejects."""
+        """This part and `others`."""
         return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderFacts:
-    """What is known of one provider of the chain, in one session."""
+    """Facts about one provider of the chain in one session."""
 
     patterns: tuple[LogPattern, ...] = ()
-    """How lines of the session's log give reasons away."""
+    """Log patterns with reasons."""
     budget: str = ""
-    """Its memory budget, as the user wrote it; empty when there is none."""
+    """The user's memory budget as written; empty if there is none."""
     probes: Mapping[str, NodeProbe] = field(default_factory=dict)
-    """Experiments on it, by node; empty when nothing was probed."""
+    """Node name -> its probes on this provider."""
     rejected: RejectedPart | None = None
-    """When it did not open the graph as a whole."""
+    """Set if the provider rejected the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +259,9 @@ class SessionFacts:
     graph: tuple[GraphNode, ...]
     """Nodes of the main graph."""
     plan: tuple[tuple[str, ...], ...] | None
-    """Node names per stream, from the plan file; None when ONNX Runtime wrote none."""
+    """Node names per stream, from the plan file; None without a plan file."""
     assigned: tuple[AssignedNode, ...] | None
-    """None when this ONNX Runtime has no assignment interface."""
+    """None if this ONNX Runtime has no assignment interface."""
     events: tuple[NodeEvent, ...]
     runs: tuple[RunWindow, ...]
     log: tuple[str, ...]
@@ -274,31 +271,31 @@ class SessionFacts:
     ports: tuple[PortFact, ...]
     load_seconds: float
     plan_devices: tuple[str, ...] | None = None
-    """Kind of device of each stream of the plan, in ONNX Runtime's numbers: 0 is the CPU."""
+    """Device type of each stream of the plan as ONNX Runtime's number; 0 is the CPU."""
     providers: Mapping[str, ProviderFacts] = field(default_factory=dict)
-    """What is known of each provider of the chain, by ONNX Runtime's name of it."""
+    """ONNX Runtime's provider name -> facts."""
     constants: frozenset[str] = frozenset()
-    """Tensors of the main graph whose values stand in the file. Only a dry run asks for them, and for the next ones."""
+    """Constant tensors of the main graph; set in dry runs only."""
     fixed_shapes: frozenset[str] = frozenset()
-    """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
+    """Tensors of the main graph whose shape depends on input shapes only; set in dry runs only."""
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
+    """Pinned node -> the user's pin as written, e.g. cpu:lm_head."""
     inner: tuple[GraphNode, ...] = ()
-    """Nodes in the bodies of If, Loop and Scan."""
+    """Nodes in the subgraphs of If, Loop and Scan."""
     optimised: tuple[GraphNode, ...] | None = None
-    """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down.
-    None when it was not asked for or could not be had."""
+    """Nodes of the graph that ONNX Runtime runs, including Memcpy nodes, written by a second session. None if not
+    requested or not available."""
     optimised_why: str = ""
-    """Why there is none, or why it is not used, in one sentence."""
+    """Why the optimised graph is missing or not used, in one sentence."""
     cpu: CpuSession | None = None
-    """How the CPU provider was set up; None where it is not in the chain."""
+    """Settings of the CPU provider; None if it is not in the chain."""
 
     def of(self, provider: str) -> ProviderFacts:
-        """What is known of one provider of the chain (ONNX Runtime's name); nothing of one that is not in it."""
+        """Facts about a provider by ONNX Runtime's name; empty facts for a provider outside the chain."""
         return self.providers.get(provider, ProviderFacts())
 
     def with_provider(self, provider: str, **changes: Any) -> SessionFacts:
-        """The session with more known of one provider of the chain; `changes`: fields of `ProviderFacts`."""
+        """A copy with changed facts about a provider; `changes`: fields of `ProviderFacts`."""
         return replace(self, providers={**self.providers, provider: replace(self.of(provider), **changes)})
 
 
@@ -312,21 +309,21 @@ class StepFact:
     seconds: float
     """Wall time of the session run."""
     overhead_seconds: float
-    """Wall time of this step outside the session run: feeding, sampling, detokenising."""
+    """Wall time of this step outside the session run: binding inputs, sampling, detokenising."""
     observed: bool
-    """True while profiling was on; such steps are slower and stay out of the speed figures, if others are left."""
+    """It ran with profiling, which slows it down; speed figures use other steps if there are any."""
     row_tokens: int | None = None
-    """Tokens taken in over all rows, padding and finished rows left out; None when every row took `tokens`."""
+    """Input tokens of all rows without padding and finished rows; None if every row has `tokens`."""
     again: bool = False
-    """It read tokens that had been read before; the last such step made a new token, as a decode step would have."""
+    """It recomputed earlier tokens; the last of these steps also returned a new token."""
     width: int = 0
-    """S: tokens that each row was fed, padding and rejected draft tokens included; 0 when not counted."""
+    """Sequence length of the step, including padding and rejected draft tokens; 0 if not counted."""
     drafted: int = 0
-    """Draft tokens of all rows that it verified."""
+    """Verified draft tokens of all rows."""
     accepted: int = 0
     """Draft tokens that were accepted."""
     draft_seconds: float = 0.0
-    """Part of `overhead_seconds` that drafting took."""
+    """Time for drafting, part of `overhead_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +337,7 @@ class SpeculationFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One whole run: its sessions, its steps, and how it ended."""
+    """One run: its sessions, its steps and its end."""
 
     sessions: tuple[SessionFacts, ...]
     states: tuple[StateFact, ...]
@@ -348,25 +345,25 @@ class RunFacts:
     memory: Memory
     tokenizer_load_seconds: float
     first_token_seconds: float | None
-    """From the start of prefill to the first new token; None if none came."""
+    """From the start of prefill to the first new token; None if there was none."""
     prompt_tokens: int
     new_tokens: int
     finish_reason: str | None
-    """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
+    """stop, length, cache_full, interrupted, or error; None if no generation was requested."""
     row_prompts: tuple[int, ...] | None = None
-    """Tokens of each row's prompt that steps read, so without those of a prefix; None where one row stands for all."""
+    """Prompt tokens of each row without a cached prefix; None if all rows are equal."""
     all_new_tokens: int | None = None
-    """Of all rows together; None where one row stands for all."""
+    """New tokens of all rows; None if all rows are equal."""
     requests: int | None = None
-    """That took turns in the rows: prompt and new tokens are those of all of them; None: one for each row."""
+    """Number of requests that shared the rows, whose tokens are summed; None: one request per row."""
     finish_detail: str = ""
     probing: Probing | None = None
-    """None when probing was off, or no node fell back."""
+    """None if probing was off or no node fell back."""
     interrupted: tuple[Interruption, ...] = ()
-    """What Ctrl-C cut short; how a generation ended is in `finish_reason`."""
+    """Work that Ctrl-C stopped, other than a generation (`finish_reason`)."""
     failed: str | None = None
-    """Why a run failed, for a verb that generates nothing; None when none did."""
+    """Why a run without generation failed; None if it did not."""
     notes: tuple[str, ...] = field(default=())
-    """Anything the observer wants said in the report, one sentence each."""
+    """Notes for the report, one sentence each."""
     speculation: SpeculationFact | None = None
     """None without speculative decoding."""

@@ -1,4 +1,4 @@
-"""How lines of ONNX Runtime's log are read: what a provider's file says of its own."""
+"""Patterns of ONNX Runtime's log lines that name a reason."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from partita.observations.codes import PROVIDER_CODES, ReasonCode
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
-    """How a line of ONNX Runtime's log gives a reason away."""
+    """A log line of ONNX Runtime that names a reason."""
 
     reason: ReasonCode
     pattern: str
-    """Regular expression, searched for in one line; named groups `node`, `op` and `why` where the line has them."""
+    """Regular expression to search in one line, with optional groups `node`, `op` and `why`."""
 
     def __post_init__(self) -> None:
         if self.reason in PROVIDER_CODES and "(?P<node>" in self.pattern:
-            raise ValueError(f"{self.reason} is about a provider, and {self.pattern!r} about a node")
+            raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
 
     vague: bool = False
-    """The line says that the provider turned the node down for this, and not what of the node it is."""
+    """The line names the reason, but not the property of the node that causes it."""

@@ -1,13 +1,12 @@
-"""Names that ONNX Runtime gives, and the word for none."""
+"""Names of ONNX Runtime, and the placeholder for unknown names."""
 
 from __future__ import annotations
 
 CPU = "CPUExecutionProvider"
-"""ONNX Runtime's name of the provider that is in every build and every session."""
+"""The provider of every build and every session."""
 UNKNOWN = "unknown"
-"""In place of a provider or an operator that no source names."""
+"""Placeholder for a provider or operator that no source names."""
 INLINED = "_inlfunc_"
-"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
+"""Prefix of node names from functions that ONNX Runtime inlined."""
 RUN, EXPERIMENTS = "a run", "experiments"
-"""In place of a provider's name among what is left out after a crash: the model is opened, and not run; nor are there
-experiments."""
+"""Steps that are skipped after a crash, listed with providers: session runs, probes."""

@@ -1,28 +1,26 @@
-"""Messages of C++ libraries: what they say, without the source line and the signature of the function that says it."""
+"""Messages of C++ libraries, without source locations and function signatures."""
 
 from __future__ import annotations
 
 import re
 
 _SOURCE = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cxx|cu|mm|h|hpp):\d+:? (?=\S)")
-"""A file and a line, as ONNX Runtime's CodeLocation writes them before the function."""
+"""File and line, as ONNX Runtime's CodeLocation writes them before the function."""
 _OPERATOR = re.compile(r"operator\s?(?:\(\)|\[\]|[-+*/%^&|~!=<>]+)")
 _QUALIFIERS = re.compile(r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?&{1,2}(?=\s|$))*")
 _FULL = r"out.of.(\w+.)?memory|bad_alloc|alloc_failed"
 FULL = re.compile(_FULL, re.IGNORECASE)
-"""A failure for want of memory that others may have had at the time."""
+"""An out-of-memory failure, which may depend on other processes."""
 NO_ROOM = re.compile(
     rf"{_FULL}|mem_alloc|memory alloc|allocate \w*\s?memory|smaller than requested bytes",
     re.IGNORECASE,
 )
-"""A failure for want of memory, which depends on the device, on sizes and on what else runs, and tells nothing of what
-is supported.
-"""
+"""Any memory failure, which depends on the device, on sizes and on other processes, and not on support."""
 _OPENING, _CLOSING = "([{<", ")]}>"
 
 
 def cut(text: str, longest: int) -> str:
-    """The text in at most `longest` characters, cut in its middle: ONNX Runtime says a cause first, compilers last."""
+    """The text cut in its middle to `longest` characters: ONNX Runtime prints causes first, compilers last."""
     if len(text) <= longest:
         return text
     first = longest // 3
@@ -30,11 +28,10 @@ def cut(text: str, longest: int) -> str:
 
 
 def without_signatures(text: str) -> str:
-    """`<file>:<line> <function signature> what is said` -> `what is said`, also in the middle and several times.
+    """Replace every `<file>:<line> <function signature> message` by `message`.
 
-    A place without a signature after it, or with nothing after that, stays as it is. Arguments and templates may be of
-    any length: OpenVINO's and QNN's messages begin with some hundred characters of them (seen with ONNX Runtime 1.24 to
-    1.31, onnxruntime/core/common/exceptions.h).
+    Locations without a signature or without a message are unchanged. Format: onnxruntime/core/common/exceptions.h, ONNX
+    Runtime 1.24 to 1.31.
     """
     kept, position = [], 0
     while match := _SOURCE.search(text, position):
@@ -49,7 +46,7 @@ def without_signatures(text: str) -> str:
 
 
 def _signature_end(text: str, start: int) -> int | None:
-    """Where the signature that begins at `start` ends; None when there is none."""
+    """End of the signature that begins at `start`; None if there is none."""
     depth, position, in_lambda = 0, start, False
     while position < len(text):
         if depth == 0 and (named := _OPERATOR.match(text, position)):
@@ -71,7 +68,7 @@ def _signature_end(text: str, start: int) -> int | None:
 
 
 def _after_qualifiers(text: str, position: int) -> int:
-    """Past `const` and the like, and past gcc's `[with T = float]`."""
+    """Position after qualifiers such as `const` and gcc's `[with T = float]`."""
     found = _QUALIFIERS.match(text, position)
     position = found.end() if found else position
     if text.startswith(" [with ", position):

@@ -1,7 +1,4 @@
-"""Records of a run that reports and refusals hold as they were observed: frozen, validated, numbers with their unit.
-
-Parts of the schema `partita.report/1`; the rest of it is `partita.partition_reports.records`.
-"""
+"""Observed records of a run: part of the schema `partita.report/1` of `partita.partition_reports.records`."""
 
 from __future__ import annotations
 
@@ -15,33 +12,33 @@ from partita.remedies import Remedy
 
 Source = Literal[
     "model_file",  # the ONNX file of the package
-    "optimised_model",  # the graph as ONNX Runtime runs it, written by a second session
+    "optimised_model",  # the graph that ONNX Runtime runs, written by a second session
     "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
     "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
     "profile",  # ONNX Runtime's profile of the observation window
     "native_log",  # ONNX Runtime's own log lines
-    "probe",  # experiments: one node at a time on the preferred provider, in a child process
-    "memory_info",  # where the session wants its inputs and outputs
-    "binding",  # addresses of the buffers that were bound
-    "clock",  # our own clock around the session run
-    "process",  # the operating system's account of this process
+    "probe",  # probes: one node at a time on the preferred provider, in a child process
+    "memory_info",  # memory in which the session expects inputs and outputs
+    "binding",  # addresses of bound buffers
+    "clock",  # Partita's clock around the session run
+    "process",  # process statistics of the operating system
 ]
-"""Where a fact comes from."""
+"""Source of a fact."""
 
 
 PhaseName = Literal["prefill", "decode", "run"]
-"""`run` is the one phase of a model that is no package."""
+"""`run` is the only phase of a model that is not a package."""
 
 
 def _grows(schema: dict[str, Any]) -> None:
-    """Let the JSON Schema of a record say what readers do: a newer Partita may add fields, which are ignored."""
+    """Allow additional properties in the JSON Schema, because readers ignore fields of newer versions."""
     schema.pop("additionalProperties", None)
 
 
 class Record(BaseModel):
-    """Base of every record in a report: immutable; NaN and infinity are errors, and so are unknown fields.
+    """Base of every record in a report: immutable, without NaN, infinity and unknown fields.
 
-    Only `partition_reports.storage`, which reads what another version of Partita may have written, ignores those.
+    Only `partition_reports.storage` ignores unknown fields, to read reports of other versions.
     """
 
     model_config = ConfigDict(
@@ -50,39 +47,38 @@ class Record(BaseModel):
         populate_by_name=True,
         allow_inf_nan=False,
         json_schema_extra=_grows,
-        defer_build=True,  # most verbs import records that they never make
+        defer_build=True,  # most commands import records that they never create
     )
 
     @classmethod
     def taken_from(cls, other: object, **own: object) -> Self:
-        """The record that has the fields of the same name of `other`, and `own` beside them or in their place.
+        """A record with the fields of `other` that have the same name; `own` adds or replaces fields.
 
-        So what one record takes over from another, or from an observed fact, is written down once. Raises
-        ValidationError when a field without a default is in neither, or `own` has one that the record has not.
+        Raises ValidationError for a missing field without a default, and for an unknown field in `own`.
         """
         shared = {name: getattr(other, name) for name in cls.model_fields if hasattr(other, name)}
         return cls.model_validate({**shared, **own})
 
 
 def _known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """A reason code; one that a newer Partita wrote is kept as it is, so that its reports can be read."""
+    """A reason code; unknown codes of a newer Partita are accepted."""
     return value if isinstance(value, str) else check(value)
 
 
 Code = Annotated[ReasonCode, WrapValidator(_known_or_newer)]
-"""A reason code on disk."""
+"""A reason code in a file."""
 
 
 class InstalledWheel(Record):
-    """A distribution in this environment, with its version."""
+    """An installed distribution."""
 
     name: str
     version: str
-    """Empty in what an older Partita wrote without."""
+    """Empty in files of older versions."""
 
 
 class Environment(Record):
-    """The machine and the software the run happened on."""
+    """Machine and software of the run."""
 
     cpu: str
     logical_cores: int
@@ -90,19 +86,19 @@ class Environment(Record):
     operating_system: str
     python: str
     onnxruntime_package: str
-    """`onnxruntime_wheels` for people, on one line."""
+    """`onnxruntime_wheels` as text."""
     onnxruntime_wheels: tuple[InstalledWheel, ...] = ()
-    """What ONNX Runtime came in: more than one where they overwrote each other's files."""
+    """Installed wheels of ONNX Runtime; several wheels overwrite each other's files."""
     onnxruntime_version: str
-    """That of the ONNX Runtime that was imported."""
+    """Version of the imported ONNX Runtime."""
     onnxruntime_build: str
     packages: dict[str, str]
-    """Package name to version."""
+    """Package name -> version."""
 
     @model_validator(mode="before")
     @classmethod
     def _older(cls, given: Any) -> Any:
-        """What was written without the wheels as data has them in its text, `NAME VERSION, NAME VERSION`."""
+        """Parse the wheels of an older file from `NAME VERSION, NAME VERSION`."""
         if not isinstance(given, dict) or "onnxruntime_wheels" in given:
             return given
         text = given.get("onnxruntime_package")
@@ -113,23 +109,23 @@ class Environment(Record):
 
 
 class PackageQuality(Record):
-    """What the precision of a package costs, as measured when it was exported: beside the original, on one text."""
+    """Quality of a package relative to the source model, measured on a text at export."""
 
     text: str
     tokens: int
-    """Tokens that were predicted."""
+    """Predicted tokens."""
     provider: str
-    """What the package ran on."""
+    """Provider that ran the package."""
     twin: str | None = None
-    """What was run in place of the package's own graphs, where the provider has no kernels for those."""
+    """The converted graphs that ran instead, if the provider has no kernels for those of the package."""
     perplexity_ratio: float
-    """Its perplexity by that of the original; 1 is no loss."""
+    """Perplexity divided by that of the source model; 1 is no loss."""
     top1_agreement: float
-    """Share of the positions at which both think the same token most likely."""
+    """Share of positions at which both have the same most likely token."""
     kl_mean: float
-    """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
+    """Kullback-Leibler divergence from the source model in nats, mean over positions."""
     kl_p99: float
-    """Its 99th percentile."""
+    """99th percentile of that divergence."""
 
 
 class PackageFacts(Record):
@@ -145,28 +141,28 @@ class PackageFacts(Record):
     verification: Literal["verified", "unverified"]
     verification_detail: str
     checkpoint: str = ""
-    """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
+    """Source folder name or Hub id; empty in older reports."""
     target: str = ""
-    """The provider that its lowering was chosen for; empty when it was not chosen for one."""
+    """Provider that its lowering was chosen for; empty for none."""
     left_out: str = ""
-    """What the package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
+    """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
     quality: PackageQuality | None = None
-    """null where none was measured, and in a report that was written without."""
+    """null if not measured, and in older reports."""
 
 
 class RemedyRecord(Record):
-    """A remedy as stored: what to do, and the command or options for it."""
+    """A remedy with its command or options."""
 
     text: str
-    """In words, without the command."""
+    """Description without the command."""
     command: tuple[str, ...] = ()
-    """A command line, word by word and unquoted; empty when there is none."""
+    """Unquoted words of a command line; may be empty."""
     options: tuple[str, ...] = ()
-    """What to add to the command that was given, instead."""
+    """Options to add to the user's command; may be empty."""
 
 
 def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
-    """A remedy and what else helps, as records."""
+    """A remedy and its alternatives as records."""
     found = []
     while remedy is not None:
         found.append(RemedyRecord.taken_from(remedy))
@@ -175,7 +171,7 @@ def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
 
 
 def remedy_of(records: Sequence[RemedyRecord]) -> Remedy | None:
-    """The remedy that `remedy_records` made records of; None for none."""
+    """The inverse of `remedy_records`; None for no records."""
     found: Remedy | None = None
     for record in reversed(records):
         found = Remedy(record.text, record.command, record.options, found)
@@ -183,22 +179,22 @@ def remedy_of(records: Sequence[RemedyRecord]) -> Remedy | None:
 
 
 class ChainEntry(Record):
-    """What became of one provider of the chain."""
+    """Availability of one provider of the chain."""
 
     provider: str
     """ONNX Runtime's name."""
     status: Literal["active", "unavailable"]
     reason: Code | None = None
-    """A provider-level one, or `subgraph_rejected` or `dynamic_shape` of a provider that failed over the graph."""
+    """A provider-level reason, or `subgraph_rejected` or `dynamic_shape` for a rejected graph."""
     evidence: str | None = None
     remedy: str | None = None
-    """In words, commands among them."""
+    """Remedies as text, with commands."""
     remedies: tuple[RemedyRecord, ...] = ()
-    """The same as data, the best first; empty in a report that was written without."""
+    """Remedies, the best first; empty in older reports."""
 
 
 class Memory(Record):
-    """Memory of weights, cache and process, in bytes; None where it was not measured."""
+    """Memory of weights, cache and process, in bytes; null if not measured."""
 
     weight_bytes: int
     cache_bytes: int
@@ -206,19 +202,19 @@ class Memory(Record):
     rss_after_load_bytes: int | None
     peak_rss_bytes: int | None
     anonymous_growth_bytes: int | None = None
-    """What loading added of memory that is of no file: packed forms of weights, and not weights that are mapped."""
+    """Anonymous memory added by loading: prepacked weights, but not mapped files."""
     source: Source = "process"
 
 
 class Probing(Record):
-    """What the experiments took."""
+    """Time and number of probes."""
 
     seconds: float
     budget_seconds: float
     experiments: int
-    """Variants answered in this run; those that come to the same model are run once, and count each."""
+    """Variants with an outcome in this run; variants with equal models count separately but run once."""
     cached: int
-    """Known from before."""
+    """Variants from the cache."""
     crashes: int
     unprobed: tuple[str, ...]
-    """Nodes for which experiments are missing."""
+    """Nodes with missing probes."""

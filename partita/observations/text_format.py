@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: units, plurals, short provider names, harmless text. Knows no report."""
+"""Text formats: units, plurals, short provider names, sanitised text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 DIGITS = re.compile(r"([0-9]+)")
 LISTED_NUMBERS = 3
-"""Numbers of a family of names that are listed; of more, first and last are told, where none between is missing."""
+"""Maximum numbers that a name lists; longer ranges without gaps are shown as first and last."""
 
 
 def clean(text: str, encoding: str = "utf-8") -> str:
-    """`text` on one line, without control or bidirectional characters, and with nothing `encoding` cannot write."""
+    """`text` on one line, without control, bidirectional and unencodable characters."""
     plain = "".join(
         "?" if unicodedata.category(mark) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else mark for mark in text
     )
@@ -23,12 +23,12 @@ def clean(text: str, encoding: str = "utf-8") -> str:
 
 
 def short_provider(name: str) -> str:
-    """WebGpu for WebGpuExecutionProvider."""
+    """`WebGpu` for WebGpuExecutionProvider."""
     return name.removesuffix("ExecutionProvider") or name
 
 
 def named_provider(name: str | None) -> str:
-    """A provider as people write it, or words for the one that no source knows."""
+    """Short name of a provider, or `an unknown provider`."""
     return "an unknown provider" if name is None else short_provider(name)
 
 
@@ -42,7 +42,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def human_bytes(size: int | None) -> str:
-    """512 B, 256 KiB, 1.5 GiB; `-` when not known."""
+    """512 B, 256 KiB, 1.5 GiB; `-` if unknown."""
     if size is None:
         return NOT_KNOWN
     if abs(size) < 1024:
@@ -53,7 +53,7 @@ def human_bytes(size: int | None) -> str:
 
 
 def decimals(value: float | None, scale: float = 1.0) -> str:
-    """Three significant digits, no exponent; `-` when not known."""
+    """Three significant digits, no exponent; `-` if unknown."""
     if value is None:
         return NOT_KNOWN
     scaled = value * scale
@@ -65,18 +65,18 @@ def decimals(value: float | None, scale: float = 1.0) -> str:
 
 
 def nats(value: float, digits: int = 4) -> str:
-    """A divergence with so many decimals; one that has none of them with two digits that count, as 1.3e-06."""
+    """A divergence with `digits` decimals; smaller values with two significant digits, such as 1.3e-06."""
     return f"{value:.{digits}f}" if value == 0 or value >= 10**-digits else f"{value:.1e}"
 
 
 HARDLY = 0.0005
-"""A share that would be rounded to nothing."""
+"""Largest share that would be rounded to 0 %."""
 SUMMED = 1e-9
-"""By so much a sum of shares may miss what they are the whole of."""
+"""Tolerance for sums of shares."""
 
 
 def percent(part: float | None) -> str:
-    """`44.5 %`; `-` when not known. What is not all is never 100 %, and what is not nothing never 0 %."""
+    """`44.5 %`; `-` if unknown. Only exact values give 0 % and 100 %."""
     if part is None:
         return NOT_KNOWN
     if SUMMED < part < HARDLY:
@@ -91,9 +91,9 @@ def listing(parts: Iterable[str]) -> str:
 
 
 def tally(counts: Mapping[str, int], most: int = 6) -> str:
-    """`MatMul 15, Mul 7`, largest first; what is over `most` is summed up."""
+    """`MatMul 15, Mul 7`, largest first; the rest beyond `most` is summed up."""
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    # A rest of one is shown: it takes no more room than saying that there is one more.
+    # A single remaining entry is as short as its summary.
     cut = most if len(ranked) > most + 1 else len(ranked)
     shown = [f"{name} {count}" for name, count in ranked[:cut]]
     rest = sum(count for _, count in ranked[cut:])
@@ -101,20 +101,20 @@ def tally(counts: Mapping[str, int], most: int = 6) -> str:
 
 
 def per_run(phase: str) -> str:
-    """`per run of decode`; of a model with one phase, just `per run`."""
+    """`per run of decode`, or `per run` for a model with one phase."""
     return "per run" if phase == "run" else f"per run of {phase}"
 
 
 def in_phases(phases: Iterable[str]) -> str:
-    """` in prefill and decode`; nothing for a model with one phase, which needs no name."""
+    """` in prefill and decode`; empty for a model with one phase."""
     names = list(phases)
     return "" if names == ["run"] else f" in {listing(names)}"
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names that differ in their numbers only, under one: `layers.{0..5}/Add`, `layers.{1,4}/Add`.
+    """Group names that differ only in numbers: `layers.{0..5}/Add`, `layers.{1,4}/Add`, in order of appearance.
 
-    They come in the order in which they appear. Where several numbers vary, or one has many gaps, `*` stands for it.
+    `*` replaces numbers if several of them vary or one has many gaps.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(names):
@@ -123,7 +123,7 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _family(texts: tuple[str, ...], members: list[str]) -> str:
-    """One name for members that have `texts` in common, between their numbers."""
+    """One name for members with the common `texts` between their numbers."""
     if len(members) == 1:
         return members[0]
     columns = [dict.fromkeys(column) for column in zip(*(DIGITS.findall(name) for name in members), strict=True)]
@@ -134,7 +134,7 @@ def _family(texts: tuple[str, ...], members: list[str]) -> str:
 
 
 def _written(values: list[str], *, alone: bool) -> str:
-    """The numbers at one place: the only one, from first to last, some, or `*`."""
+    """The numbers at one position: single, range, list, or `*`."""
     if len(values) == 1:
         return values[0]
     if alone and len(values) <= LISTED_NUMBERS:
@@ -144,7 +144,7 @@ def _written(values: list[str], *, alone: bool) -> str:
 
 
 def name_some(names: Iterable[str], most: int = 20) -> str:
-    """The first names and how many more there are; names that differ in one number are one: `layers.{0..5}/Add (6)`."""
+    """The first names and the number of others; names that differ in one number are merged: `layers.{0..5}/Add (6)`."""
     told: list[tuple[str, int]] = []
     for name, members in families(names).items():
         together = len(members) > 1 and "*" not in name

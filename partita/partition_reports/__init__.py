@@ -1,1 +1,1 @@
-"""Facts about one run, the report built from them, and the views that show it. Needs only pydantic and rich."""
+"""The partition report: built from the facts of a run, with its views. Needs only pydantic and rich."""

@@ -1,7 +1,4 @@
-"""Nodes in the bodies of If, Loop and Scan: the plan and the report's node list hold the main graph only. Pure.
-
-ONNX Runtime's assignment list has them without saying so, and its log has the copies that it inserts into them.
-"""
+"""Nodes in control-flow subgraphs, which are not in the plan: from ONNX Runtime's assignment list and log. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from partita.partition_reports.records import Bodies, BodyNode
 
 
 def find_bodies(index: SessionIndex) -> Bodies | None:
-    """What is in bodies and not in the main graph; None when there is no control flow."""
+    """Nodes and copies in control-flow subgraphs; None without control flow."""
     listed = index.in_bodies()
     if listed is None:
         return None
-    # Branches of an If have copies of one tensor each, which have lines that are the same.
+    # Copies in the branches of an If may have equal lines.
     inserted = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
     in_plan = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     logged = native_log.is_at_info(index.facts.log)
@@ -37,7 +34,7 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
 
 
 def _body_node(index: SessionIndex, node: AssignedNode) -> BodyNode:
-    """A listed node, with what it is a part of."""
+    """A listed node with the file nodes that it is part of."""
     twin = node.name in index.twins
     own = () if twin else index.within.get(node.name, ())
     replaces = (index.replaces(node.name, twin=twin) or own) if node.name else ()
@@ -53,9 +50,9 @@ def _body_node(index: SessionIndex, node: AssignedNode) -> BodyNode:
 
 
 def _reads_around(index: SessionIndex) -> bool:
-    """Whether a node in a body reads what the main graph makes or is given.
+    """Whether a node in a control-flow subgraph reads a tensor of the main graph.
 
-    ONNX Runtime inserts no Memcpy node for such a tensor: the kernel that has the body copies it (`ProcessDefs` in
+    ONNX Runtime inserts no Memcpy node for it: the control-flow kernel copies it (`ProcessDefs` in
     onnxruntime/core/optimizer/transformer_memcpy.cc).
     """
     facts = index.facts
@@ -67,9 +64,9 @@ def _reads_around(index: SessionIndex) -> bool:
 
 
 def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
-    """Whether nodes of main graph and bodies are on providers with memories of their own, as far as anybody knows.
+    """Whether nodes of main graph and control-flow subgraphs may be on providers with different memories.
 
-    A provider whose nodes of the main graph are on the device of the CPU computes in its memory.
+    A provider whose nodes of the main graph are on the CPU device uses CPU memory.
     """
     facts = index.facts
     main = {choose_provider(claims) for claims in index.claims.values()} - {None}

@@ -1,4 +1,4 @@
-"""Facts in, report out: a pure function of plain records. Opens no file, imports no ONNX Runtime, reads no clock."""
+"""Builds the report from the facts of a run. Pure."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ def build_report(
     played: DryRunFacts | None = None,
     judge: Callable[[Report], tuple[str, ...]] | None = None,
 ) -> Report:
-    """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the preferred
-    provider.
+    """The partition report of one run. `created`: UTC, ISO 8601. `chain`: the preferred provider first.
 
-    `model`: what was run, when it is no package. `played`: the device of a dry run; times and sizes that depend on
-    values are left out then. `judge`: says of the finished report which limits it does not meet, a sentence for each.
-
-    Raises pydantic.ValidationError when a fact is outside the vocabulary of the report, e.g. an unknown finish reason.
+    `model`: the model, if it is not a package. `played`: the device of a dry run; times and value-dependent sizes are
+    omitted then. `judge`: returns a sentence for each exceeded limit of the report. Raises pydantic.ValidationError for
+    an invalid fact, e.g. an unknown finish reason.
     """
     if played is not None:
         facts = dry_run.without_times(facts)
@@ -98,7 +96,7 @@ def build_report(
 
 
 def _phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
-    """Each phase with the first session that runs it; a phase without a session is left out."""
+    """Each phase with the first session that runs it; phases without a session are omitted."""
     chosen = []
     for phase in EVERY_PHASE:
         index = next((index for index in indexes if phase in index.facts.phases), None)
@@ -139,7 +137,7 @@ def _build_phase(
 
 
 def _build_cache(states: Sequence[StateFact]) -> Cache:
-    """Where the state buffers lived, and whether they stayed in place."""
+    """Memory of the state buffers, and whether they stayed in place."""
     memories: dict[str, int] = {}
     for state in states:
         memories[state.memory] = memories.get(state.memory, 0) + state.size_bytes
@@ -157,13 +155,13 @@ def _build_cache(states: Sequence[StateFact]) -> Cache:
 
 
 def _fewest(counts: Sequence[int | None]) -> int | None:
-    """The smallest of the counts; None when there are none, or one is not known."""
+    """The smallest count; None if there are none or one is unknown."""
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
 
 def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
-    """One sentence per session whose nodes or order are not the plan's."""
+    """One sentence per session whose nodes or order do not come from a single-stream plan."""
     notes = []
     for index in indexes:
         streams = index.facts.plan
@@ -173,7 +171,7 @@ def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
             )
         elif len(streams) > 1:
             origin = (
-                "that of the last profiled run" if index.events else "one stream after the other, for want of a profile"
+                "that of the last profiled run" if index.events else "stream by stream, because there is no profile"
             )
             notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; the order of nodes is {origin}")
     return tuple(notes)

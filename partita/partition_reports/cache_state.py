@@ -1,4 +1,4 @@
-"""Whether the KV cache stayed in place: decided here, and nowhere else."""
+"""Whether the KV cache stayed in place."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Literal
 from partita.partition_reports.records import Cache
 
 CacheStatus = Literal["no_cache", "not_checked", "copied", "moved", "in_place"]
-"""no_cache: there is none, or it has no states. not_checked: nobody looked. copied: past and present of some state were
-two buffers. moved: they were one, and its address changed. in_place: one buffer at one address at every step that was
-observed.
+"""no_cache: no cache or no states. not_checked: not observed. copied: past and present of a state were two buffers.
+moved: one buffer whose address changed. in_place: one buffer at one address in every observed step.
 """
 
 
 def status_of(cache: Cache | None) -> CacheStatus:
-    """What is known of a cache."""
+    """Status of a cache."""
     if cache is None or not cache.states:
         return "no_cache"
     if cache.checked_steps == 0:
@@ -25,6 +24,6 @@ def status_of(cache: Cache | None) -> CacheStatus:
 
 
 def is_in_place(cache: Cache | None) -> bool | None:
-    """The same as yes or no; None where there is nothing that could be, or nobody looked."""
+    """Whether the cache stayed in place; None without a cache, or if not observed."""
     status = status_of(cache)
     return None if status in ("no_cache", "not_checked") else status == "in_place"

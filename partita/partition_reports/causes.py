@@ -1,7 +1,7 @@
-"""Which nodes make a Memcpy node necessary: those that read or write its tensor in host memory. Pure.
+"""Nodes that require a Memcpy node, because they read or write its tensor in host memory. Pure.
 
-A copy to the host is there for its readers, a copy from the host because of the node that made the tensor. A graph
-input or constant that both sides read lies on the host because of the readers there.
+A copy to the host is caused by its readers, a copy from the host by the producer of the tensor, or by the host readers
+of a graph input or constant.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TO_HOST = "MemcpyToHost"
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The nodes, or why none can be named."""
+    """The nodes, or why they are unknown."""
 
     nodes: tuple[str, ...]
     unknown: str = ""
 
 
 def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
-    """Nodes of the plan that make each of these Memcpy nodes necessary."""
+    """Memcpy node -> plan nodes that require it."""
     graph = index.optimised
     if graph is not None and all(name in graph.nodes for name in names):
         return {name: _that_work(index, _cause_in_graph(graph, name)) for name in names}
@@ -34,7 +34,7 @@ def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
 
 
 def _that_work(index: SessionIndex, cause: Cause) -> Cause:
-    """The cause with nodes that do the file's work in place of what ONNX Runtime put around them in another layout."""
+    """The cause, with layout transposes of ONNX Runtime replaced by the node that they were added for."""
     if not any(name in index.beside for name in cause.nodes):
         return cause
     works = {each: name for name, behind in index.stands_for.items() for each in behind}
@@ -44,43 +44,43 @@ def _that_work(index: SessionIndex, cause: Cause) -> Cause:
 
 
 def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
-    """The cause by the edges of the graph as it runs, which has the Memcpy node itself."""
+    """The cause by the edges of the optimised graph, which contains the Memcpy node."""
     node = graph.nodes[name]
     tensors = node.outputs if node.op_type == TO_HOST else node.inputs
     if not tensors:
-        return Cause((), "the optimised graph has no tensor for it")
+        return Cause((), "the optimised graph lacks its tensor")
     tensor = tensors[0]
     if node.op_type != TO_HOST and tensor in graph.makers:
         return Cause((graph.makers[tensor],))
     readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
     if readers:
         return Cause(readers)
-    what = "the session outputs it" if node.op_type == TO_HOST else "it is a graph input or a constant"
+    what = "it is a session output" if node.op_type == TO_HOST else "it is a graph input or a constant"
     return Cause((), f"no node reads {graph.original(tensor)} in host memory; {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The exported graph, and where its nodes are in the plan."""
+    """Edges of the exported graph, and the plan nodes that execute its nodes."""
 
     makers: dict[str, str]
     readers: dict[str, list[str]]
     runs_as: dict[str, str]
-    """The node of the plan that does the work of an exported one."""
+    """File node -> plan node that executes it."""
 
 
 def _file_edges(index: SessionIndex) -> Edges:
-    """Sort the exported graph of a session for look-up."""
+    """Edges of a session's exported graph."""
     makers, readers = fusion.edges(index.exported)
     runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 
 
 def _cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
-    """The cause by the edges of the exported graph and the tensor that the log names."""
+    """The cause by the edges of the exported graph and the tensor in the log."""
     line = index.memcpy.get(name)
     if line is None:
-        return Cause((), "no source tells which tensor it copies")
+        return Cause((), "no source names the tensor that it copies")
     maker = edges.runs_as.get(edges.makers.get(line.tensor, ""))
     if line.op_type != TO_HOST and maker is not None:
         return Cause((maker,))
@@ -89,4 +89,4 @@ def _cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     elsewhere = tuple(each for each in readers if choose_provider(index.claims[each]) != own)
     if elsewhere:
         return Cause(elsewhere)
-    return Cause((), f"the ONNX file shows no node on another provider that reads or produces {line.tensor}")
+    return Cause((), f"no node of the ONNX file on another provider reads or produces {line.tensor}")

@@ -1,4 +1,4 @@
-"""Everything in a report that has to add up, and whether it did. A check that fails is shown, never hidden."""
+"""Consistency checks of a report."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ INCOMPLETE = ("interrupted", "error")
 def run_checks(
     facts: RunFacts, indexes: Sequence[SessionIndex], phases: Sequence[Phase], chain: Sequence[ChainEntry]
 ) -> tuple[Check, ...]:
-    """Every check that the sources at hand allow."""
+    """Every check that the available sources allow."""
     checks = [check for index in indexes for check in _check_session(index)]
     for phase in phases:
         checks += check_phase(phase, chain)
-    if facts.finish_reason is None or facts.requests is not None:  # rows of a step are then at different ends
+    if facts.finish_reason is None or facts.requests is not None:  # the rows of a step end separately
         return tuple(checks)
     return (*checks, *_check_tokens(facts))
 
 
 def _check_session(index: SessionIndex) -> Iterator[Check]:
-    """Checks on the plan of one session and on what was run of it."""
+    """Checks of the plan and the executed nodes of one session."""
     facts = index.facts
     ran = frozenset(event.name for event in index.events)
     if facts.plan is not None:
@@ -48,7 +48,7 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
         )
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
-        inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
+        inside = f"; {len(index.bodies)} more ran in control-flow subgraphs" if index.bodies else ""
         good = f"{plural(len(ran), 'executed node')}, all in the plan{inside}"
         yield _make(
             "executed_in_plan",
@@ -64,12 +64,12 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
     if facts.events:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
-        good = f"{plural(len(windows), 'session run')}, every event in one"
+        good = f"every event is in one of {plural(len(windows), 'session run')}"
         yield _make("events_in_runs", facts.file, "every event belongs to a known run", orphans, good, "unknown runs")
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
-    """Checks on the sums, partitions and providers of one phase."""
+    """Checks of the sums, partitions and providers of one phase."""
     for key, label, groups in _groupings(phase):
         total = sum(entry.nodes for entry in groups)
         detail = f"{total} of {plural(len(phase.nodes), 'node')}"
@@ -95,7 +95,7 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
 
 
 def _groupings(phase: Phase) -> tuple[tuple[str, str, Sequence[ProviderShare | GroupShare]], ...]:
-    """The four ways in which a phase's nodes are summed: key, name, groups."""
+    """The four groupings of a phase's nodes: key, name, groups."""
     return (
         ("provider", "provider", phase.providers),
         ("op_type", "op type", phase.by_op_type),
@@ -105,7 +105,7 @@ def _groupings(phase: Phase) -> tuple[tuple[str, str, Sequence[ProviderShare | G
 
 
 def _check_partitions(phase: Phase) -> Check:
-    """Partitions follow each other without a gap, to the last node, each on the provider of its nodes."""
+    """Partitions cover all nodes without gaps, each on the provider of its nodes."""
     expected = 0
     for part in phase.partitions:
         inside = phase.nodes[part.first_position : part.first_position + part.nodes]
@@ -119,19 +119,17 @@ def _check_partitions(phase: Phase) -> Check:
 
 
 def _check_costs(phase: Phase) -> Iterator[Check]:
-    """Every Memcpy node is a copy with a cause among the nodes, and the sums of the phase are those of its parts."""
+    """Every Memcpy node is a copy with a cause in the plan, and the phase's sums match its parts."""
     memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
     missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
     good = plural(len(memcpy), "Memcpy node")
-    yield _make(
-        "memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without their other half"
-    )
+    yield _make("memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without a match")
     names = {node.name for node in phase.nodes}
     unexplained = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
     strangers = [name for copy in memcpy for name in copy.caused_by if name not in names]
     offenders = list(dict.fromkeys((*unexplained, *strangers)))
     silent = sum(bool(copy.cause_unknown) for copy in memcpy)
-    good = f"{len(memcpy) - silent} have one, {silent} say why not"
+    good = f"{len(memcpy) - silent} have a cause, {silent} a reason for an unknown cause"
     yield _make(
         "memcpy_have_cause",
         phase.name,
@@ -148,7 +146,7 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     )
     counted = (cost.partitions, cost.copies, cost.crossings)
     passed = counted == (len(phase.partitions), len(phase.copies), taken)
-    handed = f"{plural(counted[2], 'tensor')} handed over and {taken} taken"
+    handed = f"{plural(counted[2], 'tensor')} passed on and {taken} received"
     detail = f"{plural(counted[0], 'partition')}, {plural(counted[1], 'copy')}, {handed}"
     yield _check("cost_counts", phase.name, "cost counts partitions, copies and crossings", detail, passed=passed)
     known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
@@ -158,11 +156,10 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
 
 
 def _check_tokens(facts: RunFacts) -> Iterator[Check]:
-    """Tokens of the steps, of all rows together, against the prompts and the new tokens: rows go on each for itself.
+    """Tokens of all steps and rows match the prompts and the new tokens.
 
-    Prefill yields the first new token, so n new tokens of a row take n - 1 decode steps; one more when the token that
-    the last step made was not kept, as with a stop token. A run that was cut short may have done less. Reading all
-    tokens again takes the place of a decode step.
+    Prefill returns the first new token, so n new tokens of a row take n - 1 decode steps, or n if the last token was
+    dropped (stop token). An interrupted run may have fewer. A recomputation replaces a decode step.
     """
     each = facts.row_prompts is not None
     prompts = facts.row_prompts if facts.row_prompts is not None else (facts.prompt_tokens,)
@@ -171,27 +168,27 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     def taken(step: StepFact) -> int:
         return step.row_tokens if each and step.row_tokens is not None else step.tokens
 
-    asked, beside = sum(prompts), 0
+    prompt, extra = sum(prompts), 0
     prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.again)
-    if len(prompts) > 1:  # rows that are through with their prompts may go on while others are read
-        beside = min(max(prefill - asked, 0), new)
+    if len(prompts) > 1:  # rows with complete prompts may decode during the prefill of other rows
+        extra = min(max(prefill - prompt, 0), new)
     again = any(step.again for step in facts.steps)
-    # What is read again may be the rest of a prompt, or tokens of rows that are through with theirs.
+    # A recomputation may include the rest of a prompt, or tokens of rows with complete prompts.
     less = facts.finish_reason in INCOMPLETE or (again and len(prompts) > 1)
-    passed = prefill == asked + beside or (less and prefill < asked)
+    passed = prefill == prompt + extra or (less and prefill < prompt)
     where = f"the prompts of {len(prompts)} rows" if len(prompts) > 1 else "the prompt"
-    detail = f"{plural(prefill, 'token')} in steps, {asked} in {where}, run ended with {facts.finish_reason}"
+    detail = f"{plural(prefill, 'token')} in steps, {prompt} in {where}, run ended with {facts.finish_reason}"
     yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
-    decode = beside + sum(taken(step) for step in facts.steps if step.phase == "decode")
+    decode = extra + sum(taken(step) for step in facts.steps if step.phase == "decode")
     least = 0 if less and len(prompts) > 1 else new - len(prompts) * (1 + again)
     passed = max(least, 0) <= decode <= new
     firsts = "the first" if len(prompts) == 1 else "the first of each row"
-    detail = f"{plural(decode, 'token')} in steps, {new} new ones of which prefill made {firsts}"
+    detail = f"{plural(decode, 'token')} in steps, {new} new tokens, {firsts} from prefill"
     yield _check("new_tokens", "decode", "steps add up to the new tokens", detail, passed=passed)
 
 
 def _make(key: str, part: str, what: str, offenders: Sequence[str], good: str, bad: str) -> Check:
-    """A check of a phase or file that fails when there are offenders, naming the first few."""
+    """A check of a phase or file that fails if there are offenders; the detail names the first few."""
     named = name_some([offender or "(no name)" for offender in offenders], SHOWN_NAMES)
     detail = f"{len(offenders)} {bad}: {named}" if offenders else good
     return _check(key, part, what, detail, passed=not offenders)

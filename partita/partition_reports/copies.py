@@ -1,4 +1,4 @@
-"""Copies between devices: Memcpy nodes inside the graph, and graph inputs and outputs bound on the wrong side."""
+"""Copies between devices: Memcpy nodes, and graph inputs and outputs bound in other memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ MEMCPY = {"MemcpyFromHost": "host_to_device", "MemcpyToHost": "device_to_host"}
 
 
 def is_memcpy(node: NodePlacement) -> bool:
-    """True for the copy nodes that ONNX Runtime inserts; without a profile only their name tells."""
+    """Whether ONNX Runtime inserted the node as a copy; without a profile by its name."""
     if node.op_type is None:
         return node.name == "Memcpy" or node.name.startswith("Memcpy_token_")
     return node.op_type in MEMCPY
 
 
 def copies_inside(phase: Phase) -> int | None:
-    """Copies in control-flow subgraphs in one run; None where there may be more than anybody knows."""
+    """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
     if phase.bodies is None:
         return 0
     return None if phase.bodies.unseen else phase.bodies.copies
 
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
-    """Every tensor that moves between devices in one run of `phase`."""
+    """Every copy between devices in one run of `phase`."""
     memcpy = [node for node in nodes if is_memcpy(node)]
     causes = find_causes(index, [node.name for node in memcpy])
     inside = tuple(_memcpy_copy(index, node, causes[node.name]) for node in memcpy)
@@ -35,12 +35,10 @@ def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacemen
 
 
 def _is_copied(port: PortFact) -> bool:
-    """True when ONNX Runtime copies what is bound to a graph input or output.
+    """Whether ONNX Runtime copies the buffer bound to a graph input or output.
 
-    An output that the session wants in another memory of the host is not copied: with the OpenVINO plugin 1.31, which
-    wants OpenVINO_shared_CPU, 256 MiB were written straight into the buffer that was bound (the run ended 30 us after
-    its last node). An input is copied, not in the run but when it is bound: the same 256 MiB took 22 to 790 ms, and
-    0.05 ms where the memories were the same.
+    An output in another host memory is not copied, but an input is, when it is bound (measured with the OpenVINO plugin
+    for ONNX Runtime 1.31 and its memory OpenVINO_shared_CPU).
     """
     if port.wanted_memory == port.bound_memory:
         return False
@@ -48,7 +46,7 @@ def _is_copied(port: PortFact) -> bool:
 
 
 def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
-    """The copy that one Memcpy node makes."""
+    """The copy of a Memcpy node."""
     logged = index.memcpy.get(node.name)
     return Copy.model_validate(
         {
@@ -66,7 +64,7 @@ def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy
 
 
 def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
-    """The copy that ONNX Runtime makes outside the graph, because a buffer is not where the graph wants it."""
+    """The copy outside the graph for a buffer in other memory than the graph expects."""
     is_input = port.direction == "input"
     origin, target = (port.bound_memory, port.wanted_memory)[:: 1 if is_input else -1]
     return Copy.model_validate(
@@ -82,10 +80,10 @@ def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
 
 
 def _direction(origin: str, target: str) -> str:
-    """Which way data moves between two memories, by their names."""
+    """Direction of a copy between two memories, by their names."""
     return "_to_".join("host" if _is_host(memory) else "device" for memory in (origin, target))
 
 
 def _is_host(memory: str) -> bool:
-    """True for memory of the host: Cpu, pinned memory such as CudaPinned, and shared memory: OpenVINO_shared_CPU."""
+    """Whether it is host memory: Cpu, pinned (CudaPinned) or shared memory (OpenVINO_shared_CPU)."""
     return memory.lower() == "cpu" or memory.lower().endswith(("pinned", "_cpu"))

@@ -1,4 +1,4 @@
-"""What it costs that not everything runs on one provider: per phase and token, and per fallback. Pure."""
+"""Cost of fallbacks and copies: per phase and token, and per fallback. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
 
 NEXT_TO_NOTHING = 0.01
-"""Part of a phase's node time below which a node without copies is harmless."""
+"""Maximum share of a phase's node time of a harmless fallback without copies."""
 
 
 def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | None:
-    """New tokens of the last observed run of a phase, the one that sizes are from, over all of its rows; None without
-    any. `rows`: those of the batch.
+    """New tokens in all rows of the last observed run of a phase, from which sizes are taken; None if there are none.
+    `rows`: batch size.
     """
     windows = [window for window in index.facts.runs if window.phase == phase]
     last = max(windows, key=lambda window: window.run, default=None)
@@ -29,7 +29,7 @@ def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | No
 def phase_cost(
     partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
 ) -> PhaseCost:
-    """What one run of a phase pays. `tokens`: new ones per run; `timed`: False for a dry run, which has no times."""
+    """Cost of one run of a phase. `tokens`: new tokens per run. `timed`: False for a dry run."""
     crossing = _crossings(partitions)
     moved = total_bytes(copies)
     wait = waiting_us(copies) if timed else None
@@ -48,39 +48,37 @@ def phase_cost(
 
 
 def _crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
-    """Tensors that one partition hands to another, once for each that takes it."""
+    """Tensors that leave a partition, once for each partition that receives them."""
     borders = (tensor for part in partitions for tensor in part.boundary)
     return [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
 
 
 def _total_sizes(sizes: Iterable[int | None]) -> int | None:
-    """Their sum; None when one of them is not known."""
+    """Sum of sizes; None if one is unknown."""
     listed = list(sizes)
     known = [size for size in listed if size is not None]
     return sum(known) if len(known) == len(listed) else None
 
 
 def total_bytes(copies: Iterable[Copy]) -> int | None:
-    """Bytes that copies move in one run; None when the size of one of them is not known."""
+    """Bytes copied in one run; None if the size of a copy is unknown."""
     return _total_sizes(copy.bytes_per_run for copy in copies)
 
 
 def waiting_us(copies: Iterable[Copy]) -> float | None:
-    """Host time in Memcpy nodes; None when that of one is not known. Copies at the session border are in no profile."""
+    """Host time of Memcpy nodes; None if one is unknown. Copies of session inputs and outputs have no profile."""
     times = [copy.host_us_per_run for copy in copies if copy.kind == "memcpy_node"]
     known = [time for time in times if time is not None]
     return float(sum(known)) if len(known) == len(times) else None
 
 
 def per(amount: float | None, tokens: int | None) -> float | None:
-    """`amount` for each token."""
+    """`amount` per token."""
     return amount / tokens if amount is not None and tokens else None
 
 
 def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, *, timed: bool) -> tuple[Fallback, ...]:
-    """The fallbacks of a phase, each with what it costs in one run; a node in a control-flow subgraph has no
-    figures.
-    """
+    """The fallbacks of a phase with their cost per run; nodes in control-flow subgraphs have no cost."""
     nodes = {node.name: node for node in phase.nodes}
     whole = total_us(phase.nodes)
     copies: dict[str, list[Copy]] = {}
@@ -101,10 +99,7 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
 def _cost_of(
     node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
 ) -> FallbackCost:
-    """What one node off the preferred provider costs.
-
-    `caused`: copies because of it; `whole`: node time of the phase.
-    """
+    """Cost of one fallback node. `caused`: copies that it requires; `whole`: node time of the phase."""
     part = share(node.host_us_per_run, whole)
     harmless, why = _judge(caused, part, phase, wanted)
     return FallbackCost(
@@ -119,27 +114,27 @@ def _cost_of(
 
 
 def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
-    """Whether a fallback is harmless, and the ground for it. It is not known without a time, as in a dry run."""
+    """Whether a fallback is harmless, with the reason; unknown without a time, as in a dry run."""
     if caused:
         return False, f"it causes {plural(len(caused), 'copy')}"
     if wanted.status != "active":
-        return None, f"nothing can run on {wanted.provider}, so one node more or less tells nothing"
+        return None, f"{wanted.provider} runs no nodes, so the cost of one node is unknown"
     orphans = sum(bool(copy.cause_unknown) for copy in phase.copies)
     if orphans:
-        return None, f"the cause of {plural(orphans, 'Memcpy node')} is not known, and it may be this node"
+        return None, f"the cause of {plural(orphans, 'Memcpy node')} is unknown and may be this node"
     if part is None:
-        return None, "it causes no copy; its time is not known"
+        return None, "it causes no copy; its time is unknown"
     if part >= NEXT_TO_NOTHING:
         return False, f"it causes no copy, but takes {percent(part)} of the node time of {phase.name}"
     if any(node.op_type == COMPILED for node in phase.nodes):
         return (
             None,
-            f"it takes {percent(part)} of the node time of {phase.name}; what compiled nodes copy is not visible",
+            f"it takes {percent(part)} of the node time of {phase.name}; copies of compiled nodes are not visible",
         )
     if phase.bodies is not None and phase.bodies.unseen:
         return (
             None,
-            f"it takes {percent(part)} of the node time of {phase.name}; what is copied for control-flow subgraphs is "
-            "not visible",
+            f"it takes {percent(part)} of the node time of {phase.name}; copies for control-flow subgraphs are not "
+            "visible",
         )
     return True, f"it causes no copy and takes {percent(part)} of the node time of {phase.name}"

@@ -1,7 +1,7 @@
-"""What a dry run cannot know: times, and sizes that depend on values. Takes both out of the facts of a run.
+"""Removes times and value-dependent sizes from the facts of a dry run.
 
-In a dry run the device memory reads as zeros, so whatever is computed from values is wrong, and so is every size that
-follows from them. Sizes that follow from shapes are right: shapes are worked out on the host.
+In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong. Sizes that depend
+on shapes are right, because shapes are computed on the host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
 from partita.partition_reports.timing import NodeTimes
 
-TIMING_NOTE = "no times: this was a dry run, and no device computed anything"
+TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(
     {
         "BeamSearch",
@@ -38,7 +38,7 @@ BY_VALUES = frozenset(
         "WhisperBeamSearch",
     }
 )
-"""Operators whose output sizes depend on the values of their inputs, or on which body runs and how often."""
+"""Operators whose output sizes depend on input values, or on the execution of control-flow subgraphs."""
 SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,),
     "BlackmanWindow": (0,),
@@ -74,7 +74,7 @@ SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "TopK": (1,),
     "Upsample": (1,),
 }
-"""Operators whose output sizes depend on the values of these inputs, by position."""
+"""Operator -> positions of the inputs whose values determine its output sizes."""
 SHAPE_READERS = frozenset({"Shape", "Size"})
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -82,7 +82,7 @@ RANDOM = frozenset(
 
 
 def without_times(facts: RunFacts) -> RunFacts:
-    """The run without steps, loading times and resident memory, which are those of the machine it was played on."""
+    """The run without steps, loading times and resident memory, which belong to the machine of the dry run."""
     return replace(
         facts,
         steps=(),
@@ -99,10 +99,7 @@ def without_times(facts: RunFacts) -> RunFacts:
 
 
 def without_sizes(index: SessionIndex) -> SessionIndex:
-    """The session with the size of every graph output unknown that depends on values, or may do.
-
-    Inputs have the size they were given, states the size of their buffer.
-    """
+    """The session with unknown sizes for graph outputs that may depend on values; inputs and states keep their size."""
     unknown = _tensors_of_unknown_size(index)
     ports = tuple(
         replace(port, bytes_per_decode_step=None)
@@ -114,7 +111,7 @@ def without_sizes(index: SessionIndex) -> SessionIndex:
 
 
 def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
-    """Node times and sizes of one phase without any time, and without the sizes that depend on values."""
+    """Sizes of the nodes of one phase that do not depend on values; no times."""
     unknown = _nodes_of_unknown_size(index)
     return replace(
         times,
@@ -125,17 +122,17 @@ def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
 
 
 def _nodes_of_unknown_size(index: SessionIndex) -> frozenset[str]:
-    """Nodes of the execution order with an output whose size depends on values, or may do.
+    """Nodes of the execution order with an output whose size may depend on values.
 
-    A node that is not in the file is judged by the nodes it replaces, a copy by its tensor. Where neither is known, it
-    is of unknown size as soon as any tensor is.
+    For a node outside the file, the nodes that it replaces decide; for a copy, its tensor. If both are unknown, the
+    size is unknown if that of any tensor is.
     """
     unknown = _tensors_of_unknown_size(index)
     return frozenset(name for name in index.order if unknown and _is_unknown(index, name, unknown))
 
 
 def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
-    """True when the size of the node's output depends on values, or nothing tells that it does not."""
+    """Whether the size of the node's output may depend on values."""
     origins = [index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported]
     if origins:
         return any(tensor in unknown for node in origins for tensor in node.outputs)
@@ -144,12 +141,12 @@ def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool
 
 
 def _is_of_the_file(index: SessionIndex, tensor: str) -> bool:
-    """True when a node of the file makes or reads the tensor; ONNX Runtime has tensors of its own."""
+    """Whether a node of the file writes or reads the tensor; ONNX Runtime adds other tensors."""
     return any(tensor in node.outputs or tensor in node.inputs for node in index.facts.graph)
 
 
 def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
-    """Tensors of the file whose size depends on values, or may do."""
+    """Tensors of the file whose size may depend on values."""
     known_values = set(index.facts.constants)
     unknown: set[str] = set()
     for node in index.facts.graph:
@@ -162,7 +159,7 @@ def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
 
 
 def _sizes_known(node: GraphNode, known_values: set[str]) -> bool:
-    """True when the values that decide on the sizes of the outputs are known."""
+    """Whether the values that determine output sizes are known."""
     positions = SIZE_INPUTS.get(node.op_type, ())
     return all(
         not node.inputs[position] or node.inputs[position] in known_values
@@ -174,9 +171,8 @@ def _sizes_known(node: GraphNode, known_values: set[str]) -> bool:
 def _values_known(
     index: SessionIndex, node: GraphNode, inputs: Iterable[str], known_values: set[str], unknown: set[str]
 ) -> bool:
-    """True when the outputs have the values that they would have on a real device.
-
-    That takes a shape, or a computation on known values that the CPU makes or that ONNX Runtime has folded.
+    """Whether the outputs have the values of a real device: shapes, or computations on known values that run on the
+    CPU or are folded by ONNX Runtime.
     """
     if node.op_type in SHAPE_READERS:
         return not unknown.intersection(inputs)

@@ -1,4 +1,4 @@
-"""Which nodes of a placement keep a session from being captured into one CUDA graph. Pure."""
+"""Nodes of a placement that prevent capture into one CUDA graph. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from partita.partition_reports.records import NodePlacement, Phase
 from partita.partition_reports.request_records import BlockingCause, BlockingNode
 
 WHY: dict[BlockingCause, str] = {
-    "control_flow": "control flow: which body runs is decided on the host",
+    "control_flow": "control flow: the host decides which subgraph runs",
     "copy": "a copy between host and device waits for the host",
-    "elsewhere": "runs outside the device, so it is not part of what is captured",
-    "size": "the host reads the size of its output back while it runs",
+    "elsewhere": "not on the device, so it cannot be captured",
+    "size": "the host reads back the size of its output during the run",
 }
 
 
@@ -32,7 +32,7 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
 
 
 def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
-    """Why a node blocks the capture; None when nothing does."""
+    """Why a node blocks the capture; None if it does not."""
     if node.op_type in CONTROL_FLOW:
         return "control_flow"
     if is_memcpy(node):

@@ -1,4 +1,4 @@
-"""Sums over the nodes of one phase: by provider, op type, layer and module. Adds up records, looks nothing up."""
+"""Sums over the nodes of one phase: by provider, op type, layer and module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def provider_of(node: NodePlacement) -> str:
 
 
 def is_about(entry: Fallback, node: NodePlacement) -> bool:
-    """Whether a fallback is about a node of its phase: one in a body may have the same name, on another provider."""
+    """Whether a fallback is about a plan node; a node in a control-flow subgraph may have the same name, on another
+    provider.
+    """
     return (entry.node, entry.provider) == (node.name, provider_of(node))
 
 
@@ -29,28 +31,28 @@ def op_type_of(node: NodePlacement) -> str:
 
 
 def _layer_name(node: NodePlacement) -> str:
-    """The group a node's layer goes by."""
+    """Name of the group of a node's layer."""
     return OUTSIDE_LAYERS if node.layer is None else f"layer {node.layer}"
 
 
 def module_name(node: NodePlacement) -> str:
-    """The group a node's module goes by, the same in every layer."""
+    """Name of the group of a node's module, equal in every layer."""
     return naming.module_group(node.module)
 
 
 def total_us(nodes: Iterable[NodePlacement]) -> float | None:
-    """Sum of the known node times; None when none is known."""
+    """Sum of the known node times; None if none is known."""
     known = [node.host_us_per_run for node in nodes if node.host_us_per_run is not None]
     return sum(known) if known else None
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """`part` of `whole`, 0 .. 1; None when either is unknown or nothing was measured."""
+    """`part` of `whole`, 0 .. 1; None if either is unknown or `whole` is 0."""
     return part / whole if part is not None and whole else None
 
 
 def _split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -> dict[str, list[NodePlacement]]:
-    """Nodes by the group that `key` names, groups in order of appearance."""
+    """Nodes grouped by `key`, in order of appearance."""
     groups: dict[str, list[NodePlacement]] = {}
     for node in nodes:
         groups.setdefault(key(node), []).append(node)
@@ -58,9 +60,7 @@ def _split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) 
 
 
 def _exported_nodes(nodes: Sequence[NodePlacement]) -> int:
-    """How many nodes of the ONNX file nodes of the plan stand for, themselves included. A call of a function is one,
-    however many nodes run for it; nodes without a name are told apart by nothing.
-    """
+    """Number of file nodes in plan nodes. A function call counts once; nodes without a name are not distinguished."""
     replaced = [name for node in nodes for name in node.replaces]
     return len({name for name in replaced if name}) + replaced.count("") + sum("model_file" in n.sources for n in nodes)
 
@@ -68,7 +68,7 @@ def _exported_nodes(nodes: Sequence[NodePlacement]) -> int:
 def by_provider(
     nodes: tuple[NodePlacement, ...], compiled: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[ProviderShare, ...]:
-    """What each provider does, the one with most nodes first. `compiled`: operators in each compiled subgraph."""
+    """Share of each provider, sorted by number of nodes. `compiled`: compiled node -> its operators."""
     whole = total_us(nodes)
     inside = compiled or {}
     shares = [
@@ -94,7 +94,7 @@ def group(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str])
 
 
 def by_layer(nodes: tuple[NodePlacement, ...]) -> tuple[GroupShare, ...]:
-    """Nodes and time per layer, in layer order; what is outside layers comes last."""
+    """Nodes and time per layer, in layer order; nodes outside layers come last."""
     first = {name: members[0].layer for name, members in _split(nodes, _layer_name).items()}
     shares = {entry.name: entry for entry in _grouped(nodes, _layer_name)}
     names = sorted(shares, key=lambda name: (first[name] is None, first[name] or 0))

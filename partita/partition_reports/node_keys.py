@@ -1,9 +1,8 @@
-"""What a node is known by in every report of its model: the names that the ONNX file has, never those of a process.
+"""Keys that identify a node in every report of its model.
 
-Names that ONNX Runtime makes carry counters (`Memcpy_token_4`, `OpenVINO-EP-subgraph_3_0`), so two runs of one model
-have other names for the same thing. A compiled or fused node is known by the nodes of the file that it does the work
-of, and what ONNX Runtime adds by its operator, the shape of its name and its provider. Memcpy nodes have no key: they
-are copies, and known by what they copy.
+Names from ONNX Runtime contain counters (`Memcpy_token_4`, `OpenVINO-EP-subgraph_3_0`) that differ between runs. The
+keys of a compiled or fused node are its file nodes; the key of an added node is its operator, name without numbers, and
+provider. Memcpy nodes have no key.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from partita.partition_reports.records import NodePlacement, Phase
 
 DIGITS = re.compile(r"\d+")
 INSIDE = -1
-"""The position of a node in a body, which is in no plan."""
+"""Position of a node in a control-flow subgraph, which is not in the plan."""
 
 
 def stands_for(node: NodePlacement) -> tuple[str, ...]:
-    """Nodes of the file whose work a node of the plan does: itself, those it took the place of, or both."""
+    """File nodes that a plan node executes: itself, the nodes that it replaces, or both."""
     own = (node.name,) if "model_file" in node.sources or not node.replaces else ()
     return (*own, *node.replaces)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node of the file whose work a node of the plan does, or that node itself."""
+    """A file node that a plan node executes."""
 
     op_type: str | None
     module: str | None
 
 
 def parts_of(node: NodePlacement) -> tuple[Part, ...]:
-    """What `stands_for` names, each with its operator and its module; None where it has none, `unknown` where the
-    report does not say. The module of a report that was written without is that in the name.
+    """The nodes of `stands_for` with operator and module: None for none, `unknown` if the report lacks them. In older
+    reports the module comes from the name.
     """
     names, operators, modules = node.replaces, node.replaces_op_types, node.replaces_modules
     if len(operators) != len(names):
@@ -51,12 +50,12 @@ def parts_of(node: NodePlacement) -> tuple[Part, ...]:
 
 
 def is_added(node: NodePlacement) -> bool:
-    """Whether it is ONNX Runtime's own: the file does not have it, nor what it stands for."""
+    """Whether ONNX Runtime added the node: neither it nor its parts are in the file."""
     return "model_file" not in node.sources and not node.replaces
 
 
 def inlined_parts(phase: Phase) -> tuple[NodePlacement, ...]:
-    """Nodes in bodies of functions that ONNX Runtime unfolded: parts of nodes of the file like those of the plan."""
+    """Nodes in control-flow subgraphs of functions that ONNX Runtime inlined; they are parts of file nodes."""
     unknown = dict.fromkeys(("layer", "host_us_per_run", "output_bytes"))
     return tuple(
         NodePlacement.taken_from(part, position=INSIDE, sources=("assignment",), **unknown)
@@ -65,9 +64,9 @@ def inlined_parts(phase: Phase) -> tuple[NodePlacement, ...]:
 
 
 def keyed(nodes: Sequence[NodePlacement]) -> tuple[NodePlacement, ...]:
-    """The nodes of a phase with their keys, one for each that `stands_for` names; as they are where they have some.
+    """The nodes of a phase with keys, one for each node of `stands_for`; unchanged if they have keys.
 
-    A report that was written without keys is given them when it is read, by the same rule.
+    Older reports without keys get them when they are read.
     """
     if any(node.keys for node in nodes):
         return tuple(nodes)
@@ -78,10 +77,10 @@ def keyed(nodes: Sequence[NodePlacement]) -> tuple[NodePlacement, ...]:
 
 
 def _make_keys(node: NodePlacement, seen: Counter[str]) -> list[str]:
-    """The keys of one node. `seen`: how often each was given before in its phase; a second one has a number."""
+    """The keys of one node. `seen`: count of each key in the phase; repeated keys get a number."""
     keys, added = [], is_added(node)
     for name in stands_for(node):
-        # What ONNX Runtime adds has no identity of its own; those that stayed on their provider are matched first.
+        # Added nodes on the same provider are matched first.
         key = f"{node.op_type} {DIGITS.sub('#', name)} {node.provider}" if added else name
         seen[key] += 1
         keys.append(f"{key} {seen[key]}" if added or seen[key] > 1 else key)

@@ -1,4 +1,4 @@
-"""What came of a run: all on the preferred provider, nearly, partly, not at all, or refused. No words."""
+"""Outcome of a run: how much of it is on the preferred provider."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from partita.partition_reports.records import NodePlacement, Phase, Report
 
 FEW_STEPS = 10
 """With fewer steps a speed is too uncertain to compare."""
-TOO_FEW = "too few to tell a speed"
+TOO_FEW = "too few for a reliable speed"
 StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
 
 
 def state_name(report: Report) -> StateName:
-    """All, all but what is harmless, partly, not at all, or refused; empty where no node is left to run, nothing where
-    none is known, failed where a run failed.
+    """Share of nodes on the preferred provider: all, nearly (all but harmless fallbacks), partly, none; or refused,
+    empty (no nodes to run), nothing (no known nodes), failed (run failed).
     """
     if failure_of(report) is not None:
         return "failed"
@@ -37,7 +37,7 @@ def state_name(report: Report) -> StateName:
 
 
 def _is_mild(report: Report) -> bool:
-    """Whether every fallback is harmless; without times, as in a dry run, none may make a copy necessary."""
+    """Whether every fallback is harmless; without times, as in a dry run, whether none requires a copy."""
     if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
         return False
     if any(phase.bodies is not None and phase.bodies.unseen for phase in report.phases):
@@ -48,7 +48,7 @@ def _is_mild(report: Report) -> bool:
 
 
 def failure_of(report: Report) -> str | None:
-    """Why a run failed, on one line; None when none did. A run that was interrupted did not fail."""
+    """Why a run failed, on one line; None if none did. An interrupted run did not fail."""
     totals, why = report.totals, report.failed
     if why is None and totals is not None and totals.finish_reason == "error":
         why = totals.finish_detail or "the generation ended with an error"
@@ -61,12 +61,12 @@ def was_interrupted(report: Report) -> bool:
 
 
 def is_default_without_first(report: Report) -> bool:
-    """Whether the default chain would begin with a provider that is installed and could not start."""
+    """Whether the first provider of the default chain is installed but could not start."""
     return bool(report.chain) and report.chain[0].status != "active" and wanted_of(report) not in report.request.chain
 
 
 def has_run(report: Report) -> bool:
-    """Whether a run ended: a dry run has no times, and a model may only have been opened."""
+    """Whether the model was run: not in a dry run, and not if it was only opened."""
     return is_timed(report) and any(phase.steps or phase.observed_runs for phase in report.phases)
 
 
@@ -76,43 +76,42 @@ def wanted_of(report: Report) -> str:
 
 
 def active_of(report: Report) -> tuple[str, ...]:
-    """Providers of the chain that were there, by ONNX Runtime's names."""
+    """Available providers of the chain, by ONNX Runtime's names."""
     return tuple(entry.provider for entry in report.chain if entry.status == "active")
 
 
 def fallbacks_of(report: Report) -> tuple[Fallback, ...]:
-    """The fallbacks as they are told: by the providers that were there. That one was not is said once, and is no reason
-    of a node that another preferred provider could have taken.
+    """The fallbacks relative to available providers; an unavailable provider is no reason for a node that another
+    preferred provider could run.
     """
     active = active_of(report)
     return tuple(entry.among(active) for entry in report.fallbacks)
 
 
 def used_phases(report: Report) -> tuple[Phase, ...]:
-    """Phases of which nodes are known."""
+    """Phases with nodes."""
     return tuple(phase for phase in report.phases if phase.nodes)
 
 
 def is_folded(report: Report) -> bool:
-    """Whether ONNX Runtime folded every phase: the outputs are constants, or inputs handed through."""
+    """Whether ONNX Runtime folded every phase, so that outputs are constants or inputs."""
     return bool(report.phases) and all(phase.folded is not None for phase in report.phases)
 
 
 def is_known(phase: Phase) -> bool:
-    """Whether it is known what runs in the phase, be it nothing."""
+    """Whether the nodes of the phase are known (there may be none)."""
     return bool(phase.nodes) or phase.folded is not None
 
 
 def main_phase(report: Report) -> Phase | None:
-    """The phase that is run for every token, or the only one; None where nothing is known of any."""
+    """Decode, or the only phase; None if no phase is known."""
     phases = used_phases(report) or tuple(filter(is_known, report.phases))
     return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
 
 
 def file_counts(phase: Phase) -> Counter[str]:
-    """Nodes of the ONNX file behind those of a phase, per provider: what every share is of. A compiled or fused node
-    counts as all that it was made of, and one that ONNX Runtime added, as Memcpy, not at all. Where no node is known to
-    be of the file: those that are no Memcpy node.
+    """File nodes of a phase per provider, the base of every share. A compiled or fused node counts as all its parts,
+    added nodes such as Memcpy do not count. Without known file nodes: all nodes except Memcpy.
     """
     counts: Counter[str] = Counter()
     for node in (*phase.nodes, *inlined_parts(phase)):
@@ -122,13 +121,13 @@ def file_counts(phase: Phase) -> Counter[str]:
 
 
 def added_nodes(phase: Phase) -> int:
-    """How many nodes of a phase `file_counts` does not count, because ONNX Runtime added them."""
+    """Number of added nodes of a phase, which `file_counts` excludes."""
     every = all(map(is_added, phase.nodes))
     return sum(map(is_memcpy if every else is_added, phase.nodes))
 
 
 def too_few_steps(phase: Phase) -> bool:
-    """Whether the speed of a phase is of so few steps that it tells little. Prefill has one or few in every run."""
+    """Whether the speed of a phase has too few steps; prefill never counts as such."""
     return phase.name != "prefill" and 0 < phase.steps < FEW_STEPS
 
 
@@ -138,5 +137,5 @@ def strays(report: Report, phase: Phase) -> list[NodePlacement]:
 
 
 def is_timed(report: Report) -> bool:
-    """Whether there are times: a dry run has none."""
+    """Whether there are times; a dry run has none."""
     return report.dry_run is None

@@ -1,7 +1,6 @@
-"""Partitions: maximal runs of consecutive nodes on one provider, and the tensors that cross their borders.
+"""Partitions: maximal runs of consecutive nodes on one provider, with the tensors that cross their borders.
 
-Tensors come from the edges of the optimised graph. Where there is none they come from the exported graph, where both
-ends are known by name; tensors that only exist after fusion have no name then and are not listed.
+Tensors come from the optimised graph, else from the exported graph, without tensors that exist only after fusion.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SESSION = "session"
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Who makes and who reads each named tensor, as positions in the execution order."""
+    """Producer and readers of each tensor, as positions in the execution order."""
 
     maker: dict[str, int]
     readers: dict[str, tuple[int, ...]]
@@ -31,7 +30,7 @@ class Edges:
 def find_partitions(
     index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...], times: NodeTimes
 ) -> tuple[Partition, ...]:
-    """Cut the nodes into partitions and name the tensors that enter and leave each."""
+    """The partitions, with the tensors that enter and leave each."""
     spans = _cut(nodes)
     part_of = {position: number for number, (start, end) in enumerate(spans) for position in range(start, end)}
     boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
@@ -64,10 +63,7 @@ def _cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
 
 
 def _find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
-    """Edges between the nodes of the execution order.
-
-    Without the optimised graph a node that took the place of others has their edges.
-    """
+    """Edges between nodes; without the optimised graph a fused node has the edges of its parts."""
     position_of = {node.name: node.position for node in nodes}
     graph = index.exported if index.optimised is None else index.optimised.nodes
     if index.optimised is None:
@@ -91,9 +87,9 @@ def _add_inner_tensors(
     sizes: dict[str, int],
     names: Mapping[str, str],
 ) -> None:
-    """Tensors made in one partition and read in another: once out, once in, for each reading partition.
+    """Add tensors written in one partition and read in another: once out, once in, for each reading partition.
 
-    `names`: what the ONNX file calls tensors that have another name.
+    `names`: renamed tensor -> its name in the ONNX file.
     """
     for tensor, position in edges.maker.items():
         source = part_of[position]
@@ -113,7 +109,7 @@ def _add_session_tensors(
     part_of: dict[int, int],
     sizes: dict[str, int],
 ) -> None:
-    """Graph inputs for every partition that reads them, graph outputs for the partition that makes them."""
+    """Add graph inputs to partitions that read them, and graph outputs to the partition that writes them."""
     for port in index.facts.ports:
         size = sizes.get(port.name, port_bytes(port, phase))
         if port.direction == "input":
@@ -130,12 +126,12 @@ def _crossing(name: str, direction: str, other_side: str, size: int | None) -> B
 
 
 def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
-    """Bytes of a graph input or output; in prefill only states have a size that does not depend on the prompt."""
+    """Bytes of a graph input or output; in prefill known for states only, because others depend on the prompt."""
     return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
 
 
 def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
-    """Bytes of tensors, from the outputs of their node in the last observed run. Both sides of a copy have one size."""
+    """Bytes of tensors, from their node's outputs in the last observed run; both tensors of a copy have one size."""
     sizes: dict[str, int] = {}
     for name, event in times.last.items():
         node = index.optimised.nodes.get(name) if index.optimised is not None else index.exported.get(name)
@@ -150,7 +146,7 @@ def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
 
 
 def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
-    """Tensors that a compiled subgraph hands out, when there is one only: the order of several is not known."""
+    """The output of a compiled subgraph if there is exactly one; the order of several outputs is unknown."""
     inside = index.replaces(name)
     made = {tensor for each in inside for tensor in index.exported[each].outputs if tensor}
     given = {port.name for port in index.facts.ports if port.direction == "output"}
@@ -161,8 +157,8 @@ def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
 
 
 def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
-    """Bytes per output of one execution; a single output is the whole, several are told apart by their shapes. One
-    without a shape is no tensor, and has no size.
+    """Bytes per output of one execution: all bytes for a single output, else from the shapes. Outputs without a shape
+    are not tensors and have no size.
     """
     if len(outputs) == 1:
         return {outputs[0]: event.output_bytes} if event.output_shapes else {}
@@ -173,7 +169,7 @@ def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
 
 
 def _shape_bytes(text: str) -> int | None:
-    """Bytes of a tensor written as float32[1,12,256]; None when the text cannot be read."""
+    """Bytes of a tensor written as float32[1,12,256]; None if the text cannot be parsed."""
     dtype, bracket, rest = text.partition("[")
     dimensions = [part.strip() for part in rest.rstrip("]").split(",")] if rest.rstrip("]") else []
     if not bracket or dtypes.bits_of(dtype) is None or not all(part.isdecimal() for part in dimensions):

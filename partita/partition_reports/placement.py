@@ -1,4 +1,4 @@
-"""Where every node of the final plan runs, and where two sources say different things about it."""
+"""Provider of every node of the final plan, and conflicts between sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, .
 def _place_node(
     index: SessionIndex, times: NodeTimes, casts: Mapping[str, GraphNode], position: int, name: str
 ) -> NodePlacement:
-    """Join what the sources say about one node."""
+    """Merge the facts of all sources about one node."""
     module = index.module(name)
     return NodePlacement(
         position=position,
@@ -44,7 +44,7 @@ def _place_node(
 
 
 def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | None:
-    """The first floating-point type that a node made, when it ran; None of a compiled one."""
+    """Type of the first floating-point output of a node's execution; None for a compiled node."""
     event = times.last.get(name) or index.ran.get(name)
     if event is None or name in index.compiled:
         return None
@@ -53,7 +53,7 @@ def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | Non
 
 
 def _matrix_type(index: SessionIndex, casts: Mapping[str, GraphNode], name: str) -> str | None:
-    """The type in which the file has the weight that a node reads, itself or through a Cast. `casts`: by output."""
+    """Type in the file of the weight that a node reads, directly or through a Cast. `casts`: output -> Cast node."""
     for node in (index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported):
         read = (node.matrix, *(casts[tensor].matrix for tensor in node.inputs if tensor in casts))
         found = next(filter(None, read), None)
@@ -65,8 +65,8 @@ def _matrix_type(index: SessionIndex, casts: Mapping[str, GraphNode], name: str)
 def in_layers(
     index: SessionIndex, nodes: tuple[NodePlacement, ...], copies: Sequence[Copy]
 ) -> tuple[NodePlacement, ...]:
-    """The nodes, with the layer of those that have no module of their own: a Memcpy node works for the node that makes
-    it necessary, a compiled one begins with the first node that it is made of.
+    """The nodes, with a layer for nodes without a module: for a Memcpy node that of the node that requires it, for a
+    compiled node that of its first part.
     """
     layers = {node.name: node.layer for node in nodes}
     works_for = {copy.name: copy.caused_by for copy in copies if copy.kind == "memcpy_node"}
@@ -80,7 +80,7 @@ def in_layers(
 
 
 def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
-    """Sources that know a node of this name."""
+    """Sources that contain a node of this name."""
     known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
     if name in index.exported:
         known.append("model_file")
@@ -90,7 +90,7 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
-    """Nodes that two sources place differently, that no source places, or that only one of two graphs has."""
+    """Nodes that sources place differently, that no source places, or that are in one of two graphs only."""
     found = []
     for name in index.order:
         claims = index.claims[name]
@@ -103,7 +103,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
 
 
 def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
-    """Nodes that only the plan has, or only the optimised graph."""
+    """Nodes in the plan only, or in the optimised graph only."""
     if index.optimised is None or index.order_source != "plan_file":
         return
     for names, others, detail in (
@@ -117,10 +117,9 @@ def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
 
 
 def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
-    """Another number of Memcpy nodes in the log than in the plan.
+    """A different number of Memcpy nodes in log and plan.
 
-    Not asked where there is control flow, in the file or in what became of its functions: the log then has the copies
-    in bodies as well.
+    Not checked with control flow, because the log then includes copies in its subgraphs.
     """
     logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
     planned = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
@@ -128,11 +127,11 @@ def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     bodies = not CONTROL_FLOW.isdisjoint(operators)
     if bodies or logged == planned or index.order_source != "plan_file" or not native_log.is_at_info(index.facts.log):
         return
-    detail = f"the log says that {logged} were inserted, the plan has {planned}"
+    detail = f"{logged} inserted according to the log, {planned} in the plan"
     sources: tuple[Source, ...] = ("native_log", "plan_file")
     yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
 
 
 def _describe(claims: Claims) -> str:
-    """Each source with the provider it names."""
-    return "; ".join(f"{source} says {' and '.join(sorted(providers))}" for source, providers in claims.items())
+    """Each source with its provider."""
+    return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in claims.items())

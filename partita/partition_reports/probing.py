@@ -1,4 +1,4 @@
-"""Which parts of the graphs were rejected, as a report has them."""
+"""Rejected parts of the graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partita.partition_reports.records import RejectedPart
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
-    """One entry per ONNX file, provider of the chain that does not open it, and part over which it fails."""
+    """One entry per ONNX file, rejecting provider of the chain, and rejected part."""
     return tuple(
         RejectedPart.taken_from(part, file=session.file, provider=entry.provider, evidence=part.said)
         for session in sessions

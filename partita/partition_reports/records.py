@@ -1,8 +1,7 @@
-"""The partition report as it is written to disk: frozen, versioned, every number with its unit in its name.
+"""The partition report as written to disk; names of numbers include their unit.
 
-Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Numbers are measured or counted;
-what is not known is null. The schema keeps its number while it only grows: a new field has a default, so that older
-reports are read, and is ignored by an older Partita.
+Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Unknown values are null. New fields
+have a default and do not change the schema version: older reports stay readable, and older versions ignore them.
 """
 
 from __future__ import annotations
@@ -31,56 +30,55 @@ SCHEMA = "partita.report/1"
 
 
 class NodePlacement(Record):
-    """One node of the final plan and the provider that runs it."""
+    """One node of the final plan with its provider."""
 
     position: int
     """0-based position in the execution order."""
     name: str
     op_type: str | None
     provider: str | None
-    """None when no source could tell; then a disagreement says so."""
+    """null if no source names it; `disagreements` has an entry then."""
     module: str | None
     layer: int | None
-    """Of its module; that of a Memcpy node is the layer of the node that makes it necessary, that of a compiled one the
-    layer in which it begins."""
+    """Layer of its module; for a Memcpy node that of the node that requires it, for a compiled node that of its first
+    part."""
     host_us_per_run: float | None
     """Median host time over the observed runs of this phase."""
     output_bytes: int | None
-    """In the last observed run of this phase."""
+    """Output bytes in the last observed run of this phase."""
     replaces: tuple[str, ...]
-    """Exported nodes that this node took the place of: those of a compiled subgraph, or what a fused node replaced, as
-    far as the optimised graph or its name tells."""
+    """File nodes that a compiled or fused node replaces, from the optimised graph or its name."""
     replaces_op_types: tuple[str, ...] = ()
-    """The operator of each of them, as the ONNX file has it; empty in a report that was written without."""
+    """Operators of `replaces`; empty in older reports."""
     replaces_modules: tuple[str | None, ...] = ()
-    """The module of each of them; empty in a report that was written without."""
+    """Modules of `replaces`; empty in older reports."""
     keys: tuple[str, ...] = ()
-    """What the node is known by in every report of the model: the nodes of the file whose work it does, by name. Empty
-    for a Memcpy node, and in a report that was written without.
+    """Identifiers that are stable between reports: names of the file nodes that it executes. Empty for a Memcpy node,
+    and in older reports.
     """
     element_type: str | None = None
-    """Of the first floating-point output as the node ran, e.g. float16: what it computes in. Null where it makes none,
-    of a compiled node, which does not say, and in a report that was written without.
+    """Type of its first floating-point output, e.g. float16. null without one, for a compiled node, and in older
+    reports.
     """
     matrix_type: str | None = None
-    """Of the weight that it reads, as the ONNX file has it: another one than `element_type` where a Cast stands between
-    them. Null where it reads none, and in a report that was written without.
+    """Type in the file of the weight that it reads, possibly through a Cast. null without a weight, and in older
+    reports.
     """
     sources: tuple[Source, ...]
 
 
 class ProviderShare(Record):
-    """What one provider does in one phase."""
+    """Share of one provider in one phase."""
 
     provider: str
     nodes: int
     exported_nodes: int | None = None
-    """Nodes of the ONNX file behind them: each under its own name, and those that others took the place of."""
+    """File nodes that these nodes execute."""
     op_types: dict[str, int]
-    """A compiled subgraph counts with the operators of its nodes."""
+    """Operators, including those of nodes in compiled subgraphs."""
     host_us_per_run: float | None
     time_share: float | None
-    """Part of the phase's node time, 0 .. 1."""
+    """Share of the phase's node time, 0 .. 1."""
 
 
 class GroupShare(Record):
@@ -114,81 +112,81 @@ class Partition(Record):
 
 
 class Copy(Record):
-    """A tensor that moves between devices."""
+    """A copy of a tensor between devices."""
 
     kind: Literal["memcpy_node", "session_input", "session_output"]
     direction: Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
     name: str
-    """Memcpy node, or graph input or output."""
+    """Name of the Memcpy node, graph input or graph output."""
     tensor: str | None = None
-    """The tensor that a Memcpy node copies, where the optimised graph or the native log tells."""
+    """The tensor that a Memcpy node copies, from the optimised graph or the native log."""
     bytes_per_run: int | None
     host_us_per_run: float | None
-    """Wait and copy together: the host cannot tell them apart."""
+    """Wait and copy time together."""
     caused_by: tuple[str, ...] = ()
-    """Nodes that make a Memcpy node necessary: they read or write the tensor in host memory."""
+    """Nodes that require a Memcpy node, because they read or write the tensor in host memory."""
     cause_unknown: str = ""
-    """Why no such node can be named; empty when there are some, and for copies at the session border."""
+    """Why these nodes are unknown; empty if they are known, and for session inputs and outputs."""
     source: Source
 
 
 class PhaseCost(Record):
-    """What leaving the preferred provider costs in one run of the phase, and per token. Null where it is not known."""
+    """Cost of fallbacks and copies in one run of the phase, and per token. null: unknown."""
 
     partitions: int
     crossings: int
-    """Tensors that one partition hands to another."""
+    """Tensors passed between partitions."""
     crossing_bytes_per_run: int | None
     copies: int
-    """Memcpy nodes, and inputs and outputs that are bound in another memory."""
+    """Memcpy nodes, and inputs and outputs bound in other memory."""
     copy_bytes_per_run: int | None
     copy_bytes_at_least: int
-    """Of the copies whose size is known."""
+    """Bytes of copies of known size."""
     host_wait_us_per_run: float | None
-    """Host time in Memcpy nodes: wait and copy together."""
+    """Host time of Memcpy nodes: wait and copy together."""
     tokens_per_run: int | None
-    """New tokens over all rows of one observed run; null where there are no tokens."""
+    """New tokens in all rows of one observed run; null without tokens."""
     copy_bytes_per_token: float | None
     host_wait_us_per_token: float | None
 
 
 class BodyNode(Record):
-    """A node in the body of an If, a Loop or a Scan."""
+    """A node in a control-flow subgraph (If, Loop, Scan)."""
 
     name: str
     op_type: str | None
     provider: str | None = None
-    """Null in a report that was written without, which names those on the CPU only."""
+    """null in older reports, which list nodes on the CPU only."""
     module: str | None = None
     replaces: tuple[str, ...] = ()
-    """Exported nodes that it is a part of: functions that ONNX Runtime unfolded."""
+    """File nodes that it is a part of: functions that ONNX Runtime inlined."""
     replaces_op_types: tuple[str, ...] = ()
     replaces_modules: tuple[str | None, ...] = ()
 
 
 class Bodies(Record):
-    """Nodes in the bodies of If, Loop and Scan. They are in no other figure of the phase."""
+    """Nodes in control-flow subgraphs; other figures of the phase exclude them."""
 
     nodes: int
-    """Those that ONNX Runtime lists; it can leave out nodes of a provider that prefers another layout."""
+    """Nodes in ONNX Runtime's list, which may lack nodes of a provider with another layout."""
     listed: bool = True
-    """False where it has no such list: then nothing is known of the nodes in bodies."""
+    """False if ONNX Runtime has no list, so that these nodes are unknown."""
     cpu_nodes: tuple[str, ...]
-    """`on_cpu` for people, `NAME (OPERATOR)` each."""
+    """`on_cpu` as text, `NAME (OPERATOR)`."""
     on_cpu: tuple[BodyNode, ...] = ()
-    """Those on the CPU provider."""
+    """Nodes on the CPU provider."""
     parts: tuple[BodyNode, ...] = ()
-    """Those of functions of the main graph that ONNX Runtime unfolded: they count in requirements."""
+    """Nodes of inlined functions of the main graph, which count in requirements."""
     copies: int | None
-    """Memcpy nodes, from the log; null when the log was not at INFO."""
+    """Memcpy nodes, from the log; null without a log at INFO."""
     unseen: bool | None = None
-    """There may be copies beside those: what a body reads from around it is copied to its device without a Memcpy node
-    and without a line. Null in a report that was written without."""
+    """There may be further copies: tensors of the main graph are copied to the subgraph's device without a Memcpy node
+    and a log line. null in older reports."""
 
     @model_validator(mode="before")
     @classmethod
     def _older(cls, given: Any) -> Any:
-        """What was written without the nodes as data has them in its text."""
+        """Parse the nodes of an older report from their text."""
         if not isinstance(given, dict) or "on_cpu" in given or not isinstance(given.get("cpu_nodes"), list | tuple):
             return given
         parts = [str(entry).removesuffix(")").rpartition(" (") for entry in given["cpu_nodes"]]
@@ -211,46 +209,44 @@ class Phase(Record):
     cost: PhaseCost | None = None
     observed_runs: int
     steps: int
-    """Steps that the speed figures cover; `timing_note` says which."""
+    """Number of steps in the speed figures, described by `timing_note`."""
     tokens: int
-    """New tokens over all rows that the timed steps handled."""
+    """New tokens in all rows of the timed steps."""
     seconds: float | None
     """Wall time of the timed steps."""
     tokens_per_second: float | None
     step_p50_ms: float | None
-    """A step is the session run and the host work around it; percentiles interpolate linearly between ranks."""
+    """A step is the session run and the host work around it. Percentiles are interpolated linearly."""
     step_p95_ms: float | None
     step_p99_ms: float | None
     overhead_p50_ms: float | None
     """Median time per step outside the session run."""
     profiled: bool | None = None
-    """Whether the timed steps were profiled, which makes them slower; null where none was timed, and in reports of
-    earlier versions.
-    """
+    """Whether the timed steps were profiled, which slows them down; null without timed steps, and in older reports."""
     bodies: Bodies | None = None
-    """Null when the file has no control flow."""
+    """null without control flow."""
     folded: int | None = None
-    """Nodes of the file, where ONNX Runtime folded all of them at load time; null otherwise."""
+    """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
     timing_note: str
-    """Which steps the figures cover, e.g. whether observed steps are in them."""
+    """The steps that the figures cover."""
 
 
 class RejectedPart(Record):
-    """The smallest part of a graph that the preferred provider does not open, found by bisection."""
+    """The smallest part of a graph that the preferred provider rejects, found by bisection."""
 
     file: str
     provider: str
     nodes: tuple[str, ...]
     evidence: str
     minimal: bool
-    """Every smaller part that was tried opens; false when the time was up before."""
+    """Every smaller part that was tried is accepted; false if the time ran out."""
     tries: int
     company: bool = False
-    """A Neg stood beside it: a provider that compiles may take no partition of a single node."""
+    """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
 
 class CacheState(Record):
-    """One buffer of the cache: its port, memory, and whether it stayed in place."""
+    """One cache buffer: port, memory, and whether it stayed in place."""
 
     name: str
     layer: int
@@ -261,20 +257,20 @@ class CacheState(Record):
 
 
 class Cache(Record):
-    """Where the KV cache lived, and whether it stayed there."""
+    """Memory of the KV cache, and whether it stayed in place."""
 
     states: int
     size_bytes: int
     memories: dict[str, int]
-    """Memory info name to bytes."""
+    """Memory info name -> bytes."""
     in_place_states: int
-    """States whose past and present were one buffer at every observed step."""
+    """States whose past and present were one buffer in every observed step."""
     address_changes: int
     checked_steps: int | None = None
-    """Steps at which the addresses of past and present were compared; null when nobody counted."""
+    """Steps with compared addresses of past and present; null if not counted."""
     copied_bytes: int = 0
-    """What the last step copied of the cache into other buffers, because its graph writes present anew; 0 where nothing
-    was copied, or nobody counted.
+    """Cache bytes that the last step copied to other buffers, because present is a new tensor; 0 if none or not
+    counted.
     """
     entries: tuple[CacheState, ...]
     source: Source = "binding"
@@ -300,31 +296,31 @@ class TimelineRun(Record):
     run: int
     """0-based, per file."""
     tokens: int
-    """New tokens per row; 0 where there are no tokens."""
+    """New tokens per row; 0 without tokens."""
     start_us: int
-    """Since the profile of this file began; runs of two files have two clocks."""
+    """Start since the beginning of the file's profile; files have separate clocks."""
     host_us: int
     earlier: bool = False
-    """Of a generation before the one that the steps, tokens and speed of the report are of."""
+    """It belongs to an earlier generation than the steps, tokens and speed of the report."""
     events: tuple[tuple[int, int, int], ...]
-    """Position of the node in the phase, start in microseconds after the run's, and host time in microseconds."""
+    """Position of the node in the phase, start relative to the run and host time, both in microseconds."""
 
 
 class Check(Record):
-    """Something that has to add up, and whether it did."""
+    """A consistency check of the report."""
 
     key: str = ""
-    """What it is, for programs; stays as it is when `name` is said otherwise. Empty in older reports."""
+    """Stable identifier; empty in older reports."""
     part: str = ""
-    """The phase or ONNX file that it is of."""
+    """Phase or ONNX file."""
     name: str
-    """For people."""
+    """Displayed name."""
     passed: bool
     detail: str
 
 
 class SourceStatement(Record):
-    """What one source could and could not see in this run."""
+    """Coverage and limits of one source in this run."""
 
     source: Source
     available: bool
@@ -333,7 +329,7 @@ class SourceStatement(Record):
 
 
 class Disagreement(Record):
-    """Two sources that say different things about one node."""
+    """A conflict between sources about one node."""
 
     phase: PhaseName
     node: str
@@ -342,16 +338,16 @@ class Disagreement(Record):
 
 
 class PhaseSummary(Record):
-    """Figures of one phase for the first lines of a view."""
+    """Summary figures of one phase."""
 
     phase: PhaseName
     nodes: int
     nodes_by_provider: dict[str, int]
     elsewhere: int
-    """Of them not on the preferred provider."""
+    """Nodes not on the preferred provider."""
     reasons: dict[str, int]
-    """Reason code to the number of nodes that are elsewhere for it, those in control flow included: of the first
-    preferred provider that was there, where there is one."""
+    """Reason code -> number of fallback nodes, including control-flow subgraphs, relative to the first available
+    preferred provider."""
     copies: int
     copy_bytes_per_run: int | None
     tokens_per_second: float | None
@@ -359,22 +355,22 @@ class PhaseSummary(Record):
 
 
 class Summary(Record):
-    """The verdict on a run in a few figures: what comparing many reports needs, without reading their nodes."""
+    """Summary figures of a run, for comparing many reports."""
 
     wanted: str | None
-    """The first provider of the chain; null when there is none."""
+    """The preferred provider: first of the chain; null without a chain."""
     state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
-    """How much of it ran there: nearly is all but what is harmless, nothing that no node is known, failed that a run
-    failed, wherever the nodes are."""
+    """How much runs on the preferred provider. nearly: all but harmless fallbacks. empty: no nodes to run. nothing: no
+    known nodes. failed: the run failed."""
     verdict: str
-    """In one line."""
+    """One-sentence summary."""
     phases: tuple[PhaseSummary, ...]
     cache_in_place: bool | None
-    """Null without a cache, or when nobody looked."""
+    """null without a cache, or if not observed."""
     checks_failed: int
     limits_exceeded: int
     disagreements: int
-    """Nodes that sources disagree on."""
+    """Nodes with conflicting sources."""
 
 
 class Report(Record):
@@ -385,40 +381,38 @@ class Report(Record):
     """UTC, ISO 8601."""
     partita_version: str
     summary: Summary | None = None
-    """Null in a report that was written without."""
+    """null in older reports."""
     environment: Environment
     package: PackageFacts | None
-    """null when the model is no package."""
+    """null if the model is not a package."""
     model: ModelFacts | None
-    """null when it is one."""
+    """null if the model is a package."""
     request: Request
     chain: tuple[ChainEntry, ...]
     phases: tuple[Phase, ...]
     fallbacks: tuple[Fallback, ...]
     rejected: tuple[RejectedPart, ...] = ()
     probing: Probing | None = None
-    """Null when probing was off or interrupted, or nothing called for it."""
+    """null if probing was off, interrupted or unnecessary."""
     interrupted: tuple[Interruption, ...] = ()
-    """What Ctrl-C cut short: the session runs of `place`, or the experiments on nodes that fell back. That of a
-    generation is in `totals`.
-    """
+    """Work that Ctrl-C stopped: session runs of `place`, or probes. For a generation see `totals`."""
     failed: str | None = None
-    """Why a run of `place` failed: the nodes were placed, and nothing shows that they run. That of a generation is in
-    `totals`. Null when none failed, and in a report that was written without.
+    """Why a run of `place` failed, so that placed nodes may not run. For a generation see `totals`. null if none
+    failed, and in older reports.
     """
     cache: Cache | None
-    """null for a model that is no package."""
+    """null for a model that is not a package."""
     memory: Memory
     cpu: tuple[CpuSession, ...] = ()
-    """Threads and kernels of the CPU provider, per ONNX file; empty where it is not in the chain."""
+    """Threads and kernels of the CPU provider, per ONNX file; empty if it is not in the chain."""
     totals: Totals | None
-    """null where nothing is generated."""
+    """null without a generation."""
     speculation: Speculation | None = None
-    """Null without speculative decoding."""
+    """null without speculative decoding."""
     dry_run: DryRunFacts | None
-    """null when every device was real. Otherwise no time is given anywhere."""
+    """null if every device was real; otherwise the report has no times."""
     exceeded: tuple[str, ...] = ()
-    """Limits of the request that were not met, one sentence each."""
+    """Exceeded limits of the request, one sentence each."""
     timeline: tuple[TimelineRun, ...] = ()
     """Runs of the observation window, in order; empty for a dry run."""
     checks: tuple[Check, ...]

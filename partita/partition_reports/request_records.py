@@ -1,4 +1,4 @@
-"""What was asked for, of which model, and how a dry run was made: parts of the schema `partita.report/1`."""
+"""Request, model and dry run: part of the schema `partita.report/1`."""
 
 from __future__ import annotations
 
@@ -10,65 +10,65 @@ from partita.observations.records import Record
 
 
 class ModelInput(Record):
-    """An input of a model that is no package, and what it was given."""
+    """An input of a model that is not a package, with the shape used."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """The shape used; null of an input for which no value can be made and whose sizes are open: the model was not run.
-    """
+    """The shape used; null if no value could be generated and its sizes are dynamic, so that the model was not run."""
 
     @property
     def declared(self) -> str:
-        """Type and shape for people: `float32[1,3]`."""
+        """Type and shape as text: `float32[1,3]`."""
         return self.dtype if self.shape is None else f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 class ModelFacts(Record):
-    """The ONNX file that was run, when it is no package."""
+    """The ONNX file that was run, if it is not a package."""
 
     file: str
     sha256: str
-    """Of the ONNX file alone; `data_files` are not in it."""
+    """Hash of the ONNX file without `data_files`."""
     data_files: tuple[str, ...]
-    """Files beside it that hold weights."""
+    """Files with external weights."""
     ir_version: int
     opsets: dict[str, int]
-    """Operator set per domain; "" is ONNX itself."""
+    """Operator set version by domain; "" is ai.onnx."""
     nodes: int
-    """Of the main graph."""
+    """Nodes of the main graph."""
     inputs: tuple[ModelInput, ...]
 
 
 BlockingCause = Literal["control_flow", "copy", "elsewhere", "size"]
-"""The host decides which body runs; a copy waits for it; the node is not on the device; the host reads a size back."""
+"""The host selects a control-flow subgraph; a copy waits for the host; the node is not on the device; the host reads
+back a size."""
 
 
 class BlockingNode(Record):
-    """A node that cannot be part of a captured graph."""
+    """A node that prevents CUDA graph capture."""
 
     node: str
     op_type: str | None
     provider: str
     cause: BlockingCause | None = None
-    """Null in a report that was written without."""
+    """null in older reports."""
     why: str
-    """The cause in words."""
+    """The cause as text."""
 
 
 class GraphCapture(Record):
-    """Whether a session would let its runs be captured into one CUDA graph."""
+    """Whether the runs of a session can be captured into one CUDA graph."""
 
     file: str
     accepted: bool
     evidence: str
-    """What ONNX Runtime said, or that it opened the session."""
+    """ONNX Runtime's message, or that it opened the session."""
     blocking: tuple[BlockingNode, ...]
-    """Nodes that block the capture; those of an accepted session slow it down or make captures wrong."""
+    """Nodes that block the capture; in an accepted session they make it slow or its results wrong."""
 
 
 class DryRunFacts(Record):
-    """A run without the device: which one was simulated, and what is therefore not real."""
+    """The simulated device of a dry run, and the parts of the report that are not real."""
 
     device: str
     """Name of the device profile."""
@@ -77,23 +77,23 @@ class DryRunFacts(Record):
     memory_bytes: int
     multiprocessors: int
     provider_library: str
-    """File of the execution provider, which is the real one."""
+    """File of the real execution provider."""
     onnxruntime_version: str
     cuda_version: str
     """The version that the stub libraries report."""
     stand_ins: str
-    """Name of the build of the stub libraries, as the process that ran proved to have loaded them."""
+    """Build of the stub libraries that the process loaded."""
     not_real: tuple[str, ...]
     graph_capture: tuple[GraphCapture, ...] | None
-    """One per ONNX file; null when it was not asked for."""
+    """One per ONNX file; null if not requested."""
 
 
 class Request(Record):
-    """What the user asked for."""
+    """The user's request."""
 
     verb: str
     path: str | None = None
-    """Of the package or model, as the process that ran it was given it; null in a report that was written without."""
+    """Path of the package or model in the process that ran it; null in older reports."""
     chain: tuple[str, ...]
     """Provider names in the order given."""
     chain_source: str
@@ -101,10 +101,10 @@ class Request(Record):
     options: dict[str, str]
     threads: int | None
     prompt_tokens: int | None
-    """null, like the next two, where nothing is generated."""
+    """null, as the next two fields, without a generation."""
     max_new_tokens: int | None
     prefill_chunk_tokens: int | None
     runs: int | None = None
-    """Session runs per phase that `place` was asked for."""
+    """Requested session runs of `place` per phase."""
     limits: dict[str, int] = Field(default_factory=dict)
-    """Limits that the run had to meet, by option name."""
+    """Option name -> limit of the placement."""

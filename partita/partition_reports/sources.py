@@ -1,4 +1,4 @@
-"""What each source could and could not see in this run. The limits are ONNX Runtime's, seen by experiment."""
+"""Coverage and limits of each source. The limits are measured properties of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from partita.partition_reports.records import SourceStatement
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One source: whether it spoke in this run, what it covers, and what it can never tell."""
+    """One source: availability, coverage and limits."""
 
     source: Source
     available: Callable[[RunFacts], bool]
     covers: Callable[[RunFacts, Sequence[SessionIndex]], str]
     limits: str
     missing: Callable[[RunFacts], str] = lambda facts: ""
-    """Why it is not there; empty when there is nothing to say."""
+    """Why it is unavailable; may be empty."""
 
 
 def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[SourceStatement, ...]:
@@ -38,16 +38,16 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
 
 
 def _nothing(why: str) -> str:
-    """What a source covers that is not there."""
+    """Coverage text of an unavailable source."""
     return f"nothing in this run: {why}" if why else "nothing in this run"
 
 
 def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """Nodes and what became clear of them, per file; why a file has none."""
+    """Nodes of the optimised graph per file, or why a file has none."""
     parts = []
     for index in indexes:
         if index.optimised is None:
-            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_why or 'it was not asked for'}")
+            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_why or 'not requested'}")
             continue
         new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
         known = sum(bool(index.replaces(name)) for name in new)
@@ -64,32 +64,31 @@ def _why_not_optimised(facts: RunFacts) -> str:
 
 
 def _every_provider(facts: RunFacts) -> list[ProviderFacts]:
-    """What is known of each provider, in each session."""
+    """Facts about each provider in each session."""
     return [known for session in facts.sessions for known in session.providers.values()]
 
 
 def _cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """Nodes and experiments."""
+    """Nodes and probes."""
     probes = [probe for known in _every_provider(facts) for probe in known.probes.values()]
     cut = sum(bool(probe.unprobed) for probe in probes)
     parts = sum(len(known.rejected.parts) for known in _every_provider(facts) if known.rejected is not None)
     found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
     made = _count_experiments(facts)
-    return f"{plural(made, 'experiment')} on {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"
+    return f"{plural(made, 'probe')} of {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"
 
 
 def _count_experiments(facts: RunFacts) -> int:
-    """Experiments of this run and those from the cache, as the report counts them: nodes alike share theirs."""
+    """Probes of this run and from the cache; equal nodes share theirs."""
     if facts.probing is not None:
         return facts.probing.experiments + facts.probing.cached
     return sum(map(len, {probe.trials for known in _every_provider(facts) for probe in known.probes.values()}))
 
 
 def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """How much of the exported graph is still there under its own name.
+    """Number of exported nodes that run under their own name.
 
-    A branch of an If with a constant condition is put in its place: what runs stands for nodes of a body then, which
-    are none of the graph's.
+    ONNX Runtime replaces an If with a constant condition by its branch, whose nodes are not in the main graph.
     """
     parts = []
     for index in indexes:
@@ -98,10 +97,10 @@ def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         fused = named & index.exported.keys()
         gone = index.exported.keys() - fused - index.present
         inner = named - fused
-        branches = f", and do the work of {plural(len(inner), 'node')} of bodies" if inner else ""
+        branches = f", and execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
         parts.append(
             f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {kept}, "
-            f"fused into another node: {len(fused)}, removed: {len(gone)}; ONNX Runtime's own: "
+            f"fused into another node: {len(fused)}, removed: {len(gone)}; added by ONNX Runtime: "
             f"{len(index.order) - kept}{branches}"
         )
     return "; ".join(parts)
@@ -146,7 +145,7 @@ def _cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 
 
 def _cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """State buffers, and at how many steps they were looked at."""
+    """State buffers, and the number of observed steps."""
     counts = [state.checked_steps for state in facts.states if state.checked_steps is not None]
     steps = f" at {plural(min(counts), 'step')}" if len(counts) == len(facts.states) else ""
     return f"{plural(len(facts.states), 'state buffer')}, compared by address{steps}"
@@ -163,20 +162,20 @@ KINDS = (
         "optimised_model",
         lambda facts: any(session.optimised is not None for session in facts.sessions),
         _cover_optimised,
-        "written by a second session with the plan of the run: no provider, no time; not to be had of compiled nodes",
+        "written by a second session with the plan of the run: no provider, no time; not available for compiled nodes",
         _why_not_optimised,
     ),
     Kind(
         "plan_file",
         lambda facts: any(session.plan is not None for session in facts.sessions),
         _cover_plan,
-        "names and order only: no operator, no provider, no tensor; control-flow subgraphs are not in it",
+        "names and order only: no operator, no provider, no tensor, no control-flow subgraphs",
     ),
     Kind(
         "assignment",
         lambda facts: any(session.assigned is not None for session in facts.sessions),
         _cover_assignment,
-        "taken before fusion and before Memcpy nodes are inserted, so it lists nodes that are gone and misses new ones",
+        "taken before fusion and insertion of Memcpy nodes, so it lists removed nodes and lacks new nodes",
     ),
     Kind(
         "profile",
@@ -188,37 +187,37 @@ KINDS = (
         "native_log",
         lambda facts: any(session.log for session in facts.sessions),
         _cover_log,
-        "says which kernel was not found, not whether operator, version or type was missing",
+        "names the missing kernel, but not whether operator, version or type is unsupported",
     ),
     Kind(
         "probe",
         lambda facts: any(known.probes or known.rejected for known in _every_provider(facts)),
         _cover_probes,
         "one node in isolation or with the nodes around it, with generated weights",
-        lambda facts: "no experiment was made",
+        lambda facts: "no probes",
     ),
     Kind(
         "memory_info",
         lambda facts: any(session.ports for session in facts.sessions),
         _cover_ports,
-        "where ONNX Runtime wants them; copies it makes at the border are not profiled, so they have no time",
+        "memory that ONNX Runtime expects; copies of session inputs and outputs are not profiled, so they have no time",
     ),
     Kind(
         "binding",
         lambda facts: bool(facts.states),
         _cover_binding,
-        "compares what was bound at the observed steps; what a kernel does inside is not visible",
+        "compares bound buffers at the observed steps; operations inside a kernel are not visible",
     ),
     Kind(
         "clock",
         lambda facts: bool(facts.steps),
         lambda facts, indexes: plural(len(facts.steps), "step"),
-        "wall time, with everything else the machine was doing",
+        "wall time, including other load of the machine",
     ),
     Kind(
         "process",
         lambda facts: facts.memory.peak_rss_bytes is not None,
         lambda facts, indexes: "resident memory before and after loading, and its peak",
-        "memory of this process; memory on a device is not in it",
+        "memory of this process, without device memory",
     ),
 )

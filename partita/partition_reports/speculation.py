@@ -11,44 +11,44 @@ from partita.observations.records import Record
 
 
 class DraftedWidth(Record):
-    """The decode steps that were fed so many tokens."""
+    """Decode steps of one width."""
 
     width: int
-    """Tokens that each row was fed: its last one, and draft tokens."""
+    """Input tokens per row: its last token and draft tokens."""
     steps: int
     tokens: int
-    """New tokens over all rows."""
+    """New tokens of all rows."""
     step_p50_ms: float
     """Median wall time of a step, drafting excluded."""
 
 
 class Speculation(Record):
-    """Speculative decoding. Profiled steps have no draft tokens, and are left out."""
+    """Speculative decoding. Profiled steps have no draft tokens and are excluded."""
 
     kind: Literal["ngram", "draft"]
     draft: str | None
     """Name of the draft package; null for n-gram lookup."""
     steps: int
-    """Decode steps that were not profiled."""
+    """Decode steps without profiling."""
     drafting_steps: int
-    """Those that verified draft tokens."""
+    """Steps that verified draft tokens."""
     drafted: int
-    """Draft tokens."""
+    """Verified draft tokens."""
     accepted: int
     acceptance_rate: float | None
     """`accepted` of `drafted`; null without draft tokens."""
     tokens: int
-    """New tokens over all rows."""
+    """New tokens of all rows."""
     tokens_per_step: float | None
     seconds: float
     """Wall time of the steps."""
     draft_seconds: float
-    """Part of it that drafting took, runs of the draft model included."""
+    """Time for drafting, part of `seconds`, including runs of the draft model."""
     plain_token_ms: float | None
-    """Median time per token of steps without draft tokens, drafting excluded; null when there was no such step."""
+    """Median time per token of steps without draft tokens, without drafting time; null if there are none."""
     speedup: float | None
-    """Estimated time of the same tokens without draft tokens, by the median of such steps with as many rows, over the
-    time that they took; null without draft tokens, or without steps to compare with.
+    """Estimated time without draft tokens (median of steps without draft tokens and with equally many rows) divided by
+    the measured time; null without draft tokens or steps to compare with.
     """
     widths: tuple[DraftedWidth, ...]
 
@@ -80,12 +80,12 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
 
 
 def rows_of(found: Speculation) -> int:
-    """Rows of all steps together: each got a token in each step, besides its accepted draft tokens."""
+    """Sum of active rows over all steps: new tokens without accepted draft tokens."""
     return found.tokens - found.accepted
 
 
 def _speedup(steps: Sequence[StepFact]) -> float | None:
-    """Rows share the time of a step, so each step is compared with steps of as many rows."""
+    """Speedup, comparing each step with steps of equally many rows, because rows share the time of a step."""
     by_rows: dict[int, list[float]] = {}
     for step in steps:
         if not step.drafted and _tokens(step):

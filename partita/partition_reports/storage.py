@@ -1,9 +1,4 @@
-"""Records as JSON files: written whole or not at all, and read with one line on whatever is wrong.
-
-A record grows within its schema: newer versions of Partita add fields, and never change or drop one without another
-schema. So reading ignores fields that it does not know, at every level, while records that are made here are held to
-the fields that they have.
-"""
+"""Reads and writes records as JSON files. Readers ignore unknown fields, which newer versions add within a schema."""
 
 from __future__ import annotations
 
@@ -23,20 +18,18 @@ from partita.observations.records import Record
 from partita.partition_reports.records import SCHEMA, Report
 
 NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
-"""A list of whole numbers over several lines; inside a string there is no line break."""
+"""A list of integers over several lines."""
 OTHERS = re.compile(r"[^\x00-\x7e]+")
 STDIN = Path("-")
 NO_REPORTS = {"partita.bench": "the result of a bench, not a partition report"}
-"""What a file of another family of schemas is that is easily taken for a report."""
+"""Schema family -> description of files that are easily confused with reports."""
 Shown = TypeVar("Shown", bound=Record)
 
 
 def to_json(record: Record) -> str:
-    """A report, or another record that is kept, as JSON, ending in a newline. ASCII alone: a name is whole in every
-    encoding that stdout may have, and turns no terminal around.
-    """
-    text = record.model_dump_json(by_alias=True, indent=1, warnings=False)  # a newer Partita has other codes
-    text = OTHERS.sub(lambda found: json.dumps(found[0])[1:-1], text)  # all of them are inside of strings
+    """A record as JSON with a trailing newline, in ASCII for any encoding of stdout."""
+    text = record.model_dump_json(by_alias=True, indent=1, warnings=False)  # newer versions have other codes
+    text = OTHERS.sub(lambda found: json.dumps(found[0])[1:-1], text)  # non-ASCII characters occur in strings only
     return NUMBERS.sub(lambda found: f"[{','.join(found[1].split()).replace(',,', ',')}]", text) + "\n"
 
 
@@ -46,15 +39,12 @@ def write(report: Report, path: Path) -> None:
 
 
 def read(path: Path) -> Report:
-    """Read and validate the report at `path`; `-` is stdin.
-
-    Raises ReportError when it is missing, damaged, no report, or of another schema; the message names the field.
-    """
+    """Read and validate the report at `path`; `-` is stdin. Raises ReportError."""
     return read_one_of(path, {SCHEMA: Report})
 
 
 def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
-    """Read a record of one of these kinds, by the schemas that the files name. Raises as `read` does."""
+    """Read a record of one of `kinds`, by the schema in the file. Raises ReportError."""
     raw = _parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
         raise ReportError(f"{path}: not a partition report, it has no schema field; write one with `report`")
@@ -64,7 +54,7 @@ def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
 
 
 def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
-    """The record that `raw` is, without the fields that it does not know. Raises ReportError, which names the field."""
+    """Validate `raw` as a record, ignoring unknown fields. Raises ReportError with the name of the invalid field."""
     try:
         return record.model_validate(raw, extra="ignore")
     except ValidationError as error:
@@ -75,7 +65,7 @@ def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
 
 
 def _parse(path: Path) -> Any:
-    """The JSON value in the file, or on stdin. Raises ReportError when there is none."""
+    """The JSON value in the file, or on stdin. Raises ReportError."""
     try:
         if path == STDIN:
             return parsed_record(sys.stdin.buffer.read(LARGEST_REPORT_BYTES).decode("utf-8"))
@@ -90,11 +80,11 @@ def _parse(path: Path) -> Any:
         ) from error
     except ValueError as error:
         detail = f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ReportError(f"{path}: damaged or cut off, it is not JSON ({detail}); write the report again") from error
+        raise ReportError(f"{path}: invalid JSON, damaged or truncated ({detail}); write the report again") from error
 
 
 def _wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) -> str:
-    """One line on a file of another schema than those that are read; `schema` is what the file says."""
+    """Message for a file with an unsupported `schema`."""
     shown = repr(schema[:60])
     family, slash, _ = schema.partition("/")
     mine = next((known for known in kinds if known.partition("/")[0] == family), None)

@@ -1,4 +1,4 @@
-"""The verdict on a report as a record of its own, for whoever compares many of them."""
+"""Summary of a report as a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partita.partition_reports.verdict import give_verdict
 
 
 def summarise(report: Report) -> Summary:
-    """The summary of a report, from everything else in it."""
+    """The summary of a report."""
     return Summary(
         wanted=wanted_of(report) if report.chain else None,
         state=state_name(report),

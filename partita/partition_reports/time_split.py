@@ -1,4 +1,4 @@
-"""What the host's time in nodes goes to: copies, nodes elsewhere, or the preferred provider's own. Pure."""
+"""Shares of the host time of nodes: copies, fallback nodes, nodes on the preferred provider. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from partita.partition_reports.records import Phase
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Parts of the node time of one phase, 0 .. 1, and the nodes they are in."""
+    """Shares of the node time of one phase, 0 .. 1."""
 
     node_us: float
     copies: float
-    """In Memcpy nodes: waiting for work that was queued on the device, and copying."""
+    """Memcpy nodes: waiting for queued device work, and copying."""
     elsewhere: float
+    """Fallback nodes."""
     own: float
-    """In nodes on the preferred provider: computing, or only queueing where the device works on its own."""
+    """Nodes on the preferred provider: computing, or queueing on an asynchronous device."""
     elsewhere_nodes: int
     elsewhere_on: tuple[str, ...]
-    """The providers that have those."""
+    """Providers of the fallback nodes."""
 
 
 def split_time(phase: Phase, wanted: str) -> TimeSplit | None:
-    """The parts; None when no node of the phase has a time."""
+    """The shares; None if no node of the phase has a time."""
     whole = total_us(phase.nodes)
     if not whole:
         return None
@@ -42,7 +43,7 @@ def split_time(phase: Phase, wanted: str) -> TimeSplit | None:
 
 
 def whole_percent(part: float) -> str:
-    """`71 %`; what is not all of it is never 100 %, and what is not nothing never 0 %."""
+    """`71 %`; only exact values give 0 % and 100 %."""
     if 0.995 <= part < 1:
         return "over 99 %"
     return "under 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"

@@ -1,4 +1,4 @@
-"""The observation window run by run: which node ran when, on the host's clock. Pure."""
+"""Timeline of the observed runs on the host's clock. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partita.partition_reports.records import TimelineRun
 
 
 def find_timeline(indexes: Sequence[SessionIndex]) -> tuple[TimelineRun, ...]:
-    """Every observed run with its nodes; what ran inside control flow is part of the node that holds it."""
+    """Every observed run with its nodes; nodes in control-flow subgraphs are part of their control-flow node."""
     return tuple(run for index in indexes for run in _session_runs(index))
 
 

@@ -1,7 +1,4 @@
-"""Times: per node from the observed runs, per step from the clock. Knows no placement.
-
-Percentiles interpolate linearly between the two nearest ranks, as numpy does by default.
-"""
+"""Times per node from observed runs, and per step from the clock."""
 
 from __future__ import annotations
 
@@ -18,21 +15,21 @@ from partita.observations.text_format import plural
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """What the observed runs of one phase say about its nodes."""
+    """Times and sizes of nodes in the observed runs of one phase."""
 
     host_us: dict[str, float]
-    """Median over the timed runs of all executions of a node within a run."""
+    """Median over the timed runs; several executions in a run are summed."""
     output_bytes: dict[str, int]
-    """All outputs of all executions in the last observed run. A node without an output that is a tensor is left out:
-    ONNX Runtime counts no byte of a sequence.
+    """All outputs of all executions in the last observed run, without nodes whose outputs are not tensors, for which
+    ONNX Runtime reports no size.
     """
     last: dict[str, NodeEvent]
     """Last execution of a node in the last observed run."""
     observed_runs: int
     timed_runs: int
-    """Observed runs that the medians cover; the first is left out when there are more."""
+    """Observed runs in the medians; the first run is excluded if there are more."""
     earlier: bool = False
-    """The observed runs are of an earlier generation than the steps."""
+    """The observed runs belong to an earlier generation than the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class StepTimes:
 
     steps: int
     tokens: int
-    """Over all rows, padding and finished rows left out."""
+    """Tokens of all rows, without padding and finished rows."""
     seconds: float | None
     tokens_per_second: float | None
     step_p50_ms: float | None
@@ -49,12 +46,12 @@ class StepTimes:
     step_p99_ms: float | None
     overhead_p50_ms: float | None
     profiled: bool | None
-    """They were profiled, which makes them slower: there were no others; None without a step."""
+    """The steps were profiled, which slows them down, because there were no others; None without steps."""
     note: str
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The value below which `percent` (0 .. 100) of `values` lie, linear between ranks; None when there are none."""
+    """The percentile (0 .. 100) with linear interpolation, as in numpy; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -89,7 +86,7 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
 
 
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
-    """Speed of the steps of `phase` that were not observed, or of all when every one was. `rows`: batch size."""
+    """Speed of the steps of `phase` that were not observed, or of all if every step was. `rows`: batch size."""
     of_phase = [step for step in steps if step.phase == phase]
     free = [step for step in of_phase if not step.observed]
     timed = free or of_phase
@@ -112,22 +109,22 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
 
 
 def _speed_note(steps: int, free: int) -> str:
-    """Which steps the speed figures cover."""
+    """The steps that the speed figures cover."""
     if not steps:
         return "no step of this phase was run"
     if free:
-        return f"speed over {free} of {plural(steps, 'step')}, those that were not profiled"
+        return f"speed over {free} of {plural(steps, 'step')}, without profiled steps"
     return (
         "speed over 1 step, slowed by profiling" if steps == 1 else f"speed over {steps} steps, all slowed by profiling"
     )
 
 
 def node_time_note(times: NodeTimes) -> str:
-    """Which runs the node times cover."""
+    """The runs that the node times cover."""
     if not times.observed_runs:
         return "node times unknown: no run of this phase was profiled"
     of = " of an earlier generation" if times.earlier else ""
     if times.timed_runs < times.observed_runs:
         runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
-        return f"node times are medians over {runs}{of}; the one before, a warm-up, is left out"
+        return f"node times are medians over {runs}{of}, without a warm-up run"
     return f"node times are from one profiled run{of}, which includes warm-up"

@@ -1,4 +1,4 @@
-"""The whole report in one line: what ran where, what moved, and what did not go as wanted."""
+"""One-line verdict of a report: placement, copies, cache and problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partita.partition_reports.records import Cache, Phase, Report
 
 
 def give_verdict(report: Report) -> str:
-    """One line, most important first. Names come from the report as they are: a view has to make them harmless."""
+    """The verdict, the most important part first. Names are not sanitised."""
     parts = [_describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
     if report.dry_run is not None:
         parts.insert(0, f"DRY RUN as {report.dry_run.device_name}")
@@ -21,7 +21,7 @@ def give_verdict(report: Report) -> str:
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     parts += [f"{entry.provider} unavailable ({entry.reason or 'no reason known'})" for entry in missing]
     if report.disagreements:
-        parts.append(f"sources disagree on {plural(len({entry.node for entry in report.disagreements}), 'node')}")
+        parts.append(f"conflicting sources for {plural(len({entry.node for entry in report.disagreements}), 'node')}")
     failed = sum(not check.passed for check in report.checks)
     if failed:
         parts.append(f"{plural(failed, 'check')} FAILED")
@@ -35,7 +35,7 @@ def give_verdict(report: Report) -> str:
 
 
 def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
-    """Phases whose nodes, providers and copies are the same, together."""
+    """Phases grouped by equal nodes, providers and copies."""
     merged: dict[object, list[Phase]] = {}
     for phase in phases:
         placed = tuple((node.name, node.provider) for node in phase.nodes)
@@ -49,7 +49,7 @@ def phase_names(phases: list[Phase]) -> str:
 
 
 def _describe_placement(phases: list[Phase]) -> str:
-    """Nodes per provider, partitions and copies of phases that share a placement."""
+    """Nodes per provider, partitions and copies of phases with equal placement."""
     phase = phases[0]
     total = len(phase.nodes)
     if phase.folded is not None:
@@ -58,10 +58,10 @@ def _describe_placement(phases: list[Phase]) -> str:
             "load time"
         )
     if not total or not phase.providers:
-        return f"no node known in {phase_names(phases)}"
+        return f"no nodes known in {phase_names(phases)}"
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
-    moved = f", {plural(border, 'copy')} at the session border" if border else ""
+    moved = f", {plural(border, 'copy')} of session inputs or outputs" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
     inside = len(phase.bodies.on_cpu) if phase.bodies else 0
     bodies = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
@@ -69,31 +69,32 @@ def _describe_placement(phases: list[Phase]) -> str:
 
 
 def say_placed(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
-    """Nodes of the file per provider, and those that ONNX Runtime added, of phases that share a placement.
+    """File nodes per provider, and added nodes, of phases with equal placement.
 
-    `first`: the provider to begin with, also where it has none; None for the one with most. `name`: what to call one.
+    `first`: the provider to begin with, even without nodes; None: the provider with the most nodes. `name`: formats a
+    provider name.
     """
     counts = file_counts(phases[0])
     head = counts.most_common(1)[0][0] if first is None else first
     others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
     placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
     added = added_nodes(phases[0])
-    more = f" (and {added:,} that ONNX Runtime added)" if added else ""
+    more = f" (and {added:,} added by ONNX Runtime)" if added else ""
     return f"{placed}{more}{in_phases(phase.name for phase in phases)}"
 
 
 def _named(provider: str, name: Callable[[str], str]) -> str:
-    """The provider, or words for the one that no source knows."""
+    """The formatted provider, or `an unknown provider`."""
     return "an unknown provider" if provider == UNKNOWN else name(provider)
 
 
 def describe_cache(cache: Cache) -> str:
-    """Whether the cache stayed in place, and where it is."""
+    """Whether the cache stayed in place, and its memory."""
     return "no cache" if status_of(cache) == "no_cache" else f"cache {say_cache(cache)}"
 
 
 def say_cache(cache: Cache) -> str:
-    """The same of a cache that has states, without its name."""
+    """As `describe_cache` for a cache with states, without the word cache."""
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
     status = status_of(cache)
     if status == "not_checked":

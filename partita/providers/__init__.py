@@ -1,1 +1,1 @@
-"""What Partita knows about execution providers: one file each, all data. Importing this package imports nothing."""
+"""Descriptions of execution providers, one file each, all data. Importing this package imports nothing."""

@@ -1,7 +1,6 @@
-"""The provider record: what Partita knows about one execution provider, as data.
+"""The `Provider` record. Each provider file in this folder exposes one as `PROVIDER`; the file name is its key.
 
-One file per provider in this folder exposes `PROVIDER`, one `Provider` record; the file name is the registry key.
-Nothing here imports ONNX Runtime.
+Does not import ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from partita.remedies import Remedy
 
 OTHER_RUNTIME = Remedy("install the ONNX Runtime that the library was built for")
 OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))
-"""For a provider that refuses an option; what it said names the option."""
+"""For a provider that rejects an option; its message names the option."""
 
 OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
 class Opens:
-    """A value of an option with which a provider takes more nodes. Experiments try it on nodes that were left."""
+    """An option value with which a provider supports more nodes; probes try it on nodes that fell back."""
 
     value: str
     elements: tuple[str, ...] = ()
@@ -36,27 +35,27 @@ class Opens:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One provider option. `kind` decides how a value from the command line is checked."""
+    """One provider option. `kind` selects the validation of its value."""
 
     name: str
     kind: OptionKind
     default: str
-    """What ONNX Runtime takes when the option is left out; empty when that depends on the machine."""
+    """Default of ONNX Runtime; empty if it depends on the machine."""
     meaning: str
     choices: tuple[str, ...] = ()
     """The values of a `choice`."""
     off_on: tuple[str, str] = ("0", "1")
-    """How this provider spells the two values of a `bool`."""
+    """The provider's spelling of the two values of a `bool`."""
     session_key: str = ""
-    """When not empty, ONNX Runtime itself reads the option, from this entry of the session configuration."""
+    """Entry of the session configuration from which ONNX Runtime reads the option; empty: a provider option."""
     session_suffix: str = ""
-    """What follows the value there."""
+    """Text to append to the value in that entry."""
     ours: bool = False
-    """Partita itself reads the option; the provider is not given it."""
+    """Partita reads the option; it is not passed to the provider."""
     least: int | None = None
     """Smallest value of an `int`."""
     opens: Opens | None = None
-    """The value that can make the provider take more nodes than the default does, where there is one."""
+    """A value with which the provider may support more nodes than with the default, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Library:
     """A shared library that a provider loads, and how to get it."""
 
     file: str
-    """Name as the loader asks for it, e.g. libcublasLt.so.13."""
+    """File name for the loader, e.g. libcublasLt.so.13."""
     what: str
     """The product it belongs to, e.g. cuBLAS 13."""
     remedy: Remedy
@@ -72,52 +71,52 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A Python package that carries a provider as a library to be registered with a plain ONNX Runtime."""
+    """A Python package with a provider library to register with a plain ONNX Runtime."""
 
     wheel: str
     """Distribution name, e.g. onnxruntime-qnn."""
     module: str
     """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
     path_options: tuple[tuple[str, str], ...] = ()
-    """Provider options whose default is a path that the module knows: (option, name of the function that says it)."""
+    """Provider options whose default is a path from the module: (option, function that returns the path)."""
     answers: tuple[tuple[str, str], ...] = ()
-    """Provider options that the plugin gets unless the user gives them: (option, value)."""
+    """Defaults of provider options: (option, value)."""
     yields_to: tuple[str, ...] = ()
-    """When the user gives one of these options, no path is added: they answer the same question."""
+    """Options that replace `path_options`: if the user sets one of them, no path is added."""
     ignores: tuple[str, ...] = ()
-    """Options that the provider takes inside ONNX Runtime, and that this plugin ignores with a warning."""
+    """Options that the built-in provider accepts and this plugin ignores with a warning."""
     no_device: Remedy | None = None
-    """What to do where it offers no device; None: what the provider says of a missing device."""
+    """Remedy if the plugin offers no device; None: the provider's remedy for device_missing."""
     takes: str = ""
-    """The only devices that it offers, where that is less than the provider can compute on: `devices of Intel`."""
+    """Devices that it offers, if fewer than the provider supports: `devices of Intel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """How integer weights are written for a provider, as far as it is known without asking it."""
+    """Format of quantised weights for a provider; probes may override it."""
 
     symmetric: bool = True
-    """All blocks have the middle of the range as their zero point; False: each has an integer one of its own."""
+    """The zero point is the middle of the range; False: each block has an integer zero point."""
     accuracy_level: int = 0
-    """Of MatMulNBits: 4 lets it compute with 8-bit activations, 0 with those of the graph."""
+    """accuracy_level of MatMulNBits: 4 allows 8-bit activations, 0 uses the type of the graph."""
     bias: bool = False
-    """MatMulNBits takes the bias; False: an Add does."""
+    """MatMulNBits adds the bias; False: an Add node does."""
     gather: bool = False
-    """It has GatherBlockQuantized, for embeddings; taken for granted only where it cannot be asked."""
+    """It supports GatherBlockQuantized for embeddings; used only where no probe can run."""
     experts: bool = False
-    """QMoE computes there what it computes on the CPU provider, from weights as they are; it is asked about then."""
+    """Its QMoE matches that of the CPU provider for the same weights; if so, a probe decides on its use."""
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 32, 8: 32})
-    """Weights that share a scale, by bits."""
+    """Bits -> block size."""
     activations: Literal["fp32", "fp16"] = "fp32"
-    """What they are multiplied with unless the user says otherwise."""
+    """Default of --activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What Partita knows about one execution provider."""
+    """Description of one execution provider."""
 
     name: str
-    """The name used on the command line, which is also the file name."""
+    """Name on the command line, which is also the file name."""
     ort_name: str
     """ONNX Runtime's name, e.g. CPUExecutionProvider."""
     aliases: tuple[str, ...]
@@ -126,62 +125,62 @@ class Provider:
     device_memory: str
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
-    """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    """Attention lowering of `--attention auto` where no probe can run."""
     suggested_for: tuple[str, ...] = ()
-    """Words in lower case that are no names of it, and for which an error suggests it, e.g. gpu."""
+    """Lower-case words for which an error suggests this provider, e.g. gpu."""
     packed_weights: PackedWeights = PackedWeights()
-    """How int8 and int4 packages are written for it."""
+    """Format of int8 and int4 packages."""
     rolling_caches: bool = False
-    """Its GroupQueryAttention keeps a cache of a window alone (`sliding_window_cache`). False: it may take such a node
-    and leave that out of account, which no experiment with a short text shows.
+    """Its GroupQueryAttention supports a rolling window cache (`sliding_window_cache`). False: it may accept the node
+    and ignore the attribute.
     """
     in_turns: Mapping[str, str] = field(default_factory=dict)
-    """Options of a package that takes turns with another on the same cores, as a draft does; a user's come first."""
+    """Default options of packages that alternate on the same cores, such as a draft package."""
     variables: tuple[str, ...] = ()
-    """Variables of the environment that choose its driver or its device."""
+    """Environment variables that select its driver or device."""
     reads_back: bool = False
-    """Copies out of its memory beside a run were seen to be right, so what a run makes may stay until it is wanted."""
+    """Copies from its memory between runs are correct, so outputs may stay on the device until they are read."""
     capture_option: str = ""
-    """The option that has it record a run of a graph and replay it in the next; empty when it has none."""
+    """Option that turns on graph capture; empty if it has none."""
     even_rows: frozenset[str] = frozenset()
-    """Operators that it computes right only where all rows of a batch are equally long; only wrong answers tell."""
+    """Operators with wrong results if the rows of a batch differ in length; no error is reported."""
     leaves_option: str = ""
-    """The option with names of nodes, one a line, that it is to leave to the CPU; empty when it has none."""
+    """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
-    """The option that limits how much memory its nodes may need; empty when it has none."""
+    """Option with the memory budget of its nodes; empty if it has none."""
     rank: int = 0
-    """Place in the default chain: of the usable providers the one with the highest rank leads. 0: only when named."""
+    """Priority in the default chain, the highest first; 0: used only when named."""
     options: tuple[Option, ...] = ()
     libraries: tuple[Library, ...] = ()
     plugin: Plugin | None = None
     node_patterns: tuple[LogPattern, ...] = ()
-    """What it logs about a node that it does not take."""
+    """Log lines about nodes that it does not support."""
     says_why: tuple[str, ...] = ()
-    """Regular expressions of what it logs at VERBOSE alone about a node that it does not take, most telling first: over
-    several lines, with groups `node` and `why`. Experiments listen, for they open one node; whole models would drown.
+    """Multi-line regular expressions with groups `node` and `why` for VERBOSE log lines about unsupported nodes, the
+    most specific first. Used only in probes, which open one node.
     """
     start_patterns: tuple[LogPattern, ...] = ()
-    """What is logged when it cannot start; tried before the patterns that all providers share."""
+    """Log lines of a failed start; tried before the patterns shared by all providers."""
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
-    """What to do, by provider-level reason code."""
+    """Provider-level reason code -> remedy."""
     logs_runs: bool = False
-    """True when it writes log lines at INFO in every run, not only while a session is opened."""
+    """It logs at INFO in every run, not only when a session is opened."""
     constant_defaults: bool = False
-    """It takes inputs that have a default for constants, and reads nothing of what a run gives them."""
+    """It treats inputs with a default as constants and ignores the values of a run."""
     compiles: bool = False
-    """True when it turns a whole subgraph into one node, False when it runs node by node."""
+    """It compiles a subgraph into one node; False: it runs node by node."""
     any_option: bool = False
-    """True when its options are not known here: they are passed on unchecked."""
+    """Its options are unknown and are passed on unchecked."""
     option_prefix: str = ""
-    """When not empty, the provider inside ONNX Runtime reads its options from the session configuration under this
-    prefix and ignores the dictionary of options. A plugin of the same provider takes the dictionary."""
+    """Prefix of its options in the session configuration, for a built-in provider that ignores provider options; a
+    plugin of the same provider reads provider options."""
     preload: bool = False
-    """Its libraries may lie in Python packages, where the loader does not look: ONNX Runtime's preload_dlls() does."""
+    """Its libraries may be in Python packages, which only ONNX Runtime's preload_dlls() finds."""
     software_devices: bool = False
-    """A driver may offer it the CPU in place of a GPU, e.g. SwiftShader or llvmpipe for Vulkan. On such a device it is
-    usable, but not chosen by itself."""
+    """A driver may offer it the CPU as a GPU, e.g. SwiftShader or llvmpipe for Vulkan. The provider is then usable, but
+    not in the default chain."""
     library: Path | None = None
-    """Plugin library that the user gave by its path; None when ONNX Runtime or a Python package contains it."""
+    """Path of the user's plugin library; None for a provider of ONNX Runtime or a Python package."""
 
     def __post_init__(self) -> None:
         if self.library is None and not self.ort_name.endswith("ExecutionProvider"):
@@ -200,9 +199,9 @@ class Provider:
 
     @property
     def plugin_takes(self) -> str:
-        """What to add where its plugin offers no device, because it takes certain ones only."""
+        """Message suffix with the devices that its plugin supports; empty for no restriction."""
         return f"; it takes {self.plugin.takes} only" if self.plugin is not None and self.plugin.takes else ""
 
     def remedy(self, reason: ReasonCode) -> Remedy | None:
-        """What to do about a provider-level reason; None when nothing is known."""
+        """The remedy for a provider-level reason; None if there is none."""
         return self.remedies.get(reason)

@@ -1,8 +1,7 @@
-"""Apple's GPUs and Neural Engine through Core ML. Never run here: no Mac was at hand.
+"""Apple's GPUs and Neural Engine through Core ML. Untested.
 
-Part of the macOS wheel of onnxruntime. Options and their values are those that coreml_options.cc of ONNX Runtime
-accepts, and ModelCacheDirectory from coreml_provider_factory.h. It takes static shapes best and splits decoders into
-many parts, so it is not chosen automatically.
+Part of the macOS wheel of onnxruntime. Options: coreml_options.cc and coreml_provider_factory.h of ONNX Runtime. It
+splits decoders into many partitions, so it is not in the default chain.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -27,8 +26,8 @@ PROVIDER = Provider(
             "units that may run it",
             ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"),
         ),
-        Option("RequireStaticInputShapes", "bool", "0", "take only nodes whose shapes are fixed"),
-        Option("EnableOnSubgraphs", "bool", "0", "also take nodes inside If, Loop and Scan"),
+        Option("RequireStaticInputShapes", "bool", "0", "accept only nodes with static shapes"),
+        Option("EnableOnSubgraphs", "bool", "0", "accept nodes inside If, Loop and Scan"),
         Option(
             "SpecializationStrategy", "choice", "Default", "what Core ML optimises for", ("Default", "FastPrediction")
         ),
@@ -37,11 +36,11 @@ PROVIDER = Provider(
         Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
     ),
     node_patterns=(
-        # It names no node, so all that follows is that the provider turned down some of the graph.
+        # The line names no node.
         LogPattern("subgraph_rejected", r"(?P<why>CoreML does not support .*)"),
     ),
     remedies={
-        "not_in_build": Remedy("on macOS, as no other system has Core ML", ("pip", "install", "onnxruntime")),
+        "not_in_build": Remedy("on macOS, the only system with Core ML", ("pip", "install", "onnxruntime")),
         "device_missing": Remedy("let it use the CPU", options=("--provider-option", "coreml.MLComputeUnits=CPUOnly")),
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy(

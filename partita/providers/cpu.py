@@ -1,7 +1,7 @@
 """The CPU execution provider, part of every ONNX Runtime build.
 
-ONNX Runtime 1.31.1 accepts any provider option for it and ignores it. The options here are Partita's: what can be set
-on the CPU are settings of the session and variables of the environment (`runtime/cpu` decides over them).
+ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's; `runtime/cpu` sets them through the
+session configuration and environment variables.
 """
 
 from partita.providers.base import Option, PackedWeights, Provider
@@ -14,10 +14,10 @@ PROVIDER = Provider(
     wheels=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
     device_memory="Cpu",
     preferred_attention="gqa",
-    in_turns={"spinning_after": "0"},  # threads that spin on are in the way of the other's: a fifth of a short answer
-    rolling_caches=True,  # equal to a whole cache in steps of one and of several tokens, ONNX Runtime 1.31.1
-    # Level 4 has the only fast kernels (core/mlas/lib/qnbitgemm.h). A zero point costs nothing there, because a block's
-    # sum is kept anyway: 8 bytes of scale and sum per block make 5 bits per 4-bit weight of blocks of 64.
+    in_turns={"spinning_after": "0"},  # spinning threads slow down those of the other package
+    rolling_caches=True,  # verified against a full cache, ONNX Runtime 1.31.1
+    # Level 4 has the only fast kernels (core/mlas/lib/qnbitgemm.h), which store a sum per block, so that zero points
+    # cost nothing: with blocks of 64, scale and sum (8 bytes) make 5 bits per 4-bit weight.
     packed_weights=PackedWeights(
         symmetric=False, accuracy_level=4, bias=True, gather=True, experts=True, block_sizes={4: 64, 8: 128}
     ),
@@ -26,21 +26,21 @@ PROVIDER = Provider(
             "attention",
             "choice",
             "auto",
-            "the path through attention, auto: by processor and head size",
+            "attention algorithm; auto: by processor and head size",
             choices=("auto", "flash", "naive"),
             ours=True,
         ),
-        Option("huge_pages", "bool", "1", "packed weights are put into pages of 2 MiB where Linux has them", ours=True),
-        Option("parallel_packing", "bool", "1", "weights are packed by all threads", ours=True),
+        Option("huge_pages", "bool", "1", "put packed weights into pages of 2 MiB (Linux)", ours=True),
+        Option("parallel_packing", "bool", "1", "pack weights with all threads", ours=True),
         Option(
-            "spinning", "bool", "", "threads wait for work in a loop, 1 unless there are more than cores", ours=True
+            "spinning", "bool", "", "threads wait for work in a loop; default 1 unless threads exceed cores", ours=True
         ),
-        Option("spinning_after", "bool", "1", "after a run, too, they wait so for the next one for a while", ours=True),
+        Option("spinning_after", "bool", "1", "threads keep spinning for a while after a run", ours=True),
     ),
     rank=1,
     remedies={
         "not_in_build": Remedy(
-            "every ONNX Runtime has the CPU provider: put its files back",
+            "every ONNX Runtime has the CPU provider; reinstall it",
             ("pip", "install", "--force-reinstall", "onnxruntime"),
         )
     },

@@ -1,11 +1,8 @@
 """NVIDIA GPUs through CUDA.
 
-Option names were read from libonnxruntime_providers_cuda.so 1.31.1; defaults from the options that a session on it
-reports. Options that take pointers (user_compute_stream, gpu_external_alloc, …) make no sense on a command line and are
-left out, and so are those about tuning that only ROCm builds had. memory_budget_kb is none of the provider's: it is an
-entry of ONNX Runtime's session configuration (docs/annotated_partitioning in its repository), under a name of ours.
-Libraries are what the same file names as needed (readelf), and cuDNN and cuFFT, which it opens when an operator needs
-them.
+Option names are from libonnxruntime_providers_cuda.so 1.31.1, defaults from a session. Pointer options and ROCm tuning
+are omitted. memory_budget_kb is Partita's name for an entry of the session configuration (docs/annotated_partitioning
+in ONNX Runtime's repository). Libraries are its ELF dependencies, plus cuDNN and cuFFT, which it loads on demand.
 """
 
 from dataclasses import replace
@@ -16,9 +13,9 @@ from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
-DRIVER = Remedy("install the NVIDIA driver of the GPU; a container needs the NVIDIA container toolkit, and its GPUs")
-OTHER_DRIVER = Remedy("update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have")
-NO_GPU = Remedy("run it where there is an NVIDIA GPU")
+DRIVER = Remedy("install the NVIDIA driver; in a container, use the NVIDIA container toolkit and pass the GPUs")
+OTHER_DRIVER = Remedy("update the NVIDIA driver, or install the onnxruntime-gpu for the installed CUDA version")
+NO_GPU = Remedy("run it on a machine with an NVIDIA GPU")
 GPU_WHEEL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-gpu"))
 
 PROVIDER = Provider(
@@ -54,27 +51,27 @@ PROVIDER = Provider(
             "how a convolution algorithm is chosen",
             ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         ),
-        Option("cudnn_conv_use_max_workspace", "bool", "1", "let cuDNN use as much workspace as it asks for"),
+        Option("cudnn_conv_use_max_workspace", "bool", "1", "allow cuDNN its maximum workspace"),
         Option("cudnn_conv1d_pad_to_nc1d", "bool", "0", "pad a 1-D convolution to [N, C, 1, D], not [N, C, D, 1]"),
-        Option("do_copy_in_default_stream", "bool", "1", "copy in the stream that computes; 0 may race"),
+        Option("do_copy_in_default_stream", "bool", "1", "copy in the compute stream; 0 may race"),
         Option("enable_cuda_graph", "bool", "0", "capture the first run and replay it; needs every node on CUDA"),
-        Option("enable_skip_layer_norm_strict_mode", "bool", "0", "more exact and slower SkipLayerNormalization"),
+        Option("enable_skip_layer_norm_strict_mode", "bool", "0", "more accurate and slower SkipLayerNormalization"),
         Option("prefer_nhwc", "bool", "0", "channels last for operators that support NHWC"),
-        Option("use_ep_level_unified_stream", "bool", "0", "one stream for everything that this provider runs"),
-        Option("use_tf32", "bool", "1", "let float32 matrix products round their inputs to TF32"),
-        Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, which compiles at start"),
+        Option("use_ep_level_unified_stream", "bool", "0", "one stream for all nodes of this provider"),
+        Option("use_tf32", "bool", "1", "round inputs of float32 matrix products to TF32"),
+        Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, compiled at start"),
         Option("enable_cudnn", "bool", "1", "use cuDNN"),
         Option("external_data_loader_reading_threads", "int", "4", "threads that read weights from disk"),
         Option(
             "memory_budget_kb",
             "int",
             "",
-            "take nodes only until their weights and outputs need this many KiB",
+            "stop accepting nodes when their weights and outputs exceed this many KiB",
             session_key="session.resource_cuda_partitioning_settings",
             session_suffix=",",
             least=1,
         ),
-        Option("sdpa_kernel", "int", "0", "bits that allow attention kernels; 0: ONNX Runtime decides"),
+        Option("sdpa_kernel", "int", "0", "bit mask of allowed attention kernels; 0: ONNX Runtime decides"),
     ),
     libraries=(
         Library("libcuda.so.1", "NVIDIA driver", DRIVER),
@@ -109,11 +106,11 @@ PROVIDER = Provider(
         "device_missing": replace(
             NO_GPU,
             otherwise=Remedy(
-                "place the model without one", ("partita", "place", "PATH", "--provider", "cuda,cpu", "--dry-run")
+                "show its placement without a GPU", ("partita", "place", "PATH", "--provider", "cuda,cpu", "--dry-run")
             ),
         ),
         "version_mismatch": OTHER_DRIVER,
         "option_rejected": OPTIONS,
-        "initialisation_failed": Remedy("see whether GPU and driver answer", ("nvidia-smi",)),
+        "initialisation_failed": Remedy("check GPU and driver", ("nvidia-smi",)),
     },
 )

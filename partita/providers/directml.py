@@ -1,7 +1,6 @@
-"""GPUs on Windows through DirectML. Never run here: no Windows machine was at hand.
+"""GPUs on Windows through DirectML. Untested.
 
-Part of the wheel onnxruntime-directml, whose newest version is 1.24.4. Options and their spelling are those that
-dml_provider_factory.cc of ONNX Runtime reads.
+Part of the wheel onnxruntime-directml (newest version 1.24.4). Options: dml_provider_factory.cc of ONNX Runtime.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -21,7 +20,7 @@ PROVIDER = Provider(
     preferred_attention="gqa",
     rank=60,
     options=(
-        Option("device_id", "int", "", "number of the GPU, in the order in which Windows lists them"),
+        Option("device_id", "int", "", "number of the GPU, in the order of Windows"),
         Option(
             "performance_preference",
             "choice",
@@ -30,7 +29,7 @@ PROVIDER = Provider(
             ("default", "high_performance", "minimum_power"),
         ),
         Option(
-            "disable_metacommands", "bool", "False", "avoid kernels of the driver's maker", off_on=("False", "True")
+            "disable_metacommands", "bool", "False", "do not use the driver's own kernels", off_on=("False", "True")
         ),
     ),
     node_patterns=(CPU_PREFERRED,),

@@ -1,6 +1,6 @@
-"""Providers that have no file here: other names that ONNX Runtime knows, and plugin libraries given by their path.
+"""Providers without a file in this folder: other providers of ONNX Runtime, and plugin libraries given by path.
 
-Nothing is known of their options, libraries and log lines, so options are passed on unchecked.
+Their options are passed on unchecked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OTHERS = (
     "WebNNExecutionProvider",
     "XnnpackExecutionProvider",
 )
-"""What `onnxruntime.get_all_providers()` of 1.31 lists beside those that have a file here."""
+"""Providers in `onnxruntime.get_all_providers()` of 1.31 without a file in this folder."""
 MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Linux library": (b"\x7fELF",),
     "a macOS library": (
@@ -40,13 +40,11 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
     ),
     "a Windows library": (b"MZ",),
 }
-"""What the file of a shared library begins with."""
+"""First bytes of shared libraries."""
 
 
 def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
-    """The record of a provider known by nothing but ONNX Runtime's name for it, e.g. XnnpackExecutionProvider, or by
-    the library that the user gave: such a one may have any name.
-    """
+    """The record of an undescribed provider, by ONNX Runtime's name or the name of its library."""
     return Provider(
         name=ort_name.removesuffix(SUFFIX).lower() or ort_name.lower(),
         ort_name=ort_name,
@@ -60,24 +58,23 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
 
 
 def other_provider(word: str) -> Provider | None:
-    """A provider that ONNX Runtime knows and that has no file here, by its long or its short name in any case."""
+    """A provider of `OTHERS` by its long or short name, ignoring case; None if there is none."""
     written = word.lower()
     found = (name for name in OTHERS if written in (name.lower(), name.removesuffix(SUFFIX).lower()))
     return next(map(generic_provider, found), None)
 
 
 def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
-    """The record of a plugin library. `known` are all names of known providers, in lower case, with their records.
+    """The record of a plugin library. `known`: lower-case names of described providers -> records.
 
-    A library given under the name of a known provider is that provider, with its options and log lines, from another
-    place. Under any other name it is a provider of which nothing is known.
+    Under the name of a described provider, the library uses its options and log patterns.
     """
     provider = known.get(name.lower())
     return generic_provider(name, path) if provider is None else replace(provider, library=path)
 
 
 def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") -> dict[str, str]:
-    """`NAME=PATH` texts as name -> path. Raises UsageError for another form, and for a name that is given twice."""
+    """Parse `NAME=PATH` texts to name -> path. Raises UsageError for other forms and duplicate names."""
     found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
@@ -93,15 +90,15 @@ def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") 
 def parse_libraries(
     given: Mapping[str, str | os.PathLike[str]], known: Mapping[str, Provider], argument: str = "provider_libraries"
 ) -> tuple[Provider, ...]:
-    """The providers of plugin libraries, given by name.
+    """The providers of plugin libraries.
 
-    Raises UsageError when a file is missing or no shared library, or two names mean one provider.
+    Raises UsageError for a file that is missing or not a shared library, and for two names of one provider.
     """
     found: dict[str, Provider] = {}
     for name, path in given.items():
         text = f"{name}={os.fspath(path)}"
         if not name.replace("_", "").replace("-", "").isalnum():
-            raise UsageError(f"`{argument}={text}`: a name has only letters, digits, - and _")
+            raise UsageError(f"`{argument}={text}`: a name may contain only letters, digits, - and _")
         provider = _library_provider(name, _check_library(Path(path).expanduser(), argument), known)
         if provider.name in found:
             raise UsageError(f"`{argument}={text}`: {provider.name} is given twice; give each library one name")
@@ -110,11 +107,11 @@ def parse_libraries(
 
 
 def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
-    """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
+    """The absolute path of a shared library. Raises UsageError for other files."""
     if path.is_dir():
         raise UsageError(f"`{argument}`: {path} is a folder; give the library file in it")
     if path.exists() and not path.is_file():
-        raise UsageError(f"`{argument}`: {path} is no file; give the library file")
+        raise UsageError(f"`{argument}`: {path} is not a file; give the library file")
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -125,5 +122,5 @@ def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
         raise UsageError(f"`{argument}`: {path} cannot be read: {why}; check its permissions") from error
     if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
         shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
-        raise UsageError(f"`{argument}`: {path} is no shared library: it {shown}")
+        raise UsageError(f"`{argument}`: {path} is not a shared library: it {shown}")
     return path.resolve()

@@ -1,7 +1,7 @@
-"""AMD GPUs through MIGraphX, which compiles anew for every new input shape and is therefore never chosen by itself.
+"""AMD GPUs through MIGraphX. Untested. It compiles for every new input shape, so it is not in the default chain.
 
-Never run here: no AMD GPU was at hand. Part of the wheel onnxruntime-migraphx, newest version 1.27.1. Options and
-defaults are those of migraphx_execution_provider_info.h of ONNX Runtime; pointers are left out.
+Part of the wheel onnxruntime-migraphx (newest version 1.27.1). Options: migraphx_execution_provider_info.h of ONNX
+Runtime, without pointers.
 """
 
 from partita.providers.base import OPTIONS, Library, Option, Provider
@@ -9,7 +9,7 @@ from partita.remedies import Remedy
 
 ROCM = Remedy("install ROCm and its MIGraphX package, in the version that the wheel names")
 
-NO_GPU = Remedy("run it where there is an AMD GPU that ROCm supports")
+NO_GPU = Remedy("run it on a machine with an AMD GPU that ROCm supports")
 
 PROVIDER = Provider(
     name="migraphx",
@@ -27,7 +27,7 @@ PROVIDER = Provider(
         Option("migraphx_fp8_enable", "bool", "0", "let MIGraphX compute in float8"),
         Option("migraphx_int8_enable", "bool", "0", "let MIGraphX compute in int8"),
         Option("migraphx_int8_calibration_table_name", "text", "", "calibration table for int8"),
-        Option("migraphx_int8_use_native_calibration_table", "bool", "0", "the table is MIGraphX's own"),
+        Option("migraphx_int8_use_native_calibration_table", "bool", "0", "the table has MIGraphX's own format"),
         Option("migraphx_exhaustive_tune", "bool", "0", "try every kernel while compiling"),
         Option("migraphx_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
         Option(
@@ -48,6 +48,6 @@ PROVIDER = Provider(
         "device_missing": NO_GPU,
         "version_mismatch": ROCM,
         "option_rejected": OPTIONS,
-        "initialisation_failed": Remedy("see whether GPU and driver answer", ("rocminfo",)),
+        "initialisation_failed": Remedy("check GPU and driver", ("rocminfo",)),
     },
 )

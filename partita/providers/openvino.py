@@ -1,9 +1,7 @@
 """Intel CPUs, GPUs and NPUs through OpenVINO, which compiles every subgraph it takes.
 
-Comes inside the wheel onnxruntime-openvino, or as the plugin onnxruntime-ep-openvino next to a plain onnxruntime.
-Options are those of ONNX Runtime's page on this provider; each was accepted by onnxruntime-openvino 1.24.1. Which of
-them the plugin ignores, and that it takes load_config, was seen with onnxruntime-ep-openvino 1.8.1. Log lines were seen
-with 1.24.1, which gives no reason for a single node.
+Part of the wheel onnxruntime-openvino, or the plugin onnxruntime-ep-openvino for a plain onnxruntime. Options are from
+ONNX Runtime's page on this provider. Tested with onnxruntime-openvino 1.24.1 and the plugin 1.8.1.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -12,7 +10,7 @@ from partita.remedies import Remedy
 
 WORDS = ("False", "True")
 ON_CPU = Remedy(
-    "inside the wheel onnxruntime-openvino it can use the CPU",
+    "with the wheel onnxruntime-openvino it can use the CPU",
     options=("--provider-option", "openvino.device_type=CPU"),
 )
 
@@ -26,12 +24,12 @@ PROVIDER = Provider(
     preferred_attention="primitives",
     packed_weights=PackedWeights(symmetric=False, block_sizes={4: 64, 8: 128}),
     rank=30,
-    constant_defaults=True,  # tokens with an adapter were those without; with a default of rank 0 they were of neither
+    constant_defaults=True,  # adapters had no effect
     compiles=True,
     plugin=Plugin(
         "onnxruntime-ep-openvino",
         "onnxruntime_ep_openvino",
-        # It computes float32 models in bfloat16 where the CPU can: an error of 3e-2 where the wheel has 1e-6.
+        # By default it computes float32 models in bfloat16 on CPUs that support it: error 3e-2 instead of 1e-6.
         answers=(("load_config", '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'),),
         ignores=(
             "device_type",
@@ -43,26 +41,27 @@ PROVIDER = Provider(
             "enable_opencl_throttling",
             "enable_qdq_optimizer",
         ),
-        # GetSupportedDevices of the plugin's factory passes over hardware of another vendor than 0x8086, processors
-        # too; the wheel computes on any x86-64.
+        # GetSupportedDevices of the plugin's factory skips vendors other than 0x8086, even for CPUs.
         takes="processors, GPUs and NPUs of Intel",
         no_device=Remedy(
-            "the wheel onnxruntime-openvino computes on any x86-64: in an environment of its own",
+            "the wheel onnxruntime-openvino supports any x86-64 CPU; in a separate environment",
             ("pip", "install", "onnxruntime-openvino"),
         ),
     ),
     options=(
         Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
         Option("precision", "choice", "", "type of arithmetic", ("FP32", "FP16", "ACCURACY")),
-        Option("num_of_threads", "int", "", "threads for one run"),
-        Option("num_streams", "int", "1", "runs at the same time"),
+        Option("num_of_threads", "int", "", "threads of one run"),
+        Option("num_streams", "int", "1", "concurrent runs"),
         Option("cache_dir", "path", "", "folder that keeps compiled models"),
         Option(
             "model_priority", "choice", "DEFAULT", "priority on a shared device", ("LOW", "MEDIUM", "HIGH", "DEFAULT")
         ),
-        Option("enable_opencl_throttling", "bool", "False", "spare the CPU while a GPU works", off_on=WORDS),
+        Option("enable_opencl_throttling", "bool", "False", "use less CPU while a GPU runs", off_on=WORDS),
         Option("enable_qdq_optimizer", "bool", "False", "rewrite quantised graphs for the NPU", off_on=WORDS),
-        Option("disable_dynamic_shapes", "bool", "False", "fix all shapes when the model is loaded", off_on=WORDS),
+        Option(
+            "disable_dynamic_shapes", "bool", "False", "make all shapes static when the model is loaded", off_on=WORDS
+        ),
         Option("reshape_input", "text", "", "input shapes to fix, e.g. data[1,3,60,80..120]"),
         Option("load_config", "text", "", 'JSON with properties of OpenVINO itself: {"CPU": {"NUM_STREAMS": "1"}}'),
     ),
@@ -86,12 +85,8 @@ PROVIDER = Provider(
             ("pip", "install", "onnxruntime-openvino"),
             otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
         ),
-        "library_missing": Remedy(
-            "put its files back", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")
-        ),
-        "device_missing": Remedy(
-            "name a device that is there", options=("--provider-option", "openvino.device_type=CPU")
-        ),
+        "library_missing": Remedy("reinstall it", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")),
+        "device_missing": Remedy("name an available device", options=("--provider-option", "openvino.device_type=CPU")),
         "version_mismatch": OTHER_RUNTIME,
         "option_rejected": OPTIONS,
         "initialisation_failed": ON_CPU,

@@ -1,8 +1,4 @@
-"""Options of execution providers, `cuda.device_id=1`, checked against what each provider takes.
-
-Knows the kinds of options and how ONNX Runtime spells their values; what the options are stands in the providers'
-files.
-"""
+"""Parsing and validation of provider options such as `cuda.device_id=1`."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ YES = frozenset({"1", "true", "yes", "on"})
 
 
 def split_options(texts: Sequence[str], argument: str = "provider_options") -> dict[str, dict[str, str]]:
-    """`PROVIDER.NAME=VALUE` texts as provider -> option -> value. Raises UsageError for another form, and for an option
-    that is given twice.
+    """Parse `PROVIDER.NAME=VALUE` texts to provider -> option -> value. Raises UsageError for other forms and
+    duplicate options.
     """
     found: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -36,11 +32,9 @@ def split_options(texts: Sequence[str], argument: str = "provider_options") -> d
 def parse_options(
     given: Mapping[str, Mapping[str, object]], chain: Sequence[Provider], argument: str = "provider_options"
 ) -> dict[str, dict[str, str]]:
-    """The options for the providers of the chain, by any name of a provider: provider -> option -> value as ONNX
-    Runtime takes it.
+    """Validated options: provider name -> option -> value in ONNX Runtime's spelling. `given` may use aliases.
 
-    Raises UsageError for a provider outside the chain, an option that the provider does not have, a value of the wrong
-    kind, and an option that is given twice.
+    Raises UsageError for a provider outside the chain, an unknown or duplicate option, and an invalid value.
     """
     by_name = {name.lower(): provider for provider in chain for name in provider.names()}
     found: dict[str, dict[str, str]] = {}
@@ -60,7 +54,7 @@ def parse_options(
 
 
 def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) -> Iterator[tuple[str, str, str]]:
-    """Provider, option and value as text. Raises UsageError for what is no mapping of mappings."""
+    """Provider, option and value as text. Raises UsageError if a provider's options are not a mapping."""
     for word, options in given.items():
         if not isinstance(options, Mapping):
             raise UsageError(f"`{argument}`: the options of {word} are {options!r}; give a dict")
@@ -69,7 +63,7 @@ def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) ->
 
 
 def _find_option(written: str, provider: Provider, name: str) -> Option | None:
-    """The option called `name`, in any case; None when the provider's options are not known. Raises UsageError."""
+    """The option of a name, ignoring case; None if the provider's options are unknown. Raises UsageError."""
     if provider.any_option:
         return None
     by_name = {option.name.lower(): option for option in provider.options}
@@ -77,9 +71,11 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
     if option is not None:
         return option
     if not by_name:
-        raise UsageError(f"{written}: {provider.name} takes no options")
+        raise UsageError(f"{written}: {provider.name} has no options")
     near = did_you_mean(nearest(name, (option.name for option in provider.options)))
-    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {near}it has: {_listed(provider.options)}")
+    raise UsageError(
+        f"{written}: {provider.name} has no option {name!r}; {near}its options are: {_listed(provider.options)}"
+    )
 
 
 def _listed(options: Iterable[Option]) -> str:
@@ -88,12 +84,12 @@ def _listed(options: Iterable[Option]) -> str:
 
 
 def _kind_of(option: Option) -> str:
-    """Kind of an option for people: `int`, `bool`, `LOW|HIGH`."""
+    """Kind of an option in messages: `int`, `bool`, `LOW|HIGH`."""
     return "|".join(option.choices) if option.kind == "choice" else option.kind
 
 
 def _check_value(written: str, option: Option, value: str) -> str:
-    """The value as ONNX Runtime takes it. Raises UsageError when it is of the wrong kind."""
+    """The value in ONNX Runtime's spelling. Raises UsageError for an invalid value."""
     match option.kind:
         case "int":
             try:
@@ -126,17 +122,16 @@ def _check_value(written: str, option: Option, value: str) -> str:
             return value
 
 
-def _wrong_value(written: str, option: Option, wanted: str) -> UsageError:
-    """The error for a value of the wrong kind."""
+def _wrong_value(written: str, option: Option, expected: str) -> UsageError:
+    """The error for an invalid value."""
     default = f" (default {option.default})" if option.default else ""
-    return UsageError(f"{written}: {option.name} takes {wanted}{default}: {option.meaning}")
+    return UsageError(f"{written}: {option.name} takes {expected}{default}: {option.meaning}")
 
 
 def unchecked_notes(options: Mapping[str, Mapping[str, str]], chain: Sequence[Provider]) -> tuple[str, ...]:
-    """One sentence per provider whose options were passed on without a check."""
+    """One sentence per provider whose options were passed on unchecked."""
     return tuple(
-        f"the options of {provider.name} are not known to Partita and are passed on unchecked: "
-        f"{', '.join(options[provider.name])}"
+        f"options of {provider.name} are passed on unchecked: {', '.join(options[provider.name])}"
         for provider in chain
         if provider.any_option and options.get(provider.name)
     )

@@ -1,7 +1,6 @@
-"""Log lines that several providers share: why a node stayed on the CPU, and why a provider could not start.
+"""Log patterns shared by providers: why a node stayed on the CPU, and why a provider could not start.
 
-Data only. Wording of ONNX Runtime 1.31.1, found in its libraries or seen by running it; CUDA's own words are those of
-cudaGetErrorString.
+Wording of ONNX Runtime 1.31.1 and cudaGetErrorString.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ CPU_PREFERRED = LogPattern(
     "cpu_preferred",
     r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU execution path is deemed faster)",
 )
-"""Logged on behalf of every provider that asks ONNX Runtime which small shape computations belong on the CPU."""
+"""Logged for providers that let ONNX Runtime move small shape computations to the CPU."""
 
 DROPPED = LogPattern(
     "version_mismatch",
     r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported",
 )
-"""Logged, and nothing more, when a provider that prefers another layout loses every node: ONNX Runtime's layout
-transformer does not know the opset of the model."""
+"""The only line that is logged when a provider with another layout loses every node, because ONNX Runtime's layout
+transformer does not support the opset."""
 
 START_PATTERNS: tuple[LogPattern, ...] = (
-    # A library that is there but does not fit comes first: the same line also says that it failed to load.
+    # version_mismatch first: its lines also match library_missing.
     LogPattern("version_mismatch", r"(?P<why>\S+: undefined symbol: [^\s,]+)"),
     LogPattern("version_mismatch", r"(?P<why>version `[^']+' not found \(required by [^)]+\))"),
     LogPattern("version_mismatch", r"(?P<why>The requested API version \[\d+\] is not available.*)"),
@@ -43,4 +42,4 @@ START_PATTERNS: tuple[LogPattern, ...] = (
     LogPattern("device_missing", r"(?P<why>No devices found for EP '.*)"),
     LogPattern("device_missing", r"(?P<why>No registered plugin EP device found for '.*)"),
 )
-"""Tried in this order, after the provider's own."""
+"""Tried in this order, after the provider's own patterns."""

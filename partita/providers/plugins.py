@@ -1,6 +1,6 @@
-"""Provider plugins that are installed as Python packages: where their library is, and which options they answer.
+"""Provider plugins that are installed as Python packages: their library path and default options.
 
-Imports the plugin's own module, which holds paths and little else; it does not load the library.
+Imports the plugin's Python module, which does not load the library.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from partita.providers.start import Failure, failure
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """A wheel that carries a provider library, as it is installed here."""
+    """An installed wheel with a provider library."""
 
     wheel: str
     version: str
     library: Path | None
-    """None when the package could not say."""
+    """None if the package does not provide its path."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """The user's options, and those that the package answers itself, e.g. the path of its backend."""
+    """The user's options and the package's defaults, e.g. the path of its backend."""
     failure: Failure | None = None
-    """Why it cannot be used, or not with these options."""
+    """Why it cannot be used with these options."""
 
 
 def _merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The user's options, with those that the package answers where the user said nothing on the matter."""
+    """The user's options with the package's defaults for the others."""
     paths = {name for name, _ in plugin.path_options} if any(name in given for name in plugin.yields_to) else set()
     return {**{name: value for name, value in answered.items() if name not in paths}, **given}
 
 
 def installed_version(wheel: str) -> str | None:
-    """Version of an installed distribution; None when it is not installed."""
+    """Version of a distribution; None if it is not installed."""
     try:
         return metadata.version(wheel)
     except metadata.PackageNotFoundError:
@@ -44,17 +44,14 @@ def installed_version(wheel: str) -> str | None:
 
 
 def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin | None:
-    """The installed plugin package of a provider; None when it has none, or it is not installed.
-
-    `given` are the user's options; those of the result have what the package adds to them.
-    """
+    """The installed plugin package of a provider; None if there is none. `given`: the user's options."""
     plugin = provider.plugin
     version = installed_version(plugin.wheel) if plugin else None
     if plugin is None or version is None:
         return None
     try:
         library, options = _ask_module(plugin)
-    except Exception as error:  # noqa: BLE001 - a foreign module may raise anything, and that is the finding
+    except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
         why = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
         return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
     if not library.is_file():
@@ -70,7 +67,7 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
 
 
 def _ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
-    """Library and answered options, as the plugin's module gives them."""
+    """Library path and path options from the plugin's module."""
     module = importlib.import_module(plugin.module)
     options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
     return Path(str(module.get_library_path())), {**dict(plugin.answers), **options}

@@ -1,12 +1,11 @@
-"""Qualcomm NPUs through QNN, and on x86-64 the emulator of their HTP backend.
+"""Qualcomm NPUs through QNN, and on x86-64 the emulator of their HTP backend, as the plugin onnxruntime-qnn 2.7.
 
-A plugin: onnxruntime-qnn 2.7 next to a plain onnxruntime. It compiles subgraphs of static shapes and computes in
-float16, so packages need --static-shapes, and it is never chosen by itself: the emulator is slower than the CPU.
-Options are those of the provider's own page (onnxruntime/onnxruntime-qnn, docs/execution_providers) that the library of
-2.7.0 also accepts or names; it ignores unknown ones. backend_path comes from the package unless it or backend_type is
-given; the package for Linux x86-64 has no cpu backend. Left to itself the emulator simulates a chip whose NPU has no
-floating-point arithmetic, and fails to finalise most float graphs with QNN_COMMON_ERROR_MEM_ALLOC (1002), so it is told
-another one. Even then it cannot finalise an RMS norm in float32: packages need --precision fp16.
+It compiles subgraphs with static shapes in float16: packages need --static-shapes and --precision fp16. The emulator
+is slower than the CPU, so the provider is not in the default chain.
+
+Options are from onnxruntime/onnxruntime-qnn, docs/execution_providers, if the library of 2.7.0 accepts them too.
+By default the emulator simulates a chip without floating-point arithmetic and fails to finalise most float graphs with
+QNN_COMMON_ERROR_MEM_ALLOC (1002); `EMULATED` selects another chip.
 """
 
 import platform
@@ -29,10 +28,10 @@ MODES = (
 )
 
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
-"""The chip that the emulator simulates: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
+"""The chip that the emulator simulates: SM8550, whose HTP (v73) computes in float16. Real devices need no value."""
 
 UNIT = r"Node name: (?P<node>\S*) Node index: \d+\n\s*REASON : "
-"""How the log names a node unit that did not pass (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
+"""Log line of an unsupported node unit (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
 
 NO_DEVICE = Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn")
 
@@ -63,15 +62,15 @@ PROVIDER = Provider(
             "backend_type",
             "choice",
             "htp",
-            "backend by its kind; not together with backend_path",
+            "kind of backend; excludes backend_path",
             ("cpu", "gpu", "htp", "saver", "ir"),
         ),
-        Option("htp_performance_mode", "choice", "default", "speed against power on the NPU", MODES),
+        Option("htp_performance_mode", "choice", "default", "trade-off of speed and power on the NPU", MODES),
         Option(
             "htp_graph_finalization_optimization_mode",
             "choice",
             "0",
-            "3 prepares longest and runs fastest",
+            "optimisation level; 3 compiles longest and runs fastest",
             ("0", "1", "2", "3"),
         ),
         Option("enable_htp_fp16_precision", "bool", "", "compute float32 models in float16; needs soc_model"),
@@ -83,7 +82,7 @@ PROVIDER = Provider(
             "quantise inputs and outputs on the CPU",
             opens=Opens("0", operators=("QuantizeLinear", "DequantizeLinear")),
         ),
-        Option("enable_htp_shared_memory_allocator", "bool", "0", "tensors in memory that CPU and NPU share"),
+        Option("enable_htp_shared_memory_allocator", "bool", "0", "allocate tensors in memory shared by CPU and NPU"),
         Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
         Option("vtcm_mb", "int", "0", "on-chip memory in MB; 0: not set"),
         Option("rpc_control_latency", "int", "0", "latency of calls to the NPU in microseconds; 0: not set"),
@@ -93,16 +92,18 @@ PROVIDER = Provider(
         Option("soc_model", "int", "0", "number of the chip; 0: unknown"),
         Option("htp_arch", "int", "0", "architecture of the NPU, e.g. 73; 0: not set"),
         Option("device_id", "int", "0", "number of the device"),
-        Option("profiling_level", "choice", "off", "what QNN itself measures", ("off", "basic", "detailed", "optrace")),
-        Option("profiling_file_path", "path", "", "CSV file for these measurements"),
+        Option(
+            "profiling_level", "choice", "off", "detail of QNN's own profile", ("off", "basic", "detailed", "optrace")
+        ),
+        Option("profiling_file_path", "path", "", "CSV file of the profile"),
         Option("op_packages", "text", "", "custom operators: type:library:symbol[:target],…"),
         Option("dump_json_qnn_graph", "bool", "0", "write the QNN graphs as JSON"),
-        Option("json_qnn_graph_dir", "path", "", "folder for them"),
+        Option("json_qnn_graph_dir", "path", "", "folder of these JSON files"),
         Option("skip_qnn_version_check", "bool", "0", "accept a QNN library of another version"),
     ),
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>Failed to finalize QNN graph\. .*)"),
-        # All of them on one line: {...}{...}
+        # One line has all nodes: {...}{...}
         LogPattern(
             "no_kernel_op",
             r"(?:Unsupported nodes in QNN EP: |\}(?:, )?)\{ name: (?P<node>.*?), type: (?P<op>\w+)(?= ?\})",
@@ -116,9 +117,9 @@ PROVIDER = Provider(
         LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
     ),
     remedies={
-        "not_in_build": Remedy("it is a plugin of its own, next to onnxruntime", ("pip", "install", "onnxruntime-qnn")),
+        "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", "onnxruntime-qnn")),
         "library_missing": Remedy(
-            "put its files back",
+            "reinstall it",
             ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
             otherwise=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
         ),
@@ -126,7 +127,7 @@ PROVIDER = Provider(
         "version_mismatch": OTHER_RUNTIME,
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy(
-            "it needs fixed sizes and float16",
+            "it needs static shapes and float16",
             ("partita", "export", "CHECKPOINT", "OUT", "--target", "qnn", "--static-shapes", "--precision", "fp16"),
         ),
     },

@@ -1,8 +1,4 @@
-"""From what the user wrote to what this machine has: names to provider records, records to resolutions.
-
-Knows which provider files lie in this folder, and nothing about any one provider. Does not import ONNX Runtime: the
-caller says which providers its build contains.
-"""
+"""Provider names to records, and records to their availability on this machine. Does not import ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,40 +23,40 @@ from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
-MEANT = Remedy("as in", options=("--{option}", "{chain}"))
-WHICH = Remedy("see which of them run here", ("partita", "providers"))
+MEANT = Remedy("for example", options=("--{option}", "{chain}"))
+WHICH = Remedy("list the providers that run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
 NEAR = 0.8
-"""How alike a name must be to one of ours to be taken for a slip of the pen."""
+"""Similarity above which an unknown name counts as a misspelt provider."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What became of one provider of the chain on this machine."""
+    """Availability of one provider of the chain on this machine."""
 
     provider: Provider
     status: Literal["active", "unavailable"]
     reason: ReasonCode | None = None
-    """A provider-level one, or `subgraph_rejected` or `dynamic_shape` over one graph; None when active."""
+    """A provider-level reason, or `subgraph_rejected` or `dynamic_shape` for one graph; None if active."""
     evidence: str | None = None
     remedy: Remedy | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    """Provider options as ONNX Runtime takes them: the user's, and those that a plugin package answers itself."""
+    """Provider options in ONNX Runtime's spelling: the user's and the defaults of a plugin package."""
     library: Path | None = None
-    """Plugin library to register under `provider.ort_name` before a session is opened; None: nothing to register."""
+    """Plugin library to register under `provider.ort_name` before a session is opened; None if there is none."""
     crashed: bool = False
-    """Its native code ended a process over the model, so it was left out of this one."""
+    """It crashed another process on this model, so it is not used."""
 
     @property
     def provider_options(self) -> dict[str, str]:
-        """The options that the provider itself takes."""
+        """The options that are passed to the provider."""
         ours = {option.name for option in self.provider.options if option.ours}
         return {name: value for name, value in self.options.items() if name not in {*self._of_session(), *ours}}
 
     @property
     def session_config(self) -> dict[str, str]:
-        """The options that ONNX Runtime takes for the provider, as entries of the session configuration."""
+        """The options that are entries of the session configuration."""
         listed = self._of_session().items()
         return {
             option.session_key: f"{self.options[name]}{option.session_suffix}"
@@ -70,17 +66,17 @@ class Resolution:
 
     @property
     def captures(self) -> bool:
-        """It is asked to record a run of a graph and to replay it."""
+        """Whether graph capture is on."""
         return bool(self.provider.capture_option) and self.options.get(self.provider.capture_option) == "1"
 
     def uncaptured(self) -> Resolution:
-        """The same without being asked that."""
-        kept = {name: value for name, value in self.options.items() if name != self.provider.capture_option}
-        return replace(self, options=kept) if self.captures else self
+        """A copy without graph capture."""
+        options = {name: value for name, value in self.options.items() if name != self.provider.capture_option}
+        return replace(self, options=options) if self.captures else self
 
     @property
     def budget(self) -> str:
-        """The memory budget that the user gave the provider, as it was written; empty when there is none."""
+        """The user's memory budget as written; empty if there is none."""
         name = self.provider.budget_option
         return f"{self.provider.name}.{name}={self.options[name]}" if name and name in self.options else ""
 
@@ -90,10 +86,9 @@ class Resolution:
 
 @cache
 def known_providers() -> dict[str, Provider]:
-    """Every provider that has a file in this folder, by name, in alphabetical order.
+    """The providers of this folder's files by name, in alphabetical order.
 
-    A module counts when it exposes `PROVIDER`. Raises ValueError when a file is not called after its provider, or two
-    providers claim the same name: both are mistakes in a provider file.
+    Raises ValueError for a file that is not named after its provider, and for a name of two providers.
     """
     found: dict[str, Provider] = {}
     for info in sorted(pkgutil.iter_modules(sys.modules[PACKAGE].__path__), key=lambda info: info.name):
@@ -111,7 +106,7 @@ def known_providers() -> dict[str, Provider]:
 
 
 def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
-    """Every name a user may write, in lower case, to its provider. Raises ValueError when two providers share one."""
+    """Lower-case names and aliases -> provider. Raises ValueError if two providers share a name."""
     by_name: dict[str, Provider] = {}
     for provider in providers:
         for name in dict.fromkeys(map(str.lower, provider.names())):
@@ -122,16 +117,15 @@ def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
 
 
 def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
-    """Every name a user may write, with `extra` in place of known providers of the same name."""
+    """`names_to_providers` of all providers; `extra` replaces providers of the same name."""
     return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
 
 
 def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "providers") -> tuple[Provider, ...]:
-    """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in order of preference.
+    """Parse a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, ignoring case.
 
-    `extra` are providers that the user brought with --provider-library, `argument` is what has the chain. Case
-    does not matter. A name that has no file here but the form of ONNX Runtime's names, e.g. XnnpackExecutionProvider,
-    is taken as it is. Raises UsageError when the chain is empty, or names an unknown provider or the same one twice.
+    `extra`: providers of --provider-library. `argument`: name of the option. Other names of the form
+    XnnpackExecutionProvider are accepted. Raises UsageError for an empty chain, an unknown and a repeated provider.
     """
     by_name = all_names(extra)
     listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))
@@ -150,9 +144,7 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
 
 
 def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
-    """A provider that has no file here, by a name that ONNX Runtime has or might have; None when it looks like one of
-    ours written wrongly.
-    """
+    """An undescribed provider with a name in ONNX Runtime's form; None for a misspelt described provider."""
     if (listed := other_provider(word)) is not None:
         return listed
     if not ORT_NAME.fullmatch(word):
@@ -166,9 +158,9 @@ def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
 def _unknown_provider(
     word: str, words: Sequence[str], by_name: Mapping[str, Provider], listed: Collection[str], argument: str
 ) -> UsageError:
-    """The error for an unknown name, with the listed ones that it may stand for. `words`: the whole chain."""
+    """The error for an unknown name, with suggestions. `words`: the whole chain."""
     if not word:
-        return UsageError(f"`{argument}` has an empty place between commas; name providers out of: {', '.join(listed)}")
+        return UsageError(f"`{argument}` has an empty item; choose providers from: {', '.join(listed)}")
     said = f"`{argument}`: unknown provider {word!r}"
     by_rank = sorted(by_name.values(), key=lambda provider: -provider.rank)
     near = [provider.name for provider in by_rank if word.lower() in provider.suggested_for]
@@ -176,7 +168,7 @@ def _unknown_provider(
     said = f"{said}; {did_you_mean(near)}known providers: {', '.join(listed)}"
     if not near:
         return UsageError(said, remedy=WHICH)
-    if argument not in ("providers", "target"):  # others hold more than a chain
+    if argument not in ("providers", "target"):  # other arguments contain more than a chain
         return UsageError(said)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
     return UsageError(said, remedy=MEANT.filled(option=argument.removesuffix("s"), chain=chain))
@@ -187,10 +179,9 @@ def resolve(
     available_ort_names: Collection[str],
     options: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[Resolution, ...]:
-    """Say of each provider of the chain where it is to come from, or why it cannot.
+    """The availability of each provider of the chain. An available provider may still fail to start.
 
-    `available_ort_names` are the names that ONNX Runtime lists as compiled in; `options` come from `parse_options`. A
-    provider that is there can still fail to start; opening a session tells.
+    `available_ort_names`: built-in providers of ONNX Runtime. `options`: from `parse_options`.
     """
     given = options or {}
     return tuple(resolve_one(provider, available_ort_names, given.get(provider.name, {})) for provider in chain)
@@ -199,10 +190,10 @@ def resolve(
 def resolve_one(
     provider: Provider, available_ort_names: Collection[str], options: Mapping[str, str] | None = None
 ) -> Resolution:
-    """Resolution of one provider: a library that the user gave, ONNX Runtime itself, or an installed plugin package."""
+    """Availability of one provider: the user's library, a built-in provider, or an installed plugin package."""
     given = dict(options or {})
     if provider.library is not None:
-        # Its package may be installed all the same, and knows the paths that the provider needs.
+        # An installed plugin package still supplies default paths.
         package = find_plugin(provider, given)
         known = package.options if package is not None and package.failure is None else given
         return Resolution(provider, "active", options=known, library=provider.library)
@@ -219,7 +210,7 @@ def resolve_one(
 
 
 def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
-    """Why a provider is not in this build."""
+    """Why a provider is missing from this build."""
     there = ", ".join(available_ort_names) or "no provider"
     why = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
     if provider.wheels and not provider.remedy("not_in_build"):

@@ -1,7 +1,4 @@
-"""Why a provider could not start: ONNX Runtime's words matched with the patterns of the provider, and what to do.
-
-Pure text in, Resolution-ready facts out. Knows no provider; the patterns and remedies are theirs.
-"""
+"""Reason and remedy for a provider that could not start, from log lines and error messages."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from partita.providers.patterns import START_PATTERNS
 from partita.remedies import Remedy
 
 LONGEST = 300
-"""Most characters of evidence; what is longer is cut."""
-WHATEVER_ELSE = Remedy("see what it needs", ("partita", "providers"))
+"""Maximum characters of evidence."""
+WHATEVER_ELSE = Remedy("list its requirements", ("partita", "providers"))
 REMEDIES: dict[ReasonCode, Remedy] = {
     "not_in_build": Remedy("install an ONNX Runtime that contains it"),
-    "device_missing": Remedy("run it on a machine that has such a device"),
+    "device_missing": Remedy("run it on a machine with a supported device"),
     "version_mismatch": OTHER_RUNTIME,
 }
-"""What to do where the provider's file has nothing better; `WHATEVER_ELSE` for the other reasons."""
+"""Default remedies by reason; `WHATEVER_ELSE` for other reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +30,16 @@ class Failure:
     """Why a provider is not usable."""
 
     reason: ReasonCode
-    """A provider-level one."""
+    """A provider-level reason."""
     evidence: str
-    """One line, in the words of whoever said it."""
+    """Original message on one line."""
     remedy: Remedy
 
 
 def explain(provider: Provider, lines: Iterable[str]) -> Failure:
-    """Read what was logged and raised when `provider` did not start, most telling text first.
+    """The failure in log lines and error messages of a failed start, the most specific first.
 
-    Without a line that any pattern knows the reason is initialisation_failed, with the first line as its evidence.
+    If no pattern matches: initialisation_failed with the first line as evidence.
     """
     said = [one_line(line) for line in lines if line.strip()]
     for pattern in (*provider.start_patterns, *START_PATTERNS):
@@ -56,9 +53,9 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 
 
 def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str | None = None) -> Failure:
-    """A failure with the remedy that fits it best: that of the library that is missing, the provider's, or the general.
+    """A failure with the remedy of the missing library, of the provider, or the default, in this order.
 
-    `missing`: the file, where it is known; None: the one that `evidence`, in foreign words, names.
+    `missing`: the missing file; None: the library that `evidence` names.
     """
     library = (
         _named_library(provider, evidence if missing is None else missing) if reason == "library_missing" else None
@@ -69,7 +66,7 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
 
 
 def no_device(provider: Provider, library: Path) -> Failure:
-    """The failure of a plugin library that loads and offers no device, with the plugin's own remedy."""
+    """The failure of a plugin library that loads but offers no device."""
     evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_takes}"
     why = failure(provider, "device_missing", evidence)
     own = None if provider.plugin is None else provider.plugin.no_device
@@ -82,5 +79,5 @@ def _named_library(provider: Provider, text: str) -> Library | None:
 
 
 def one_line(text: str) -> str:
-    """Foreign text on one line, without control characters and without places in somebody's source."""
+    """A native message on one line, without control characters and source locations."""
     return clean(without_signatures(" ".join(text.split())))

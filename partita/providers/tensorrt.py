@@ -1,9 +1,8 @@
-"""NVIDIA GPUs through TensorRT, which compiles whole subgraphs for minutes and is therefore never chosen by itself.
+"""NVIDIA GPUs through TensorRT (TensorrtExecutionProvider, not NvTensorRTRTXExecutionProvider).
 
-This is TensorrtExecutionProvider; NvTensorRTRTXExecutionProvider is another product. Option names, and that a switch is
-spelled True or False, were read from the Python bindings of onnxruntime-gpu 1.31.1, which name every option in a
-message. Defaults are those of TensorrtExecutionProviderInfo in ONNX Runtime's source, or of these messages. Options
-that take pointers or raw bytes are left out. Libraries are what libonnxruntime_providers_tensorrt.so needs (readelf).
+It compiles subgraphs for minutes, so it is not in the default chain. Options are from the Python bindings of
+onnxruntime-gpu 1.31.1 and TensorrtExecutionProviderInfo, without pointers and raw bytes; libraries are the ELF
+dependencies of libonnxruntime_providers_tensorrt.so.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -30,24 +29,24 @@ PROVIDER = Provider(
     preload=True,
     options=(
         Option("device_id", "int", "0", "number of the GPU"),
-        Option("trt_max_partition_iterations", "int", "1000", "most attempts at partitioning the graph"),
-        Option("trt_min_subgraph_size", "int", "1", "fewest nodes of a subgraph that is worth an engine"),
-        Option("trt_max_workspace_size", "int", "1073741824", "largest workspace of an engine, in bytes"),
+        Option("trt_max_partition_iterations", "int", "1000", "maximum number of partitioning attempts"),
+        Option("trt_min_subgraph_size", "int", "1", "minimum nodes of a subgraph"),
+        Option("trt_max_workspace_size", "int", "1073741824", "maximum workspace of an engine, in bytes"),
         _switch("trt_fp16_enable", "let TensorRT compute in float16"),
         _switch("trt_bf16_enable", "let TensorRT compute in bfloat16"),
         _switch("trt_int8_enable", "let TensorRT compute in int8"),
         Option("trt_int8_calibration_table_name", "text", "", "calibration table for int8"),
         _switch("trt_int8_use_native_calibration_table", "the table is TensorRT's own, not ONNX Runtime's"),
         _switch("trt_dla_enable", "use the deep learning accelerator of a Jetson"),
-        Option("trt_dla_core", "int", "0", "which of these accelerators"),
+        Option("trt_dla_core", "int", "0", "number of the accelerator"),
         _switch("trt_dump_subgraphs", "write the subgraphs as ONNX files to the working folder"),
         _switch("trt_engine_cache_enable", "keep compiled engines on disk"),
         Option("trt_engine_cache_path", "path", "", "folder of the compiled engines"),
-        Option("trt_engine_cache_prefix", "text", "", "beginning of their file names"),
+        Option("trt_engine_cache_prefix", "text", "", "prefix of engine file names"),
         _switch("trt_weight_stripped_engine_enable", "engines without weights, refitted when loaded"),
-        Option("trt_onnx_model_folder_path", "path", "", "folder of the ONNX file that refits such an engine"),
+        Option("trt_onnx_model_folder_path", "path", "", "folder of the ONNX file for refitting engines"),
         _switch("trt_engine_decryption_enable", "engines on disk are encrypted"),
-        Option("trt_engine_decryption_lib_path", "path", "", "library that decrypts them"),
+        Option("trt_engine_decryption_lib_path", "path", "", "library that decrypts engines"),
         _switch("trt_force_sequential_engine_build", "build engines one after the other"),
         _switch("trt_context_memory_sharing_enable", "engines share their scratch memory"),
         _switch("trt_layer_norm_fp32_fallback", "compute layer norms in float32 when float16 is on"),

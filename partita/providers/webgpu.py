@@ -1,9 +1,8 @@
 """Any GPU with a Vulkan, Metal or Direct3D 12 driver, through WebGPU (Dawn).
 
-Comes inside the wheel onnxruntime-webgpu, or as the plugin onnxruntime-ep-webgpu next to a plain onnxruntime. Options
-are those of ONNX Runtime's page on this provider and of webgpu_provider_options.h, and both libraries name them;
-pointers and PIX captures are left out. Inside a wheel they are session configuration: a dictionary of options is
-ignored there. That, the log lines and the defaults were seen with onnxruntime-webgpu 1.27.0.
+Part of the wheel onnxruntime-webgpu, or the plugin onnxruntime-ep-webgpu for a plain onnxruntime. Options are from ONNX
+Runtime's page on this provider and webgpu_provider_options.h, without pointers and PIX captures. The built-in provider
+reads them from the session configuration only. Tested with onnxruntime-webgpu 1.27.0.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -32,7 +31,7 @@ PROVIDER = Provider(
     reads_back=True,
     capture_option="enableGraphCapture",
     leaves_option="forceCpuNodeNames",
-    # Keys of a shorter row are looked for where those of the longest one are. Seen with 1.27.0.
+    # It reads keys of shorter rows at the position of the longest row (1.27.0).
     even_rows=frozenset({"GroupQueryAttention"}),
     software_devices=True,
     options=(
@@ -46,19 +45,19 @@ PROVIDER = Provider(
             opens=Opens("1", elements=("int64",)),
         ),
         Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),
-        Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one a line"),
+        Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one per line"),
         Option("deviceId", "int", "0", "number of the WebGPU context; sessions of one number share a device"),
-        Option("powerPreference", "choice", "", "which GPU to ask for", ("high-performance", "low-power")),
+        Option("powerPreference", "choice", "", "GPU to request", ("high-performance", "low-power")),
         Option("dawnBackendType", "choice", "", "graphics interface to use", ("D3D12", "Vulkan")),
-        Option("preserveDevice", "bool", "0", "keep the device when the last session on it is gone"),
+        Option("preserveDevice", "bool", "0", "keep the device after its last session is closed"),
         Option(
             "validationMode",
             "choice",
             "",
-            "how much is checked at run time",
+            "level of run-time validation",
             ("disabled", "wgpuOnly", "basic", "full"),
         ),
-        Option("maxStorageBufferBindingSize", "int", "", "largest buffer in bytes, not above the device's own limit"),
+        Option("maxStorageBufferBindingSize", "int", "", "maximum buffer size in bytes, at most the device's limit"),
         Option("storageBufferCacheMode", "choice", "bucket", "how storage buffers are kept", CACHES),
         Option("uniformBufferCacheMode", "choice", "simple", "how uniform buffers are kept", CACHES),
         Option("queryResolveBufferCacheMode", "choice", "disabled", "how buffers of time stamps are kept", CACHES),

@@ -1,1 +1,1 @@
-"""The support table of a provider: its record, what it says in sections, its views, and the difference of two."""
+"""The support table of a provider: record, sections, views, and comparison of two tables."""

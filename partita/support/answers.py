@@ -1,4 +1,4 @@
-"""What was asked about one variant of an operator, and what came of it: facts, as the measurement hands them over."""
+"""Measured outcomes for variants of operators, input of the support table."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["taken", "left", "failed", "crashed", "invalid", "untried"]
-"""taken: the provider has the node; left: it leaves it to others; failed: it claims it, and the session cannot be
-opened; crashed: its process ends or hangs over it; invalid: not a valid model, which says nothing of the provider;
-untried: the time was up.
+"""taken: on the provider. left: on another provider. failed: on the provider, but the session cannot be opened.
+crashed: the process ended or hung. invalid: not a valid model. untried: the time ran out.
 """
 Kind = Literal["types", "form", "constants", "rank"]
-"""What a variant is asked for."""
+"""Property that a variant tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One variant and what came of it."""
+    """One variant and its outcome."""
 
     domain: str
     operator: str
@@ -24,21 +23,21 @@ class Answer:
     until: int | None
     kind: Kind
     types: tuple[tuple[str, str], ...]
-    """(type variable, type) as schemas spell them."""
+    """(type variable, type) in the spelling of ONNX schemas."""
     what: str
-    """What the form has that the example has not, in words; empty for the example."""
+    """Difference of the form from the example; empty for the example."""
     factors: frozenset[str]
-    """What might decide over the form."""
+    """Properties of the form that may decide the outcome."""
     outcome: Outcome
     said: str = ""
-    """What the provider or ONNX Runtime said."""
+    """Message of the provider or ONNX Runtime."""
     replaced: bool = False
-    """ONNX Runtime has put something else in its place, or nothing, and the provider takes that."""
+    """ONNX Runtime replaced or removed the node, and the provider supports the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model has: a version of an operator in certain types, and in how many nodes."""
+    """Nodes of a model with one operator version and types."""
 
     domain: str
     operator: str
@@ -49,22 +48,22 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything that a measurement found out."""
+    """Results of a measurement."""
 
     answers: tuple[Answer, ...]
     needs: tuple[Need, ...]
-    """Of a model; empty when none was given."""
+    """Nodes of the model; empty without a model."""
     without_example: tuple[str, ...]
-    """Versions of operators that nothing is known to be a legal form of."""
+    """Operator versions without a known valid form."""
     beyond: tuple[tuple[tuple[str, str, int], int], ...]
-    """Assignments of types that were too many to be asked about, by version of an operator."""
+    """(domain, operator, version) and its number of untested type assignments beyond the limit."""
     newest_opset: int | None
-    """Of ONNX's operator set, that ONNX Runtime opens; None when nothing could be asked."""
+    """Newest version of ai.onnx that ONNX Runtime opens; None if nothing could be tested."""
     sessions: int
     crashes: int
     seconds: float
     complete: bool
-    """Everything was asked within the budget."""
+    """Every variant was tested within the budget."""
     interrupted: bool = False
     unusable: str = ""
-    """Why the provider could not be asked at all."""
+    """Why the provider could not be tested."""

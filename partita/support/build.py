@@ -1,4 +1,4 @@
-"""The table from what was measured: a pure function of facts."""
+"""Builds the support table from measured outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from partita.support.records import (
 )
 
 MOST_SAID = 5
-"""Distinct sentences that are kept of one version of an operator."""
+"""Maximum distinct messages per operator version."""
 NOT_TAKEN = frozenset({"left", "failed", "crashed"})
 Place = tuple[str, str, int]
-"""Domain, operator, and the version of the operator set that this version of it came with."""
+"""Domain, operator, and the operator set version that introduced this version of it."""
 
 
 def build_table(
@@ -41,7 +41,7 @@ def build_table(
     budget_seconds: float,
     notes: Sequence[str] = (),
 ) -> SupportTable:
-    """The table, operators in alphabetical order, ONNX's own first."""
+    """The table; operators in alphabetical order, ai.onnx first."""
     places: dict[Place, list[Answer]] = {}
     for answer in measured.answers:
         places.setdefault((answer.domain, answer.operator, answer.since), []).append(answer)
@@ -73,7 +73,7 @@ def build_table(
 
 
 def _version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
-    """What is to be said of one version of an operator."""
+    """The entry of one operator version."""
     forms = [answer for answer in answers if answer.kind != "types"]
     typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in NOT_TAKEN]
     found, unexplained = deciding(
@@ -105,18 +105,18 @@ def _version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
 
 
 def _with_types(answer: Answer) -> frozenset[str]:
-    """The factors of a form, its types among them: an example may have others than the rest."""
+    """The factors of a form, including its types, which may differ from those of other forms."""
     return answer.factors | {f"{name} {short(kind)}" for name, kind in answer.types}
 
 
 def _by_types(form: Answer, refused: Iterable[Answer]) -> bool:
-    """Whether a form has types that are not taken in another form, either, which explains it."""
+    """Whether a form is explained by its types, which are unsupported in another form, too."""
     given = dict(form.types)
     return any(all(given.get(name, kind) == kind for name, kind in answer.types) for answer in refused)
 
 
 def verdict(answers: Iterable[Answer]) -> Verdict:
-    """All answers on a version of an operator in a word."""
+    """Summary of all outcomes of an operator version."""
     outcomes = {answer.outcome for answer in answers}
     if "taken" in outcomes:
         return "partly" if outcomes & NOT_TAKEN else "taken"
@@ -126,7 +126,7 @@ def verdict(answers: Iterable[Answer]) -> Verdict:
 
 
 def _assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
-    """Assignments of types by outcome; a variable that a form has no input of has an empty type."""
+    """Type assignments by outcome; the type is empty for a variable without input in a form."""
     variables = tuple(dict.fromkeys(name for answer in answers for name, _ in answer.types))
     found: dict[Outcome, list[tuple[str, ...]]] = {}
     for answer in answers:
@@ -141,13 +141,13 @@ def _assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
 
 
 def _row_of(answer: Answer, variables: Sequence[str]) -> tuple[str, ...]:
-    """The types of one answer."""
+    """The types of one variant, in the order of `variables`."""
     given = dict(answer.types)
     return tuple(short(given[name]) if name in given else "" for name in variables)
 
 
 def short(kind: str) -> str:
-    """A type as tables have it: float32, seq(int64)."""
+    """Short name of a type: float32, seq(int64)."""
     outer, _, inner = kind.partition("(")
     if not inner:
         return dtypes.usual(kind)
@@ -160,7 +160,7 @@ def short(kind: str) -> str:
 
 
 def _model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNeed:
-    """What a model needs, with what became of it."""
+    """Nodes of the model with their outcome."""
     outcomes = list(_outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
     best: tuple[Outcome, ...] = ("taken", "left", "failed", "crashed", "invalid")
     return ModelNeed(
@@ -174,7 +174,7 @@ def _model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNe
 
 
 def _outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
-    """What became of variants in these types; an answer may have more variables than are known of the model."""
+    """Outcomes of variants that match the known types of the model."""
     for answer in answers:
         given = dict(answer.types)
         if answer.kind == "types" and all(given.get(name, kind) == kind for name, kind in need.types):
@@ -186,16 +186,16 @@ def _outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """Factors that come in the same forms, of which none is taken; which of them it is was not tried."""
+    """Factors that occur in the same unsupported forms, so that the deciding one is unknown."""
 
     factors: tuple[str, ...]
     forms: int
 
 
 def deciding(taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]) -> tuple[tuple[Deciding, ...], int]:
-    """The fewest factors that tell all `others` from those that are taken, and how many forms none of them tells.
+    """A small set of factors that separates the forms `others` from `taken`, and the number of unseparated forms.
 
-    Nothing can be told where nothing is taken.
+    Without any form in `taken`, no factors are returned.
     """
     if not taken:
         return (), 0
@@ -214,7 +214,7 @@ def deciding(taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]) 
 def _by_forms(
     others: Sequence[frozenset[str]], harmless: frozenset[str], still: set[int]
 ) -> dict[frozenset[int], list[str]]:
-    """Factors that no taken form has, by the forms that have them."""
+    """Forms -> factors that occur in exactly these forms and in no supported form."""
     found: dict[str, set[int]] = {}
     for number in sorted(still):
         for factor in sorted(others[number] - harmless):

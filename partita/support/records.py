@@ -1,7 +1,6 @@
-"""The support table of a provider, as `partita support --json` prints it: frozen and versioned.
+"""The support table of a provider, as `partita support --json` prints it.
 
-Schema `partita.support/1`; the JSON Schema is published in docs/support.schema.json. Everything in it was measured on
-the installed ONNX Runtime; what was not tried is named.
+Schema `partita.support/1`; the JSON Schema is published in docs/support.schema.json.
 """
 
 from __future__ import annotations
@@ -15,102 +14,102 @@ from partita.support.answers import Kind, Outcome
 
 SCHEMA = "partita.support/1"
 Verdict = Literal["taken", "partly", "left", "invalid", "untried"]
-"""taken: whatever was tried and is a valid model; partly: some of it; left: none of it; invalid: nothing that was tried
-is a valid model; untried: nothing was tried."""
+"""taken: every valid tested variant is supported; partly: some; left: none; invalid: no tested variant is a valid
+model; untried: nothing was tested."""
 
 
 class ProviderFacts(Record):
-    """The provider that was tested, and on which device."""
+    """The tested provider and its device."""
 
     name: str
     ort_name: str
     plugin: str | None
-    """Library of a plugin provider; null when ONNX Runtime contains it."""
+    """Library of a plugin provider; null for a built-in provider."""
     options: dict[str, str]
     device: str | None
-    """The GPU that a dry run simulated; null when the provider ran on this machine's own."""
+    """GPU that a dry run simulated; null for a real device."""
     devices: tuple[str, ...]
-    """Devices that it offers, in words."""
+    """Descriptions of its devices."""
 
 
 class Versions(Record):
-    """Of everything that an answer may depend on."""
+    """Versions that outcomes may depend on."""
 
     onnxruntime: str
     onnxruntime_package: str
     onnxruntime_build: str
     onnx: str
-    """Of the package whose schemas say what there is to be asked."""
+    """Version of the onnx package whose schemas define the tested operators."""
     opset: int | None
-    """The newest version of ONNX's operator set that this ONNX Runtime opens."""
+    """Newest version of ai.onnx that this ONNX Runtime opens."""
     cpu: str
     operating_system: str
 
 
 class Assignments(Record):
-    """Types, one for each variable, by what became of them."""
+    """Type assignments, one type per variable, by outcome."""
 
     variables: tuple[str, ...]
     """Type variables of the operator's schema."""
     taken: tuple[tuple[str, ...], ...] = ()
     replaced: tuple[tuple[str, ...], ...] = ()
-    """Those of `taken` that are not there as themselves: ONNX Runtime has put the nodes of the operator's function in
-    its place, or a constant."""
+    """Assignments of `taken` for which ONNX Runtime replaced the operator by the nodes of its function or by a
+    constant."""
     left: tuple[tuple[str, ...], ...] = ()
     failed: tuple[tuple[str, ...], ...] = ()
     crashed: tuple[tuple[str, ...], ...] = ()
     invalid: tuple[tuple[str, ...], ...] = ()
     untried: tuple[tuple[str, ...], ...] = ()
     not_asked: int = 0
-    """So many more there are, which were not asked about."""
+    """Number of untested assignments beyond the limit."""
 
 
 class FormEntry(Record):
-    """One way to write an operator: attributes, which inputs there are, which of them are constants, ranks."""
+    """One form of an operator: attributes, optional inputs, constant inputs, ranks."""
 
     kind: Kind
     outcome: Outcome
     what: str
-    """What is other than in the example; empty for an example."""
+    """Difference from the example; empty for an example."""
     factors: tuple[str, ...]
     said: str
 
 
 class Condition(Record):
-    """What all forms that are not taken have in common, and none that is taken."""
+    """A property of unsupported forms that no supported form has."""
 
     factors: tuple[str, ...]
-    """One of these decides; with more than one, what was tried does not tell them apart."""
+    """Candidates for the property; several if the tested forms do not separate them."""
     forms: int
-    """So many forms have it."""
+    """Number of forms with the property."""
 
 
 class Said(Record):
-    """What the provider or ONNX Runtime said of variants that are not taken; where none is a valid model, of those."""
+    """A message of the provider or ONNX Runtime about unsupported variants (invalid variants if all are invalid)."""
 
     text: str
     variants: int
 
 
 class VersionEntry(Record):
-    """What the provider takes of one version of an operator."""
+    """Support of one operator version."""
 
     since: int
-    """The version of the operator set that it came with."""
+    """Operator set version that introduced it."""
     until: int | None
-    """The last in which it is in force; null while nothing has replaced it."""
+    """Last operator set version with it; null for the current version."""
     verdict: Verdict
     types: Assignments
     forms: tuple[FormEntry, ...]
     conditions: tuple[Condition, ...]
-    """Of forms that are not taken, where others are."""
+    """Conditions under which forms are unsupported, if other forms are supported."""
     unexplained: int
-    """Forms that are not taken and have nothing that would tell them from those that are."""
+    """Unsupported forms without a property that separates them from supported forms."""
     said: tuple[Said, ...]
 
 
 class OperatorEntry(Record):
-    """All versions of an operator that were asked about, oldest first."""
+    """All tested versions of an operator, oldest first."""
 
     domain: str
     name: str
@@ -118,29 +117,29 @@ class OperatorEntry(Record):
 
     @property
     def newest(self) -> VersionEntry:
-        """The version that the newest operator set has."""
+        """The version in the newest operator set."""
         return self.versions[-1]
 
     @property
     def full_name(self) -> str:
-        """With the domain, where it is not ONNX's own."""
+        """Operator name, with the domain unless it is ai.onnx."""
         return f"{self.domain}:{self.name}" if self.domain else self.name
 
 
 class ModelNeed(Record):
-    """Nodes of the model with one operator in the same types."""
+    """Nodes of the model with one operator and equal types."""
 
     domain: str
     operator: str
     since: int
     types: dict[str, str]
-    """By type variable, as far as they are known."""
+    """Type variable -> type, as far as known."""
     nodes: int
     outcome: Outcome
 
 
 class Counts(Record):
-    """Of variants, by what became of them."""
+    """Number of variants by outcome."""
 
     taken: int
     left: int
@@ -151,7 +150,7 @@ class Counts(Record):
 
 
 class SupportTable(Record):
-    """Which operators a provider supports, as measured; the record behind `partita.support/1`."""
+    """Measured operator support of a provider; schema `partita.support/1`."""
 
     schema_id: Literal["partita.support/1"] = Field(default="partita.support/1", alias="schema")
     created: str
@@ -159,17 +158,17 @@ class SupportTable(Record):
     provider: ProviderFacts
     versions: Versions
     asked: str
-    """What was asked about: all, operators, or a file."""
+    """Scope of the measurement: all, operators, or a file."""
     seconds: float
     budget_seconds: float
     complete: bool
-    """Everything that was to be asked was asked."""
+    """Every variant in scope was tested."""
     sessions: int
     crashes: int
     variants: Counts
     operators: tuple[OperatorEntry, ...]
     model: tuple[ModelNeed, ...]
-    """What the model needs; empty when none was given."""
+    """Nodes of the model by operator and types; empty without a model."""
     without_example: tuple[str, ...]
-    """Versions of operators of which no legal form is known here, so that they could not be asked about."""
+    """Operator versions without a known valid form, which could not be tested."""
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A support table in sections: who was asked, what a model needs, and what is taken, operator by operator."""
+"""Document of a support table: provider, operators of a model, support of every operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from partita.partition_reports.sections.model import (
 from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
-"""So many operators are shown with all their versions."""
+"""Maximum number of operators shown with all their versions."""
 VERDICTS = {
     "taken": "yes",
     "partly": "in part",
@@ -31,9 +31,9 @@ VERDICTS = {
     "untried": "untried",
 }
 OUTCOMES = {
-    "taken": "taken",
-    "left": "left",
-    "failed": "claimed, and cannot be opened",
+    "taken": "supported",
+    "left": "not supported",
+    "failed": "assigned, but the session fails",
     "crashed": "crashes",
     "invalid": "not a valid model",
     "untried": "untried",
@@ -41,31 +41,31 @@ OUTCOMES = {
 ONNX = "ONNX"
 Row = tuple[str, ...]
 MOST_GROUPS = 6
-"""Groups of types that go with the same others, up to which they are listed."""
+"""Maximum listed groups of types."""
 
 
 def headline(found: SupportTable) -> str:
-    """The answer in a sentence."""
+    """One-sentence summary."""
     name = found.provider.name
     if found.model:
         nodes = Counter[str]()
         for need in found.model:
             nodes[need.outcome] += need.nodes
         rest = ", ".join(f"{OUTCOMES[outcome]}: {count}" for outcome, count in nodes.items() if outcome != "taken")
-        return f"{name} takes {nodes['taken']} of {plural(nodes.total(), 'node')} by operator and type" + (
+        return f"{name} supports {nodes['taken']} of {plural(nodes.total(), 'node')} by operator and type" + (
             f" ({rest})" if rest else ""
         )
     counts = Counter(entry.newest.verdict for entry in found.operators)
     if len(found.operators) == 1:
         (entry,) = found.operators
         return f"{entry.full_name} on {name}: {VERDICTS[entry.newest.verdict]}, in version {entry.newest.since}"
-    parts = [f"{counts['taken']} whole", f"{counts['partly']} in part", f"{counts['left']} not at all"]
+    parts = [f"{counts['taken']} fully", f"{counts['partly']} in part", f"{counts['left']} not at all"]
     untried = f", {counts['untried']} untried" if counts["untried"] else ""
-    return f"{name} takes, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
+    return f"{name} supports, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
 
 
 def document(found: SupportTable) -> Document:
-    """The answer, then every section."""
+    """The document."""
     return Document(
         kind="Support table",
         name=found.provider.name,
@@ -80,12 +80,12 @@ VIEWS = Views(document, unfold=True)
 
 
 def sections(found: SupportTable) -> tuple[Section, ...]:
-    """Every section that has something to say."""
-    return (_asked(found), *_needs(found), *_tables(found), *_gaps(found))
+    """Every section that is not empty."""
+    return (_measurement(found), *_needs(found), *_tables(found), *_gaps(found))
 
 
-def _asked(found: SupportTable) -> Section:
-    """Who was asked, with which versions, and what it took."""
+def _measurement(found: SupportTable) -> Section:
+    """Provider, versions, and size of the measurement."""
     provider, versions = found.provider, found.versions
     device = f"dry run as {provider.device}" if provider.device else ", ".join(provider.devices)
     pairs = [
@@ -98,14 +98,14 @@ def _asked(found: SupportTable) -> Section:
         ),
         ("operators of", f"onnx {versions.onnx}"),
         ("machine", f"{versions.cpu}, {versions.operating_system}"),
-        ("asked", found.asked),
-        ("took", _took(found)),
+        ("scope", found.asked),
+        ("measured", _size(found)),
     ]
     rows = tuple((name, (value,)) for name, value in pairs if value)
-    return Section("asked", "Asked", (Pairs("Who was asked", rows),))
+    return Section("asked", "Measurement", (Pairs("Measurement", rows),))
 
 
-def _took(found: SupportTable) -> str:
+def _size(found: SupportTable) -> str:
     """Variants, sessions and seconds."""
     counts = found.variants
     total = sum(counts.model_dump().values())
@@ -114,17 +114,17 @@ def _took(found: SupportTable) -> str:
         f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
     ]
     if not found.complete:
-        parts.append(f"{counts.untried} untried when {found.budget_seconds:g} s were over (`seconds`)")
+        parts.append(f"{counts.untried} untried after {found.budget_seconds:g} s (`seconds`)")
     return "; ".join(parts)
 
 
 def _needs(found: SupportTable) -> Iterator[Section]:
-    """Operators that the model needs, and whether the provider has them."""
+    """Operators of the model with their support."""
     if found.model:
         order = {"taken": 1}
         rows = [_need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
-        heads = (words("operator"), words("types"), Column("nodes"), words("what becomes of it"))
-        yield Section("model", "What the model needs", (table("Operators of the model", heads, rows, obvious=True),))
+        heads = (words("operator"), words("types"), Column("nodes"), words("outcome"))
+        yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
 
 def _need_row(need: ModelNeed) -> tuple[str, ...]:
@@ -149,12 +149,12 @@ def _tables(found: SupportTable) -> Iterator[Section]:
 
 
 def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
-    """The newest version of each operator, and the older ones behind a fold; all in one table where they are few."""
+    """The newest version of each operator, with older versions folded; `whole`: all versions in one table."""
     if whole:
         yield _version_table(
             "Every version", [(entry, version) for entry in entries for version in entry.versions[::-1]]
         )
-        yield from _said(entries)
+        yield from _messages(entries)
         return
     yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
     older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
@@ -167,9 +167,9 @@ def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntr
     heads = (
         words("operator"),
         words("taken"),
-        words("types taken"),
-        words("types not taken"),
-        words("forms not taken", below=True),
+        words("supported types"),
+        words("unsupported types"),
+        words("unsupported forms", below=True),
     )
     cells = [
         (
@@ -185,15 +185,15 @@ def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntr
 
 
 def _conditions(version: VersionEntry) -> Iterator[str]:
-    """When a form is not taken, in words."""
+    """Conditions under which forms are unsupported."""
     for condition in version.conditions:
         yield " or ".join(condition.factors)
     if version.unexplained:
-        yield f"{plural(version.unexplained, 'form')} for a reason that no single factor tells"
+        yield f"{plural(version.unexplained, 'form')} without a single deciding factor"
 
 
-def _said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
-    """What the provider said of what it does not take."""
+def _messages(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
+    """Messages of the provider about unsupported variants."""
     for entry in entries:
         for version in entry.versions[::-1]:
             for each in version.said:
@@ -201,13 +201,13 @@ def _said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
 
 
 def _gaps(found: SupportTable) -> Iterator[Section]:
-    """What was not tried, and notes."""
+    """Untested operators, and notes."""
     lines: list[Block] = [Line(note, "note", "quiet") for note in found.notes]
     if found.without_example:
         lines.append(
             Line(
-                f"{plural(len(found.without_example), 'version')} of operators could not be asked about, because no "
-                f"legal form of them is known here: {', '.join(found.without_example)}",
+                f"{plural(len(found.without_example), 'operator version')} not tested, because no valid form is known: "
+                f"{', '.join(found.without_example)}",
                 "untried",
                 "quiet",
             )
@@ -219,16 +219,16 @@ def _gaps(found: SupportTable) -> Iterator[Section]:
         if version.verdict == "untried"
     ]
     if untried:
-        lines.append(Line(", ".join(untried), "untried when the time was up", "quiet"))
+        lines.append(Line(", ".join(untried), "untried when the time ran out", "quiet"))
     if lines:
-        yield Section("gaps", "Not asked", tuple(lines))
+        yield Section("gaps", "Not tested", tuple(lines))
 
 
 # --- types in words ---
 
 
 def taken_text(types: Assignments) -> str:
-    """The types that are taken, as a cell of a table."""
+    """Supported types as text of a table cell."""
     if not types.taken:
         return "none" if _refused(types) else "-"
     text = _described(types, types.taken)
@@ -236,11 +236,11 @@ def taken_text(types: Assignments) -> str:
         text = f"all: {text}"
     if not types.replaced:
         return text
-    return f"{text} ({'' if len(types.replaced) == len(types.taken) else 'some '}not as itself)"
+    return f"{text} ({'' if len(types.replaced) == len(types.taken) else 'some '}replaced)"
 
 
 def refused_text(types: Assignments) -> str:
-    """What is not, though it is a valid model."""
+    """Valid but unsupported types as text of a table cell."""
     listed = _refused(types)
     if not listed or len(_moving_variables(types)) < 2:
         return _described(types, listed) if listed else ""
@@ -248,7 +248,7 @@ def refused_text(types: Assignments) -> str:
 
 
 def _refused(types: Assignments) -> tuple[Row, ...]:
-    """Assignments that are valid and not taken."""
+    """Valid but unsupported assignments."""
     return (*types.left, *types.failed, *types.crashed)
 
 
@@ -258,17 +258,17 @@ def _valid(types: Assignments) -> tuple[Row, ...]:
 
 
 def is_fixed(variable: str) -> bool:
-    """Whether it is no variable, but the only type that an input may have."""
+    """Whether it is the only type of an input instead of a type variable."""
     return "(" in variable
 
 
 def _moving_variables(types: Assignments) -> list[int]:
-    """Places of the variables that had more than one type."""
+    """Indices of the variables with more than one type."""
     return [at for at in range(len(types.variables)) if len({row[at] for row in _valid(types)}) > 1]
 
 
 def _described(types: Assignments, rows: Sequence[Row]) -> str:
-    """Some of the assignments: by variable where these say it, else which goes with which, else how many."""
+    """Text for some assignments: types per variable if they are a product, else groups, else a count."""
     moving = _moving_variables(types)
     if not moving:
         own = zip(types.variables, rows[0], strict=True) if rows else ()
@@ -291,7 +291,7 @@ def _described(types: Assignments, rows: Sequence[Row]) -> str:
 
 
 def _grouped(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[str]]]:
-    """First types that go with the same second types."""
+    """Groups of first types with equal second types."""
     seconds: dict[str, list[str]] = {}
     for row in rows:
         seconds.setdefault(row[0], []).append(row[1])

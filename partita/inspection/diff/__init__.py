@@ -1,1 +1,1 @@
-"""What is different between two packages: the comparison, its document and its views."""
+"""Differences between two packages: the comparison, its document and its views."""

@@ -1,7 +1,4 @@
-"""Compare what two packages hold: each is written as facts with a subject and a name, and those of one name compared.
-
-What is different because it always is, the time at which it was made and the path, is no difference. Pure.
-"""
+"""Compares the contents of two packages as facts with subject and name. Creation time and path are ignored. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_
 from partita.observations.text_format import human_bytes, listing, plural
 
 Fact = tuple[Subject, str, str | None]
-"""About what, its name, and what it is; None where that is not known."""
+"""Subject, name and value; None if the value is unknown."""
 CHECKPOINT = "checkpoint file "
 
 
 def compare(first: Inspection, second: Inspection) -> InspectionDiff:
-    """What is different in `second`."""
+    """Differences of `second` from `first`."""
     before, after = (dict(_facts(each)) for each in _hashed_alike(first, second))
     names = dict.fromkeys((*before, *after))
     found = tuple(
@@ -37,7 +34,7 @@ def compare(first: Inspection, second: Inspection) -> InspectionDiff:
 
 
 def _hashed_alike(first: Inspection, second: Inspection) -> tuple[Inspection, Inspection]:
-    """The same with hashes of those files alone of which both have one: of the others sizes are compared."""
+    """Both inspections, with hashes only for files that have one in both; other files are compared by size."""
     known = [{name for name, file in _every_file(each) if file.sha256} for each in (first, second)]
     both = known[0] & known[1]
 
@@ -60,7 +57,7 @@ def _hashed_alike(first: Inspection, second: Inspection) -> tuple[Inspection, In
 
 
 def _every_file(found: Inspection) -> Iterator[tuple[str, FileFacts]]:
-    """Files by whose they are and their names."""
+    """Files with names that include their owner (checkpoint or adapter)."""
     yield from ((file.name, file) for file in found.files)
     yield from ((f"{CHECKPOINT}{file.name}", file) for file in found.provenance.source_files)
     yield from ((f"{each.name}: {file.name}", file) for each in found.adapters for file in each.source_files)
@@ -71,8 +68,8 @@ def _side(found: Inspection) -> InspectedSide:
 
 
 def _is_hashed(found: Inspection) -> bool:
-    """Whether what is in the files is known, and not their structure and sizes alone."""
-    known = {file.name for file in found.files if file.sha256 or file.size_bytes is None}  # one that is missing is told
+    """Whether every file has a hash or is missing."""
+    known = {file.name for file in found.files if file.sha256 or file.size_bytes is None}  # or missing
     return bool(known) and known >= {
         *(file.name for file in found.files),
         *(name for graph in found.graphs for name in graph.data_files),
@@ -80,17 +77,17 @@ def _is_hashed(found: Inspection) -> bool:
 
 
 def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:
-    """How much is different, by subject."""
+    """Number of differences by subject."""
     if not found and not hashed:
-        return "No difference is known, but what is in the files was not compared: some have no hash"
+        return "No known differences; file contents were not compared, because some files have no hash"
     if not found:
-        return "Both hold the same"
+        return "No differences"
     counted = Counter(each.subject for each in found)
     return f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
 
 
 def _facts(found: Inspection) -> Iterator[tuple[tuple[Subject, str], str]]:
-    """Everything that is compared, by subject and name; what is not known is left out."""
+    """Known facts by subject and name."""
     for subject, name, value in _every(found):
         if value:
             yield (subject, name), value
@@ -107,7 +104,7 @@ def _every(found: Inspection) -> Iterator[Fact]:
     if found.contract is not None:
         for name, value in found.contract.model_dump(exclude={"source"}).items():
             yield "contract", name.replace("_", " "), None if value is None else str(value)
-    # Of several graphs each is compared with that of its name; a single one with a single one, whatever it is called.
+    # Several graphs are matched by name, single graphs without it.
     for graph in found.graphs:
         yield from _graph(graph, "" if len(found.graphs) == 1 else f"{graph.file}: ")
     yield from _states(found)
@@ -121,7 +118,7 @@ def _graph(graph: GraphFacts, prefix: str) -> Iterator[Fact]:
     yield "graph", f"{prefix}nodes", f"{graph.nodes + graph.inner_nodes:,}"
     yield "graph", f"{prefix}phase", graph.phase
     yield "graph", f"{prefix}IR version", str(graph.ir_version)
-    yield "graph", f"{prefix}written by", graph.producer
+    yield "graph", f"{prefix}producer", graph.producer
     for domain, version in graph.opsets.items():
         yield "graph", f"{prefix}opset {domain_name(domain)}", str(version)
     for entry in graph.operators:
@@ -137,16 +134,16 @@ def _states(found: Inspection) -> Iterator[Fact]:
     if cache is None:
         return
     yield "states", "cache", human_bytes(cache.size_bytes)
-    yield "states", "layout of the cache", cache.layout
+    yield "states", "cache layout", cache.layout
     yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
     for state in cache.states:
         grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", window {state.window:,}{' alone' if state.rolls else ''}"
+        window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
         yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {shape_text(state.shape)}{grows}{window}"
 
 
 def _weights(found: Inspection) -> Iterator[Fact]:
-    yield "weights", "in all", human_bytes(found.weights.size_bytes)
+    yield "weights", "total", human_bytes(found.weights.size_bytes)
     for kind in found.weights.kinds:
         yield "weights", kind.dtype, f"{plural(kind.tensors, 'tensor')}, {human_bytes(kind.size_bytes)}"
     ways: dict[str, dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""What is different between two packages, said once for every view."""
+"""Document of the differences between two packages, for every view."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
 
 ROWS = 40
-"""Rows of a table; --json has all."""
+"""Maximum rows of a table; --json has all."""
 
 
 def document(found: InspectionDiff) -> Document:
-    """Every section that has something to say."""
+    """Every section that is not empty."""
     return Document(
         kind="Difference of two packages",
         name=f"{found.before.path} and {found.after.path}",
@@ -27,14 +27,14 @@ VIEWS = Views(document)
 
 
 def _sides(found: InspectionDiff) -> Section:
-    """Which two these are."""
+    """The two packages."""
     rows = tuple((letter, (side.what,)) for letter, side in (("A", found.before), ("B", found.after)))
-    same = Line(f"{plural(found.same, 'fact')} alike in both", tone="quiet")
+    same = Line(f"{plural(found.same, 'identical fact')}", tone="quiet")
     return Section("packages", "Packages", (Pairs("Packages", rows), same))
 
 
 def _subjects(found: InspectionDiff) -> Iterator[Section]:
-    """A section for each subject in which something is different."""
+    """A section for each subject with differences."""
     for subject in dict.fromkeys(each.subject for each in found.differences):
         rows = list(_rows([each for each in found.differences if each.subject == subject]))
         heads = (words("what"), words("A"), words("B"))
@@ -43,7 +43,7 @@ def _subjects(found: InspectionDiff) -> Iterator[Section]:
 
 
 def _rows(differences: Sequence[Difference]) -> Iterator[tuple[str, str, str]]:
-    """A row for each change; names that differ in their numbers only and changed alike share one."""
+    """A row for each change; equal changes of names that differ only in numbers share a row."""
     alike: dict[tuple[str, str], list[str]] = {}
     for each in differences:
         alike.setdefault((each.before or "-", each.after or "-"), []).append(each.name)

@@ -1,4 +1,4 @@
-"""What is different between what two packages or folders hold.
+"""Differences between the contents of two packages or folders.
 
 Schema `partita.inspection-diff/1`; the JSON Schema is published in docs/inspect-diff.schema.json.
 """
@@ -26,31 +26,31 @@ Subject = Literal[
     "tokenizer and licence",
     "findings",
 ]
-"""What a difference is about."""
+"""Subject of a difference."""
 
 
 class InspectedSide(Record):
-    """One of the two."""
+    """One of the two packages or folders."""
 
     path: str
     what: str
-    """The sentence that its own inspection begins with."""
+    """Headline of its inspection."""
     created: str | None
 
 
 class Difference(Record):
-    """One fact that is not the same in both."""
+    """One fact that differs."""
 
     subject: Subject
     name: str
     before: str | None
-    """null: only the second has it."""
+    """null: only in the second."""
     after: str | None
-    """null: only the first has it."""
+    """null: only in the first."""
 
 
 class InspectionDiff(Record):
-    """What is different in the second of two packages or folders."""
+    """Differences of the second package or folder from the first."""
 
     schema_id: Literal["partita.inspection-diff/1"] = Field(default="partita.inspection-diff/1", alias="schema")
     headline: str
@@ -58,4 +58,4 @@ class InspectionDiff(Record):
     after: InspectedSide
     differences: tuple[Difference, ...]
     same: int
-    """Facts that both have alike."""
+    """Number of identical facts."""

@@ -1,1 +1,1 @@
-"""What views set type with: text at the width of a terminal, and pages for a browser."""
+"""Rendering of documents: text for terminals, Markdown, HTML."""

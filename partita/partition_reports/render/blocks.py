@@ -38,9 +38,7 @@ INDENT = 2
 
 
 def document_view(name: str, document_of: Callable[[Any], Document]) -> View:
-    """The view that prints the document of a record, at the width of a console; readable at 80 columns and without
-    colour.
-    """
+    """The view that prints the document of a record at the width of a console."""
 
     def render(record: Any, console: Console) -> None:
         show_document(Page(console), document_of(record))
@@ -49,7 +47,7 @@ def document_view(name: str, document_of: Callable[[Any], Document]) -> View:
 
 
 def show_document(page: Page, document: Document) -> None:
-    """The answer, what stands below it, and the sections."""
+    """Print headline, opening and sections."""
     for sentence in document.headline:
         page.line(sentence, indent=0, style=BOLD)
     if document.opening:
@@ -61,13 +59,13 @@ def show_document(page: Page, document: Document) -> None:
 
 
 def show_section(page: Page, section: Section) -> None:
-    """A section under its title."""
+    """Print a section with its title."""
     page.heading(f"{section.title}: {section.about}" if section.about else section.title)
     _show_blocks(page, section.blocks, INDENT)
 
 
 def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
-    """Blocks below each other, as far as a terminal shows them."""
+    """Print the blocks that a terminal shows."""
     shown = shown_blocks(blocks, "; explain and html show them")
     for number, block in enumerate(shown):
         apart = number > 0 and (
@@ -77,7 +75,7 @@ def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
 
 
 def _show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
-    """One block. `apart`: after an empty line."""
+    """Print one block. `apart`: after an empty line."""
     if apart:
         page.blank()
     if isinstance(block, Line):
@@ -96,13 +94,13 @@ def _show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
 
 
 def _show_line(page: Page, line: Line, indent: int) -> None:
-    """A sentence, with its label in front."""
+    """Print a sentence with its label."""
     text = text_of(line.text)
     page.line(text, indent=indent, hang=INDENT if line.label else 0, label=line.label, style=TONES[line.tone])
 
 
 def show_command(page: Page, command: Command, indent: int) -> None:
-    """A command on lines of its own, to be copied as it stands."""
+    """Print a command on separate lines, for copying."""
     for line in layout.command([page.harmless(word) for word in command.words], page.console.width, indent=indent):
         page.put(line, COMMAND)
     if command.does:
@@ -110,7 +108,7 @@ def show_command(page: Page, command: Command, indent: int) -> None:
 
 
 def _show_table(page: Page, table: Table) -> None:
-    """The first rows of a table, and what the others come to."""
+    """Print the first rows of a table and a summary of the others."""
     rows, rest = shown_rows(table)
     if not table.obvious:
         page.line(table.caption, style=DIM)

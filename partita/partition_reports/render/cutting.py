@@ -1,4 +1,4 @@
-"""What a view that cannot unfold anything shows of a section: the first of many, and how much is left."""
+"""Shortened sections for views without folding: the first entries and the number of others."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Row, Table
 
 FINDINGS = 2
-"""Groups without a title, such as pieces of evidence of one reason, that are shown below each other."""
+"""Maximum shown groups without a title, such as evidence of one reason."""
 LEFT_OUT = frozenset({"nodes"})
-"""Sections of which nothing but the title would be left."""
+"""Sections that would be empty without their folds."""
 
 
-def shown_blocks(blocks: Sequence[Block], elsewhere: str = "") -> list[Block]:
-    """Blocks without those that are folded away, and of many untitled groups the first, with a line on the others.
+def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
+    """Blocks without folds, and with the first untitled groups only, followed by the number of others.
 
-    `elsewhere`: what that line says of where they are.
+    `hint`: suffix of that line with the views that show them.
     """
     findings = [block for block in blocks if isinstance(block, Group) and not block.title]
-    more = f"and {len(findings) - FINDINGS} more with other evidence{elsewhere}"
+    more = f"and {len(findings) - FINDINGS} more with other evidence{hint}"
     shown: list[Block] = []
     for block in blocks:
         if block in findings[FINDINGS:]:
@@ -29,9 +29,7 @@ def shown_blocks(blocks: Sequence[Block], elsewhere: str = "") -> list[Block]:
 
 
 def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
-    """The first rows of a table, and what the others come to; empty when there are none. One that cannot say that is
-    shown whole.
-    """
+    """The first rows of a table and a summary of the others; all rows if the table has no summary."""
     if table.rest is None or len(table.rows) <= table.most:
         return table.rows, ""
     return table.rows[: table.most], table.rest(table.most)

@@ -1,7 +1,7 @@
-"""Pages that need nothing else: no server, no network, and for reading no JavaScript.
+"""Self-contained HTML pages: no server, no network, readable without JavaScript.
 
-A page is a template of a view over the frame, the style and the script of the folder `page`. Every text goes through
-`_harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and nothing else.
+Every text goes through `_harmless` and Jinja's escaping; a content security policy allows only the page's own style and
+script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-u
 
 
 def html_view(document_of: Callable[[Any], Document]) -> View:
-    """The view that is the document of a record as one page."""
+    """The view that renders the document of a record as a page."""
 
     def to_text(record: Any) -> str:
         return write_document(document_of(record))
@@ -36,7 +36,7 @@ def html_view(document_of: Callable[[Any], Document]) -> View:
 
 
 def write_document(document: Document) -> str:
-    """A document as a page: the answer, and every section in full."""
+    """A document as a page, with every section in full."""
     contents = {
         "title": f"{document.kind}: {document.name}",
         "version": document.version or partita.__version__,
@@ -47,7 +47,7 @@ def write_document(document: Document) -> str:
 
 
 def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
-    """A page from the `template` of a folder of views, which is given as a package."""
+    """A page from the `template` in a package `folder`."""
     source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
     return _render(template, {template: source}, contents)
 
@@ -64,7 +64,7 @@ def _render(template: str, own: Mapping[str, str], contents: Mapping[str, object
 
 
 def _environment(own: Mapping[str, str]) -> Environment:
-    """Jinja with escaping on, and an error for a name that a template misspells. `own`: templates beside the shared."""
+    """A Jinja environment with escaping and strict names. `own`: additional templates."""
     made = Environment(
         loader=DictLoader({**{name: read_part(f"{name}.html.jinja") for name in SHARED}, **own}),
         autoescape=True,
@@ -79,12 +79,12 @@ def _environment(own: Mapping[str, str]) -> Environment:
 
 
 def _kind_of(block: object) -> str:
-    """`table`, `line`, `command`, …: what the templates tell blocks apart by."""
+    """Kind of a block for templates: `table`, `line`, `command`, …"""
     return type(block).__name__.lower()
 
 
 def _harmless(value: object) -> object:
-    """Text without control and bidirectional characters; anything else as it is. Escaping comes after this."""
+    """Text without control and bidirectional characters, before escaping; other values are unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return clean(value)
@@ -96,5 +96,5 @@ def read_part(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """How a content security policy names a style or script that stands in the page."""
+    """Hash of an inline style or script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

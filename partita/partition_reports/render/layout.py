@@ -1,8 +1,7 @@
-"""Lines of text at a given width: paragraphs, names with values, tables. Knows no console and no report.
+"""Text layout at a given width: paragraphs, names with values, tables.
 
-No number is ever cut or broken over two lines, whatever the width, and nothing is left out. Where a table is too wide,
-its texts are folded; where that is not enough, its columns stand in several tables below each other, and in the end its
-cells do.
+Numbers are never broken, and nothing is omitted. If a table is too wide, its texts are wrapped; then its columns are
+split into several tables; then its cells are stacked.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from partita.partition_reports.sections.model import Column
 from partita.remedies import quoted
 
 GAP = 2
-"""Cells between two columns of a table, and how far what belongs below something is set in."""
+"""Cells between columns of a table, and indentation of nested lines."""
 READABLE, READABLE_NAME = 12, 20
-"""Cells that a column of text, and the one that names the rows, keep: a table is rather split than made narrower."""
+"""Minimum width of a text column and of the first column before a table is split."""
 LEAST = 4
-"""Nothing is folded to less, however narrow the terminal."""
+"""Minimum width of wrapped text."""
 NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)*|\d+(?:\.\d+)*")
 NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
-"""A number, or several with nothing but commas between them, such as a shape."""
+"""A number, or comma-separated numbers such as a shape."""
 UNIT = re.compile(r"(?<=\d) (?=(?:B|KiB|MiB|GiB|TiB|ms|s|%)(?:\W|$))")
 JOINT = "\N{NO-BREAK SPACE}"
-"""Between a number and its unit while lines are made."""
+"""Joins a number and its unit during layout."""
 BREAK_AFTER, BREAK_BEFORE = frozenset("/._-,:;)]}=+|@&?") | {JOINT}, frozenset("([{") | {JOINT}
 PROMPT, GO_ON = "$ ", " \\"
 Kind = Literal["head", "rule", "row"]
@@ -38,7 +37,7 @@ NAME = Column("", number=False)
 
 
 def fold(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` cells: broken at spaces, else after a mark, and never inside a number."""
+    """`text` in lines of at most `width` cells, broken at spaces, else after punctuation, never inside a number."""
     lines: list[str] = []
     line = ""
     for word in UNIT.sub(JOINT, text).split(" "):
@@ -56,7 +55,7 @@ def fold(text: str, width: int) -> list[str]:
 def _pieces(word: str, width: int) -> list[str]:
     """A word in parts of at most `width` cells."""
     parts = []
-    while cell_len(word[: 8 * width]) > width or cell_len(word) > width:  # the first alone is quick
+    while cell_len(word[: 8 * width]) > width or cell_len(word) > width:  # the first test is fast
         end = _cut(word, width)
         parts.append(word[:end])
         word = word[end:]
@@ -64,7 +63,7 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _cut(word: str, width: int) -> int:
-    """Where the first part ends of a word that is wider than `width`."""
+    """End of the first part of a word that is longer than `width`."""
     end = 1
     while end < len(word) and cell_len(word[: end + 1]) <= width:
         end += 1
@@ -78,12 +77,12 @@ def _cut(word: str, width: int) -> int:
 
 
 def _is_joint(before: str, after: str) -> bool:
-    """Whether a long word is broken between these two rather than elsewhere."""
+    """Whether a long word is preferably broken between these two characters."""
     return before in BREAK_AFTER or after in BREAK_BEFORE or (before.islower() and after.isupper())
 
 
 def paragraph(text: str, width: int, *, indent: int = 0, hang: int = 0) -> list[str]:
-    """Lines of a paragraph, set in by `indent`; those after the first by `hang` more."""
+    """Lines of a paragraph, indented by `indent`; lines after the first by `hang` more."""
     lines = fold(text, width - indent)
     if hang and len(lines) > 1:
         lines = [lines[0], *(" " * hang + line for line in fold(text[len(lines[0]) :].lstrip(), width - indent - hang))]
@@ -91,9 +90,7 @@ def paragraph(text: str, width: int, *, indent: int = 0, hang: int = 0) -> list[
 
 
 def command(words: Sequence[str], width: int, *, indent: int = 0) -> list[str]:
-    """A command of a shell in lines that can be copied as they are: broken between words, with a backslash. A word that
-    is too long is not broken.
-    """
+    """A shell command in lines that can be copied, broken between words with a backslash; words are not broken."""
     lines: list[str] = []
     line, room = "", width - indent - 2 * len(PROMPT) - len(GO_ON)
     for word in map(quoted, words):
@@ -107,8 +104,8 @@ def command(words: Sequence[str], width: int, *, indent: int = 0) -> list[str]:
 
 
 def pairs(rows: Sequence[tuple[str, str]], width: int, *, indent: int = 2) -> list[str]:
-    """Names and values; a value stands below its name where there is little room beside it. Without a name it goes on
-    below the one before.
+    """Names and values; values are below their names if the width is small. A value without a name continues the
+    previous one.
     """
     names = max((cell_len(name) for name, _ in rows), default=0)
     room = width - indent - names - GAP
@@ -125,7 +122,7 @@ def pairs(rows: Sequence[tuple[str, str]], width: int, *, indent: int = 2) -> li
 
 
 def _pad(text: str, width: int, *, right: bool = False) -> str:
-    """`text` with blanks around it to `width` cells."""
+    """`text` padded to `width` cells."""
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
 
@@ -133,7 +130,7 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 def table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, indent: int = 2, rule: str = "─"
 ) -> list[tuple[Kind, str]]:
-    """The lines of a table and what each of them is. The first column names the row: every part of the table has it."""
+    """The lines of a table with their kinds. Every part of a split table repeats the first column."""
     room = width - indent
     lines: list[tuple[Kind, str]] = []
     natural = [max(map(cell_len, (column.title, *(row[n] for row in rows)))) for n, column in enumerate(columns)]
@@ -153,7 +150,7 @@ def table(
 
 
 def _narrowest(column: Column, cells: Sequence[str], readable: int) -> int:
-    """The least width of a column: whole words of its heading, whole numbers, and `readable` cells of a text."""
+    """Minimum width of a column: words of its heading, numbers, and `readable` cells of a text."""
     words = [word for text in (column.title, *(cells if column.number else ())) for word in _whole_words(text)]
     numbers = [found[0] for cell in cells for found in NUMBERS.finditer(cell)]
     text = 0 if column.number else min(max(map(cell_len, cells), default=0), readable)
@@ -161,13 +158,13 @@ def _narrowest(column: Column, cells: Sequence[str], readable: int) -> int:
 
 
 def _whole_words(text: str) -> list[str]:
-    """What stands between spaces, a number with its unit together."""
+    """Words, with a number and its unit as one word."""
     return UNIT.sub(JOINT, text).split(" ")
 
 
 def _split(others: Sequence[int], columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]] | None:
-    """The columns of each part, by their numbers: the first, and some of the `others`. None where one of them does not
-    even fit beside the first.
+    """Column numbers of each part: the first column and some of `others`. None if a column does not fit next to the
+    first.
     """
     if _total([least[n] for n in (0, *others)]) <= room:
         return [[0, *others]]
@@ -184,7 +181,7 @@ def _split(others: Sequence[int], columns: Sequence[Column], least: Sequence[int
 
 
 def _total(widths: Sequence[int]) -> int:
-    """The width of columns side by side."""
+    """Total width of columns."""
     return sum(widths) + GAP * (len(widths) - 1)
 
 
@@ -197,12 +194,12 @@ def _grid(
     room: int,
     rule: str,
 ) -> Iterator[tuple[Kind, str]]:
-    """Some of the columns side by side, others below each row."""
+    """Columns of `part` side by side, those of `below` under each row."""
     chosen = [columns[n] for n in part]
     titles, *cells = [[row[n] for n in part] for row in ([column.title for column in columns], *rows)]
     widths = [max(least[n], *(cell_len(row[at]) for row in (titles, *cells))) for at, n in enumerate(part)]
     while _total(widths) > room:
-        # The widest gives way, texts before numbers: a heading or a number of several words is folded last.
+        # Shrink the widest column, texts before numbers.
         can = [at for at, n in enumerate(part) if widths[at] > least[n]]
         widths[max([at for at in can if not chosen[at].number] or can, key=widths.__getitem__)] -= 1
     for line in _side_by_side(titles, chosen, widths):
@@ -226,7 +223,7 @@ def _side_by_side(cells: Sequence[str], columns: Sequence[Column], widths: Seque
 
 
 def _stacked(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Iterator[tuple[Kind, str]]:
-    """Every row as its name, and below it heading and value of each other cell."""
+    """Every row as its name, followed by heading and value of each other cell."""
     for row in rows:
         for line in fold(row[0], room):
             yield "head", line

@@ -1,7 +1,6 @@
-"""Sections as GitHub Markdown, for a comment of CI, a pull request or a page of documentation.
+"""Sections as GitHub Markdown, for CI comments, pull requests and documentation.
 
-Names and log lines of a model come into a comment that others read: they can neither format it, link, mention anybody,
-nor end the table that they are in.
+Names and log lines are escaped: they cannot format, link, mention users or end a table.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from partita.partition_reports.sections.model import (
 )
 
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&@$]|(?<![^\W_])_|_(?![^\W_])|#(?=\d)|(?<=:)//|(?<=www)\.|^[#+-](?= )")
-"""What Markdown or GitHub would act on."""
+"""Characters with a meaning in Markdown or on GitHub."""
 REFERENCE = re.compile(r"(?<=&#64;)|(?<=&#35;)(?=\d)|(?<=\bgh)(?=-\d)", re.IGNORECASE)
-"""Where a mention or the number of an issue begins. GitHub looks for them in the text of the rendered page, so that an
-entity does not hide them; a zero-width space behind the mark does.
+"""Start of a mention or issue number. GitHub finds them in rendered text, where an entity does not hide them, but a
+zero-width space does.
 """
 
 
 def markdown_view(
     document_of: Callable[[Any], Document], *, folded: Collection[str] = (), unfold: bool = False
 ) -> View:
-    """The view that writes the document of a record. `folded`, `unfold`: as `write_document` has them."""
+    """The view that writes the document of a record. `folded`, `unfold`: see `write_document`."""
 
     def to_text(record: Any) -> str:
         return write_document(document_of(record), folded=folded, unfold=unfold)
@@ -46,9 +45,7 @@ def markdown_view(
 
 
 def write_document(document: Document, *, folded: Collection[str] = (), unfold: bool = False) -> str:
-    """The whole of it. `folded`: sections of which a reader sees the title first. `unfold`: with what other views fold
-    away, folded here, too.
-    """
+    """The document as Markdown. `folded`: keys of collapsed sections. `unfold`: include folds, collapsed."""
     first, *others = document.headline
     parts = [f"### {safe(first)}", ""]
     for sentence in others:
@@ -60,7 +57,7 @@ def write_document(document: Document, *, folded: Collection[str] = (), unfold: 
 
 
 def safe(text: str) -> str:
-    """Text that is nothing but text: marks that mean something become entities, and nobody is mentioned."""
+    """Escaped text without formatting, links and mentions."""
     return REFERENCE.sub("&#8203;", _literal(text))
 
 
@@ -69,13 +66,13 @@ def _literal(text: str) -> str:
 
 
 def say(line: Cell | Command) -> str:
-    """A sentence or a command within a cell."""
-    # GitHub looks for no mentions in code, which is to be copied as it is.
+    """A sentence or a command in a cell."""
+    # GitHub does not search code for mentions.
     return f"<code>{_literal(line.text)}</code>" if isinstance(line, Command) else safe(text_of(line))
 
 
 def write_section(section: Section, *, folded: bool = False, unfold: bool = False) -> Iterator[str]:
-    """A section, open or folded."""
+    """A section, open or collapsed."""
     title = safe(f"{section.title}: {section.about}" if section.about else section.title)
     if folded:
         yield from _write_folded(title, section.blocks, unfold=unfold)
@@ -87,7 +84,7 @@ def write_section(section: Section, *, folded: bool = False, unfold: bool = Fals
 
 
 def _write_folded(title: str, blocks: Sequence[Block], *, unfold: bool) -> Iterator[str]:
-    """Blocks behind a title, which is safe."""
+    """Collapsed blocks. `title` is escaped."""
     yield f"<details><summary>{title}</summary>"
     yield ""
     yield from write_blocks(blocks, unfold=unfold)
@@ -95,7 +92,7 @@ def _write_folded(title: str, blocks: Sequence[Block], *, unfold: bool) -> Itera
 
 
 def write_blocks(blocks: Sequence[Block], *, unfold: bool = False) -> Iterator[str]:
-    """Blocks below each other, as far as a comment shows them."""
+    """The blocks that a comment shows."""
     for block in blocks if unfold else shown_blocks(blocks):
         yield from write_block(block, unfold=unfold)
         yield ""
@@ -125,7 +122,7 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
 
 
 def _write_table(table: Table) -> Iterator[str]:
-    """The first rows, and what the others come to."""
+    """The first rows and a summary of the others."""
     shown, rest = shown_rows(table)
     if not table.obvious:
         yield safe(table.caption)
@@ -140,7 +137,7 @@ def _write_table(table: Table) -> Iterator[str]:
 
 
 def _write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table of cells that are safe. `left`: which columns are set left."""
+    """A table of escaped cells. `left`: whether each column is left-aligned."""
     yield f"| {' | '.join(heads)} |"
     yield f"| {' | '.join(':---' if each else '---:' for each in left)} |"
     for row in rows:

@@ -1,8 +1,7 @@
-"""Which views a kind of record has.
+"""The views of a kind of record.
 
-The module with the document of a record has `VIEWS`: text, brief, Markdown and HTML are made from the document, JSON
-from the record. A view that shows more has a module of its own with `VIEW`, named in `own`. Libraries that only one
-view needs are imported when it is asked for.
+The module with a record's document has `VIEWS`: text, brief, Markdown and HTML use the document, JSON the record. Other
+views are modules with `VIEW`, listed in `own`, and imported on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 REPORT_VIEWS = "partita.partition_reports.views"
 GENERAL = ("brief", "html", "json", "markdown", "text")
-"""Views that every record has."""
+"""Views of every record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +29,21 @@ class Views:
     """The views of a kind of record."""
 
     document: Callable[[Any], Document] | None
-    """Makes the document of a record; None where every view but JSON has a module of its own."""
+    """Returns the document of a record; None if every view except JSON has its own module."""
     folded: Collection[str] = ()
-    """Sections of which a reader of the Markdown sees the title first."""
+    """Keys of sections that are collapsed in Markdown."""
     unfold: bool = False
-    """The Markdown has in folds what other views leave out."""
+    """Include folds in Markdown, collapsed."""
     own: Mapping[str, str] = field(default_factory=dict)
     """Name of a view -> its module."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all of them."""
+        """Names of all views."""
         return tuple(sorted({*GENERAL, *self.own}))
 
     def load(self, name: str) -> View:
-        """The view of that name."""
+        """The view of a name."""
         if name in self.own:
             found: View = importlib.import_module(self.own[name]).VIEW
             return found
@@ -76,15 +75,15 @@ def _views(where: str) -> Views:
 
 
 def view_names(where: str = REPORT_VIEWS) -> tuple[str, ...]:
-    """Names of all views that a module has."""
+    """Names of the views of a module."""
     return _views(where).names
 
 
 def load_view(name: str, where: str = REPORT_VIEWS) -> View:
-    """The view called `name`. Raises UsageError when there is none."""
+    """The view of a name. Raises UsageError if there is none."""
     views = _views(where)
     if name not in views.names:
-        raise UsageError(f"no view is called {name!r}; there are: {', '.join(views.names)}")
+        raise UsageError(f"unknown view {name!r}; choose from: {', '.join(views.names)}")
     return views.load(name)
 
 

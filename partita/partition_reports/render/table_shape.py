@@ -1,4 +1,4 @@
-"""How wide the columns of a table have to be to be read, from what is in them."""
+"""CSS classes of table columns, by the length of their texts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from partita.partition_reports.sections.model import Table, text_of
 
 LONG = 28
-"""Characters from which a text wants a wide column."""
+"""Minimum characters of a text that needs a wide column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table for the page."""
+    """Layout of a table in HTML."""
 
     css: tuple[str, ...]
     """Class of each column: n for numbers, w for long texts, empty for short ones."""
     stacks: bool
-    """On a narrow screen every row becomes a block: there is a long text beside the one that names the row."""
+    """On a small screen every row becomes a block, because a column other than the first has long texts."""
 
 
 def shape_of(table: Table) -> Shape:
-    """The classes of the columns, by the longest text in each."""
+    """The layout of a table, by the longest text in each column."""
     longest = [max((len(text_of(row.cells[at])) for row in table.rows), default=0) for at in range(len(table.columns))]
     css = tuple(
         "n" if column.number else "w" if length > LONG else ""

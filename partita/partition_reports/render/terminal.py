@@ -1,4 +1,4 @@
-"""What the text views print with: headings, paragraphs and tables on a console, at its width."""
+"""Printing of text views: headings, paragraphs and tables at the width of a console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import Column
 
 FILE_COLUMNS = 100
-"""Width of a view when it goes to a file."""
+"""Width of a view in a file."""
 BOLD = Style(bold=True)
 DIM = Style(dim=True)
 PLAIN = Style()
@@ -28,29 +28,29 @@ STYLES = {"head": BOLD, "rule": DIM, "row": PLAIN}
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A console that takes strings as they are: no markup, no control characters, nothing its encoding cannot write."""
+    """A console for plain strings, without markup, control characters and unencodable characters."""
 
     console: Console
 
     def text(self, line: str, style: Style = PLAIN) -> Text:
-        """A string made harmless."""
+        """A sanitised string with style."""
         return Text(self.harmless(line), style=style, overflow="fold")
 
     def harmless(self, line: str) -> str:
-        """The same as a string."""
+        """A sanitised string."""
         return clean(line, self.console.encoding)
 
     def heading(self, title: str) -> None:
-        """An empty line and the title of a section."""
+        """Print an empty line and the title of a section."""
         self.blank()
         self.line(title, indent=0, style=BOLD)
 
     def blank(self) -> None:
-        """An empty line."""
+        """Print an empty line."""
         self.console.print()
 
     def line(self, line: str, *, indent: int = 2, hang: int = 0, label: str = "", style: Style = PLAIN) -> None:
-        """One line or paragraph, with a label before it; what is wrapped stays indented, by `hang` more."""
+        """Print a paragraph with a label; wrapped lines are indented by `hang` more."""
         mark = "" if label.endswith("?") else ":"
         whole = self.harmless(f"{label}{mark} {line}" if label else line)
         lines = layout.paragraph(whole, self.console.width, indent=indent, hang=hang)
@@ -58,20 +58,20 @@ class Page:
             self.put(part, style, bold=indent + len(label) + 1 if label and number == 0 else 0)
 
     def put(self, line: str, style: Style = PLAIN, *, bold: int = 0) -> None:
-        """A line that is ready; so many of its first characters are set in bold."""
+        """Print a formatted line. `bold`: number of leading characters in bold."""
         text = Text(line, style=style)
         if bold:
             text.stylize(BOLD, 0, bold)
         self.console.print(text, soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Names and values, values one below the other."""
+        """Print names with aligned values."""
         safe = [(self.harmless(name), self.harmless(value)) for name, value in rows]
         for line in layout.pairs(safe, self.console.width):
             self.put(line)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
-        """A table under the columns' headings; `rest` is a line below it on the rows that were left out."""
+        """Print a table. `rest`: a line about omitted rows."""
         heads = [replace(column, title=self.harmless(column.title)) for column in columns]
         cells = [[self.harmless(cell) for cell in row] for row in rows]
         rule = "─" if self.harmless("─") == "─" else "-"
@@ -82,7 +82,7 @@ class Page:
 
 
 def terminal_view(name: str, summary: str, render: Callable[[Any, Console], None]) -> View:
-    """The view that `render` prints to a console; in a file it is the same without colour."""
+    """The view that `render` prints to a console, or to a file without colour."""
 
     def to_text(record: Any) -> str:
         stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""One way to look at a record."""
+"""The `View` of a record."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One way to look at a record of one kind."""
+    """A rendering of one kind of record."""
 
     name: str
     suffix: str
-    """Of a file that holds this view, e.g. .json."""
+    """File name suffix, e.g. .json."""
     summary: str
     to_text: Callable[[Any], str]
-    """The record -> the whole view as text, ending in a newline. Raises ReportError where the record has not what the
-    view shows.
-    """
+    """Record -> text with a trailing newline. Raises ReportError if the record lacks the required data."""
     print_to: Callable[[Any, Console], None] | None = None
-    """Prints the same at the width of a console, with colour; None where the text is a file's whatever shows it."""
+    """Prints the view at the width of a console, with colour; None for file formats."""
     what: str = ""
-    """What a file of it is called in messages; empty: as the view is."""
+    """Name of its file in messages; empty: the view's name."""
     hint: str = ""
-    """How to open such a file."""
+    """How to open its file."""

@@ -1,1 +1,1 @@
-"""What a report says, section by section, computed once: the views only set it in type. Text, never markup."""
+"""Sections of a report as plain text and data, shared by all views."""

@@ -1,4 +1,4 @@
-"""What can be done about what a report shows, most telling first."""
+"""Suggested actions for the fallbacks of a report, the most specific first."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from partita.remedies import split
 
 OF_FOLDER = ("variant", "contract", "max-length")
 OF_INPUTS = ("shape", "input")
-"""What a request has beside options of providers, by the option of the command line. Of inputs there may be several."""
+"""Options of a request other than provider options, by command-line name; those of `OF_INPUTS` are repeatable."""
 
 
 def situation_of(report: Report) -> Situation:
-    """What a report is about, for the blanks of a step."""
+    """Context of a report, for the placeholders of an action."""
     given = report.request.options
-    # Options of providers have the provider's name before a dot; those of generation have none.
+    # Provider options have the form PROVIDER.OPTION.
     options = {name: value for name, value in given.items() if "." in name}
     several = {name: split(given.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
-    if report.model is None:  # the input of a generation is another thing
+    if report.model is None:  # --input of a generation is a prompt
         opened = [word for name in OF_FOLDER if name in given for word in each(f"--{name}", (given[name],))]
     else:
         opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
@@ -37,7 +37,7 @@ def situation_of(report: Report) -> Situation:
 
 
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
-    """The steps of a reason that make sense for this report."""
+    """The actions for a reason that apply to this report."""
     return steps_for(
         situation_of(report),
         code,
@@ -48,7 +48,7 @@ def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[A
 
 
 def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence[Fallback]]]) -> Iterator[Action]:
-    """The steps for providers that are not there, and for the first reason that has any."""
+    """The actions for unavailable providers, and for the first reason with actions."""
     for entry in report.chain:
         if entry.status == "unavailable":
             yield from steps_for_provider(situation_of(report), entry.reason, entry.provider)

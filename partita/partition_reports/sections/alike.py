@@ -1,8 +1,4 @@
-"""Which nodes share a finding: those of which the same is known, whatever sentence says it.
-
-A node's evidence names the node, and is said otherwise in another version of Partita; so what is shown once is decided
-by data: kind, reason, experiments, and the part of the graph that was refused.
-"""
+"""Groups nodes with equal findings, by data (reason, evidence kind, probes, rejected part) instead of evidence text."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from partita.diagnosis.records import Fallback, Skipped
 from partita.partition_reports.records import Report
 
 SPEAK_OF_OPERATORS = ("logged", "probed")
-"""Kinds of evidence about a node that are about its operator."""
+"""Kinds of evidence that apply to the operator of a node."""
 
 
 def finding_key(report: Report) -> Callable[[Fallback], object]:
-    """What is known of a node of this report, for every preferred provider: nodes with the same share a finding."""
+    """A function that returns the finding of a node for every preferred provider, for grouping."""
     parts = {name: number for number, part in enumerate(report.rejected) for name in part.nodes}
 
     def key(entry: Fallback) -> object:
@@ -30,7 +26,7 @@ def finding_key(report: Report) -> Callable[[Fallback], object]:
 
 
 def _known(why: Skipped) -> object:
-    """What is known of one provider, without a word of ours."""
+    """The finding for one provider, without texts of Partita."""
     trials = tuple((trial.factor, trial.now, trial.outcome, trial.company) for trial in why.trials)
     return why.provider, why.reason, why.evidence_kind, trials, bool(why.unprobed)
 
@@ -41,11 +37,11 @@ def _speaks_of_operator(why: Skipped) -> bool:
 
 @cache
 def _reasons_of_providers() -> frozenset[str]:
-    """Reasons that are the same for every node."""
+    """Reasons that apply to every node."""
     return frozenset(reason.code for reason in load_reasons() if reason.level == "provider")
 
 
 def first_of(texts: Iterable[str]) -> str:
-    """The first of several texts, and how many different ones there are when that is more than one."""
+    """The first of several texts, with the number of different texts if there are several."""
     different = list(dict.fromkeys(texts))
     return different[0] + (f" (one of {len(different)})" if len(different) > 1 else "")

@@ -1,4 +1,4 @@
-"""Where links lead: names of the rows and groups of a report, the same in every section."""
+"""Anchors of rows and groups of a report, shared by all sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from partita.partition_reports.verdict import merge_phases
 
 
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
-    """Phase and position -> the node's row in the list of nodes. Phases with one placement share their rows."""
+    """(phase, position) -> anchor in the list of nodes; phases with equal placement share rows."""
     groups = node_groups(report)
     return {
         (phase.name, node.position): f"{groups[phase.name]}{node.position}"
@@ -18,16 +18,16 @@ def node_anchors(report: Report) -> dict[tuple[str, int], str]:
 
 
 def node_groups(report: Report) -> dict[str, str]:
-    """Phase -> what the names of its rows begin with; the position of the node follows."""
+    """Phase -> prefix of its row anchors, to be followed by the node's position."""
     merged = enumerate(merge_phases(report.phases))
     return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
 
 
 def stray_anchors(report: Report) -> dict[tuple[str, str, str], str]:
-    """Phase, node and its provider -> the row that says why it is not on the preferred one, and so whether there is
-    one: a node in a body may have the name of one of the plan.
+    """(phase, node, provider) -> anchor of its fallback, for nodes with a fallback.
 
-    Phases in which the same is known of a node share its row; where something else is, each has a row of its own.
+    The provider distinguishes nodes in control-flow subgraphs from plan nodes of the same name. Phases with equal
+    findings share an anchor.
     """
     known = finding_key(report)
     keys = {
@@ -39,5 +39,5 @@ def stray_anchors(report: Report) -> dict[tuple[str, str, str], str]:
 
 
 def reason_anchor(number: int) -> str:
-    """The group of a reason, counted in the order in which they are shown."""
+    """Anchor of a reason's group, by its number in display order."""
     return f"r{number}"

@@ -1,4 +1,4 @@
-"""Which nodes of an fp16 or bf16 package compute in 16 bits, and which only read weights that are stored so."""
+"""Nodes of an fp16 or bf16 package that compute in 16 bits, and nodes that only read 16-bit weights."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MOVING = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators that compute nothing. They count where they look rows of a weight up."""
+"""Operators without arithmetic; they count only if they read a weight."""
 
 Kind = tuple[str, str, str, str]
-"""Operator, type that it computes in, type of its weight in the file, provider."""
+"""Operator, type of its arithmetic, type of its weight in the file, provider."""
 
 
 def section(report: Report) -> Section | None:
-    """None for a package of another precision, and where nothing is known of what nodes compute in."""
+    """None for a package of another precision, and if the types are unknown."""
     narrow = None if report.package is None else PRECISIONS.get(report.package.precision)
     phases = used_phases(report)
     if narrow is None or narrow.bits is not None or narrow is EXACT:
@@ -56,10 +56,10 @@ def section(report: Report) -> Section | None:
         return None
     alike = all(counts == counted[-1] for counts in counted)
     names = [str(phase.name) for phase in phases]
-    told = [(counted[-1], listing(names))] if alike else list(zip(counted, names, strict=True))
-    blocks: list[Block] = [Line(_summary(narrow.dtype, *each)) for each in told if each[0]]
+    summaries = [(counted[-1], listing(names))] if alike else list(zip(counted, names, strict=True))
+    blocks: list[Block] = [Line(_summary(narrow.dtype, *each)) for each in summaries if each[0]]
     blocks += [
-        Line(f"{short_provider(provider)} compiled nodes, and does not say what it computes them in.")
+        Line(f"{short_provider(provider)} compiled nodes and does not report the type of their arithmetic.")
         for provider in sorted(compiled)
     ]
     if kinds:
@@ -76,12 +76,12 @@ def section(report: Report) -> Section | None:
             + tuple(str(counts[operator, dtype, stored, provider]) for counts in counted)
             for operator, dtype, stored, provider in ordered
         ]
-        blocks.append(table("Nodes by what they compute in", heads, rows))
+        blocks.append(table("Nodes by type of arithmetic", heads, rows))
     return Section("arithmetic", TITLE, tuple(blocks))
 
 
 def _counted(phase: Phase) -> Counter[Kind]:
-    """Nodes that compute with floats, or look them up, by kind."""
+    """Nodes that compute with floats, or read float weights, by kind."""
     found: Counter[Kind] = Counter()
     for node in phase.nodes:
         if node.element_type is not None and _counts(node):
@@ -90,12 +90,12 @@ def _counted(phase: Phase) -> Counter[Kind]:
 
 
 def _counts(node: NodePlacement) -> bool:
-    """Whether it computes, or reads a weight."""
+    """Whether the node computes or reads a weight."""
     return node.op_type not in MOVING or node.matrix_type is not None
 
 
 def _summary(narrow: str, counts: Counter[Kind], where: str) -> str:
-    """One sentence."""
+    """Summary in one sentence."""
     by_type: Counter[str] = Counter()
     stored: Counter[str] = Counter()
     casts = 0
@@ -107,7 +107,7 @@ def _summary(narrow: str, counts: Counter[Kind], where: str) -> str:
     computing = by_type.pop(narrow, 0)
     told = [f"{plural(computing, 'node')} in {narrow}" if computing else f"no node in {narrow}"]
     for dtype, count in sorted(by_type.items()):
-        weights = f" ({stored[dtype]} of them with weights that the file has in {narrow})" if stored[dtype] else ""
+        weights = f" ({stored[dtype]} of them with {narrow} weights in the file)" if stored[dtype] else ""
         told.append(f"{count} in {dtype}{weights}")
-    between = f"; {plural(casts, 'node')} cast numbers in every run" if casts else ""
+    between = f"; {plural(casts, 'Cast node')} in every run" if casts else ""
     return f"{where}: {listing(told)}{between}."

@@ -1,4 +1,4 @@
-"""A report in at most ten lines: what happened, where, why and what to do, copies, cache, speed, checks."""
+"""A report in at most ten lines: outcome, placement, reason, action, copies, cache, speed, checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partita.partition_reports.verdict import say_cache, say_placed
 
 MOST_LINES = 10
 MOST_PLACEMENTS = 2
-"""Phases that are placed apart are prefill and decode."""
+"""prefill and decode may have different placements."""
 
 
 def brief(report: Report) -> list[tuple[str, str]]:
@@ -40,23 +40,23 @@ def where(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def why(report: Report) -> Iterator[tuple[str, str]]:
-    """A provider that is not there, then the reason that costs most on one that is, and how many others there are."""
+    """An unavailable provider, then the reason with the highest cost and the number of other reasons."""
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
-    told = []
+    texts = []
     if missing:
         why = f"{missing[0].reason or 'no reason known'}: {missing[0].evidence or 'no evidence'}"
-        told.append(f"{short_provider(missing[0].provider)} is not available: {why}")
+        texts.append(f"{short_provider(missing[0].provider)} is unavailable: {why}")
     groups = by_reason(report)
-    if missing:  # said above, once
+    if missing:  # covered above
         groups = [group for group in groups if group[1][0].wanted in active_of(report)]
     if groups:
-        told.append(_say_reason(report, groups))
-    if told:
-        yield "fallbacks", "; ".join(told)
+        texts.append(_say_reason(report, groups))
+    if texts:
+        yield "fallbacks", "; ".join(texts)
 
 
 def _say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
-    """The first of these reasons, with its nodes and their cost."""
+    """The first reason, with its nodes and their cost."""
     (reason, provider), entries = groups[0]
     last = entries[-1].phase
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
@@ -68,7 +68,7 @@ def _say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallba
 
 
 def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
-    """A command, or the remedy where there is none."""
+    """A command, or else the remedy."""
     first = top.answers[-1].lines[0]
     if top.state.name not in ("all", "nearly"):
         yield "remedy", first.text if isinstance(first, Command) else text_of(first)
@@ -82,11 +82,11 @@ def _copies(phase: Phase) -> str:
     if cost is None:
         return f"{len(phase.copies):,}{inside}; {parts}"
     counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    return f"{counted} in a run{where}{inside}; {parts}"
+    return f"{counted} per run{where}{inside}; {parts}"
 
 
 def _speed(report: Report) -> Iterator[str]:
-    """Tokens per second, or time per run, of every phase, the one that is run for every token first."""
+    """Tokens per second, or time per run, of every phase, decode first."""
     told = [(*say_speed(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
     known = [f"{speed}{where} ({of})" for speed, *basis, where in told if speed for of in basis]
     if known:

@@ -1,4 +1,4 @@
-"""Where the KV cache lived, and which states did not stay in place."""
+"""Memory of the KV cache, and states that did not stay in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMED = 12
 
 
 def section(report: Report) -> Section | None:
-    """None where there is no cache to speak of."""
+    """None without a cache."""
     cache = report.cache
     status = status_of(cache)
     if cache is None or status == "no_cache":
@@ -19,7 +19,7 @@ def section(report: Report) -> Section | None:
     where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
     blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}, {where}")]
     blocks += (
-        [Line("No step was observed, so nothing shows whether it stayed in place.")]
+        [Line("No step was observed, so it is unknown whether it stayed in place.")]
         if status == "not_checked"
         else _say_in_place(cache)
     )
@@ -33,13 +33,13 @@ def section(report: Report) -> Section | None:
 
 
 def _say_in_place(cache: Cache) -> list[Block]:
-    """How many states stayed where they were, and which did not."""
+    """Number of states that stayed in place, and names of the others."""
     steps = (
         "every observed step"
         if cache.checked_steps is None
         else f"each of {plural(cache.checked_steps, 'observed step')}"
     )
-    told: list[Block] = [
+    lines: list[Block] = [
         Line(
             f"{cache.in_place_states} of {cache.states} in place (past and present at one address at {steps}), "
             f"{plural(cache.address_changes, 'address change')}"
@@ -47,6 +47,6 @@ def _say_in_place(cache: Cache) -> list[Block]:
     ]
     if cache.copied_bytes:
         size = human_bytes(cache.copied_bytes)
-        told.append(Line(f"Every step writes present anew: the last one copied {size} of past into it."))
+        lines.append(Line(f"Every step returns present as a new tensor; the last step copied {size} of past into it."))
     moved = [entry.name for entry in cache.entries if not entry.in_place]
-    return [*told, Line(name_some(moved, NAMED), "NOT in place", "bad")] if moved else told
+    return [*lines, Line(name_some(moved, NAMED), "NOT in place", "bad")] if moved else lines

@@ -1,4 +1,4 @@
-"""What has to add up and whether it did, what each source saw, and whatever else has to be said."""
+"""Consistency checks, conflicts between sources, coverage of each source, and notes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, words
 
 NAMED = 12
-"""Nodes on which sources disagree that are named; what is folded away has all."""
+"""Maximum named nodes with conflicting sources; the fold has all."""
 
 
 def section(report: Report) -> Section:
-    """Failed checks one by one, passed ones as a count; then the nodes on which sources disagree."""
+    """Failed checks, the number of passed checks, and nodes with conflicting sources."""
     failed = [check for check in report.checks if not check.passed]
     passed = len(report.checks) - len(failed)
     blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
@@ -32,25 +32,25 @@ def _all_checks(report: Report) -> Table:
 
 
 def _disagreements(report: Report) -> Iterator[Block]:
-    """Nodes on which sources differ."""
+    """Nodes with conflicting sources."""
     phases: dict[tuple[str, str], list[str]] = {}
     for entry in report.disagreements:
         phases.setdefault((entry.node, entry.detail), []).append(entry.phase)
     for (node, detail), names in list(phases.items())[:NAMED]:
-        yield Line(f"sources disagree in {listing(names)} on {node}: {detail}")
+        yield Line(f"conflicting sources in {listing(names)} for {node}: {detail}")
     if len(phases) > NAMED:
-        yield Line(f"and on {plural(len(phases) - NAMED, 'more node')}")
+        yield Line(f"and for {plural(len(phases) - NAMED, 'more node')}")
     if report.disagreements:
         rows = [
             (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
             for entry in report.disagreements
         ]
         heads = [words(title) for title in ("node", "phase", "detail", "sources")]
-        yield Fold("All disagreements", (table("Disagreements between sources", heads, rows),))
+        yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))
 
 
 def sources(report: Report) -> Section:
-    """What each source saw and what it cannot see; then the notes of the run."""
+    """Coverage and limits of each source, then the notes of the run."""
     rows = tuple(
         (
             entry.source.replace("_", " "),

@@ -1,4 +1,4 @@
-"""Memcpy nodes, and session inputs and outputs that are bound on the wrong side."""
+"""Memcpy nodes, and session inputs and outputs bound in other memory."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from partita.partition_reports.sections.shared import best_observed, copied_byte
 from partita.partition_reports.verdict import merge_phases
 
 TIMED = (
-    "The time of a copy is wait and copy together: the host cannot tell them apart. -: not known; "
-    "copies at the session border are in no profile."
+    "The time of a copy includes the wait for the device. -: unknown; "
+    "copies of session inputs and outputs are not in the profile."
 )
 UNTIMED = "-: a size that depends on values."
 
 
 def section(report: Report) -> Section | None:
-    """Copies between devices, by family and one by one; None when no node is known."""
+    """Copies between devices, by family and one by one; None if no nodes are known."""
     placed = placements(report)
     if not placed:
         return None
@@ -57,11 +57,11 @@ def section(report: Report) -> Section | None:
 
 
 def _say_none(report: Report, inside: str) -> str:
-    """That there is no copy, as far as anybody can know. `inside`: what there is in control flow."""
+    """Text for no copies, as far as known. `inside`: text about copies in control flow."""
     known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
-    bound = "every session input and output is bound where ONNX Runtime wants it"
+    bound = "every session input and output is bound in the memory that ONNX Runtime expects"
     where = f" outside control flow{inside}" if inside else ""
-    return f"None: no Memcpy node{where}, and {bound if known else 'nothing is known of session inputs and outputs'}."
+    return f"None: no Memcpy node{where}, and {bound if known else 'copies of session inputs and outputs are unknown'}."
 
 
 def _where(phases: Sequence[Phase]) -> str:
@@ -70,7 +70,7 @@ def _where(phases: Sequence[Phase]) -> str:
 
 
 def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
-    """Copies that are alike in every layer in one row: direction, tensor and cause differ in numbers only."""
+    """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
     phase, timed = best_observed(phases), is_timed(report)
     alike = _find_families(phase.copies)
 
@@ -93,7 +93,7 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
 
 
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
-    """Copies by tensor, cause and direction, names that differ in numbers only taken together."""
+    """Copies by tensor, cause and direction; names that differ only in numbers are merged."""
     names = families(_tensor_of(copy) for copy in copies)
     family_of = {member: name for name, members in names.items() for member in members}
     causes = families(_say_cause(copy) for copy in copies)
@@ -110,21 +110,21 @@ def _tensor_of(copy: Copy) -> str:
 
 
 def _way_of(copy: Copy) -> str:
-    """Where it goes, and at which border of the session."""
+    """Direction of the copy, and whether it is a session input or output."""
     way = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
     return way if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {way}"
 
 
 def _say_cause(copy: Copy) -> str:
-    """The nodes that make a copy necessary, or why none is named."""
+    """The nodes that require a copy, or why they are unknown."""
     if not copy.caused_by:
-        return f"not known: {copy.cause_unknown}" if copy.cause_unknown else "the session's border"
+        return f"unknown: {copy.cause_unknown}" if copy.cause_unknown else "session input or output"
     first, *others = copy.caused_by
     return f"{first} and {plural(len(others), 'more node')}" if others else first
 
 
 def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
-    """Every copy of phases that share a placement."""
+    """Every copy of phases with equal placement."""
     phase, anchors = best_observed(phases), node_anchors(report)
     targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
     timed = is_timed(report)
@@ -135,7 +135,7 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
 
 
 def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
-    """One copy. `targets`: rows of nodes."""
+    """One copy. `targets`: node -> anchor of its row."""
     made_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
     cause = _linked(_say_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
     cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
@@ -144,5 +144,5 @@ def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
 
 
 def _linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:
-    """Text that leads to the row of a node, where that has one."""
+    """Text with a link to the row of a node, if there is one."""
     return Link(text, targets[node]) if node in targets else text

@@ -1,4 +1,4 @@
-"""What a dry run simulated: the device, what is not real, and whether CUDA graphs would be captured."""
+"""The simulated device of a dry run, parts that are not real, and CUDA graph capture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from partita.partition_reports.request_records import BlockingNode, DryRunFacts,
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
 
 NAMED = 6
-"""Families of blocking nodes that a sentence names."""
+"""Maximum families of blocking nodes named in a sentence."""
 
 
 def section(report: Report) -> Section | None:
-    """The simulated device and what blocks CUDA graphs there; None when the device was real."""
+    """The simulated device and nodes that block CUDA graph capture; None for a real device."""
     played = report.dry_run
     if played is None:
         return None
@@ -21,7 +21,7 @@ def section(report: Report) -> Section | None:
 
 
 def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The device that was simulated, and what is therefore not real."""
+    """The simulated device, and parts that are not real."""
     about = (
         f"{played.device_name} ({played.device}): compute capability {played.compute_capability}, "
         f"{human_bytes(played.memory_bytes)}, {plural(played.multiprocessors, 'multiprocessor')}"
@@ -35,7 +35,7 @@ def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _capture(verdict: GraphCapture) -> Group:
-    """Whether a session would be captured, and which nodes block it."""
+    """Whether a session can be captured, and nodes that block it."""
     answer = "would be accepted" if verdict.accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
     reasons: dict[str, list[BlockingNode]] = {}

@@ -1,4 +1,4 @@
-"""Why nodes are elsewhere: by reason, then by evidence, with what it costs, what to do, and what was tried."""
+"""Fallbacks by reason and evidence, with cost, remedy and probes."""
 
 from __future__ import annotations
 
@@ -46,38 +46,36 @@ from partita.partition_reports.sections.model import (
 from partita.partition_reports.sections.shared import copied_bytes, some
 
 NAMED = 8
-"""Families of nodes, or nodes of a cell, that are named."""
+"""Maximum families of nodes, or nodes of a cell, that are named."""
 NAMED_WORDS = 3
 HELPED = frozenset({"taken", "placed"})
-HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
+HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 GroupKey = tuple[str, str]
 
 
 def section(report: Report) -> Section:
-    """Providers that are not there, parts that were refused, then the nodes by reason."""
+    """Unavailable providers, rejected parts, then fallback nodes by reason."""
     wanted = wanted_of(report)
     blocks: list[Block] = [*unavailable(report), *_rejected(report)]
     blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
         blocks.append(Line(_say_none(report)))
     if report.probing is not None:
-        blocks.append(Line(_say_probing(report.probing), "experiments", "quiet"))
+        blocks.append(Line(_say_probing(report.probing), "probes", "quiet"))
     nodes = len({entry.node for entry in report.fallbacks})
     about = f"{plural(nodes, 'node')} not on {wanted}" if nodes else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
 def _say_none(report: Report) -> str:
-    """A report without a fallback."""
+    """Text for a report without fallbacks."""
     if used_phases(report):
         return f"None: every node is on {wanted_of(report)}, the first provider of the chain."
-    return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No node is known."
+    return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
 
 
 def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
-    """Fallbacks by reason and the provider that has the nodes: what costs most first, harmless ones last, and what is
-    unexplained after all that have a reason.
-    """
+    """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
     groups: dict[GroupKey, list[Fallback]] = {}
     for entry in fallbacks_of(report):
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
@@ -88,25 +86,25 @@ def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
 
 
 def _weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
-    """Sorts groups: most time of copies and nodes in their last phase first, then most copies, then most nodes."""
+    """Sort key of groups: time of copies and nodes in their last phase, then copies, then nodes, descending."""
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
     time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
     return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
 
 
 def _is_harmless(entries: Iterable[Fallback]) -> bool:
-    """Whether each is known to cost next to nothing."""
+    """Whether every fallback is harmless."""
     return all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
 
 
 def reason_title(code: str) -> str:
-    """`No kernel found (no_kernel_op)`; a code that this version does not know stands alone."""
+    """`No kernel found (no_kernel_op)`, or the code if it is unknown in this version."""
     title = next((reason.title for reason in load_reasons() if reason.code == code), "")
     return f"{title} ({code})" if title else code
 
 
 def reason_words(code: str, entries: Sequence[Fallback]) -> str:
-    """`CUDA has no int64 kernel for MatMul; float32 and float16 work`; without experiments that tell, the title."""
+    """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
     reason = next((reason for reason in load_reasons() if reason.code == code), None)
     if reason is None:
         return code
@@ -134,29 +132,29 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def unavailable(report: Report) -> Iterator[Group]:
-    """Providers of the chain that are not there."""
+    """Unavailable providers of the chain."""
     for entry in report.chain:
         if entry.status == "unavailable":
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
             blocks += commands(steps_for_provider(situation_of(report), entry.reason, entry.provider))
-            yield Group(f"{entry.provider} is not available: {entry.reason or 'no reason known'}", tuple(blocks))
+            yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
 def _rejected(report: Report) -> Iterator[Table]:
-    """Parts of the graph that a provider does not open."""
+    """Rejected parts of the graph."""
     rows = [
         (
             part.file,
             part.provider,
             some(part.nodes, NAMED),
             part.evidence,
-            "yes" if part.minimal else "not shown: time ran out",
+            "yes" if part.minimal else "unknown: time ran out",
             f"{part.tries:,}",
         )
         for part in report.rejected
     ]
-    heads = [words(title) for title in ("file", "provider", "smallest part that it does not load", "evidence")]
+    heads = [words(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
     if rows:
         yield table(
             "Rejected parts of the graph, found by bisection", [*heads, words("minimal"), Column("tries")], rows
@@ -164,22 +162,22 @@ def _rejected(report: Report) -> Iterator[Table]:
 
 
 def _say_probing(taken: Probing) -> str:
-    """What the experiments took."""
-    said = (
-        f"{taken.experiments + taken.cached:,}: {taken.experiments:,} made in this run, in {decimals(taken.seconds)} s "
+    """Number and time of the probes."""
+    text = (
+        f"{taken.experiments + taken.cached:,}: {taken.experiments:,} in this run, in {decimals(taken.seconds)} s "
         f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} from the cache; "
         f"{plural(taken.crashes, 'crash')}"
     )
-    return said + (f"; incomplete for {plural(len(taken.unprobed), 'node')}" if taken.unprobed else "")
+    return text + (f"; incomplete for {plural(len(taken.unprobed), 'node')}" if taken.unprobed else "")
 
 
 def commands(actions: Iterable[Action]) -> list[Block]:
-    """What can be typed."""
+    """Actions as commands."""
     return [Command(action.words, action.does) for action in actions]
 
 
 class Writer:
-    """Writes the groups of one report."""
+    """Renders the groups of one report."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.fallbacks = report, fallbacks_of(report)
@@ -194,7 +192,7 @@ class Writer:
         self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
-        """One reason that sent nodes to one provider."""
+        """One reason with its nodes on one provider."""
         (reason, provider), entries = group
         findings: dict[object, list[Fallback]] = {}
         for entry in entries:
@@ -216,19 +214,19 @@ class Writer:
         return Group(title, tuple(blocks), reason_anchor(number))
 
     def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
-        """Remedy and commands of a group, each once."""
+        """Remedy and commands of a group."""
         return [Line(entries[0].remedy, "remedy", "good"), *commands(for_reason(self.report, reason, entries))]
 
     def cost(self, entries: Sequence[Fallback]) -> Line:
-        """What the group costs in the last phase that it is in."""
+        """Cost of the group in its last phase."""
         phase = self.phases.get(entries[0].phase)
         costs = [entry.cost for entry in entries if entry.cost is not None]
         if phase is None or not costs:
-            return Line("not known: these nodes are not counted in any phase", "cost")
+            return Line("unknown: these nodes are not in the figures of any phase", "cost")
         return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
-        """Evidence, and the nodes that it holds for."""
+        """Evidence with its nodes."""
         by_node: dict[str, list[Fallback]] = {}
         for entry in members:
             by_node.setdefault(entry.node, []).append(entry)
@@ -239,7 +237,7 @@ class Writer:
         if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == first.reason}) > 1:
             blocks.append(Line(first.remedy, "remedy", "good"))
         if first.unprobed:
-            blocks.append(Line(first.unprobed, "not all experiments"))
+            blocks.append(Line(first.unprobed, "missing probes"))
         blocks += _asides(members)
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
@@ -250,7 +248,7 @@ class Writer:
         return Group("", tuple(blocks))
 
     def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
-        """Each node with what it costs."""
+        """Each node with its cost."""
         heads = (
             *(words(title) for title in ("node", "operator", "in", "source line")),
             *(Column(title) for title in ("host ms", "copies", "copied")),
@@ -260,7 +258,7 @@ class Writer:
         return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
 
     def row(self, entries: Sequence[Fallback]) -> Row:
-        """One node, with what it costs in each of its phases."""
+        """One node with its cost in each phase."""
         last = entries[-1]
         target = self.rows.get((last.phase, last.node, last.provider))
         name: Cell = Link(last.node, target) if target else last.node
@@ -275,7 +273,7 @@ class Writer:
 
 
 def _count_in_phases(entries: Sequence[Fallback]) -> str:
-    """`4 nodes in prefill and decode`; phases with another count apart."""
+    """`4 nodes in prefill and decode`; phases with different counts separately."""
     phases: dict[int, list[str]] = {}
     for phase, count in Counter(entry.phase for entry in entries).items():
         phases.setdefault(count, []).append(phase)
@@ -283,7 +281,7 @@ def _count_in_phases(entries: Sequence[Fallback]) -> str:
 
 
 def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
-    """Names of the nodes, those of one source line together."""
+    """Names of the nodes, grouped by source line."""
     lines: dict[str, list[str]] = {}
     for name, entries in by_node.items():
         lines.setdefault(entries[-1].source_line or "", []).append(name)
@@ -292,10 +290,10 @@ def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
 
 
 def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
-    """What fallbacks cost in one run of their phase; a copy that several of them cause counts once."""
+    """Cost of fallbacks in one run of their phase; a copy with several causes counts once."""
     names = {name for cost in costs for name in cost.copies}
     caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
-    parts = [plural(len(caused), "copy") if caused else "no copy"]
+    parts = [plural(len(caused), "copy") if caused else "no copies"]
     if caused:
         wait = waiting_us(caused)
         part = share(wait, total_us(phase.nodes))
@@ -309,7 +307,7 @@ def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
 
 
 def say_harm(costs: Sequence[FallbackCost]) -> str:
-    """How many nodes cost something, and what is known of the others."""
+    """Number of nodes that cause copies, take significant time, are harmless, or may not be."""
     copying = sum(cost.harmless is False and bool(cost.copies) for cost in costs)
     slow = sum(cost.harmless is False and not cost.copies for cost in costs)
     fine = sum(cost.harmless is True for cost in costs)
@@ -318,22 +316,22 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
         (copying, f"{plural(copying, 'node')} {'causes' if copying == 1 else 'cause'} copies"),
         (slow, f"{plural(slow, 'node')} {'takes' if slow == 1 else 'take'} significant time"),
         (fine, f"{plural(fine, 'node')} {'is' if fine == 1 else 'are'} harmless"),
-        (open_, f"{plural(open_, 'node')} {'is' if open_ == 1 else 'are'} not known to be harmless"),
+        (open_, f"{plural(open_, 'node')} may not be harmless"),
     ]
     return listing(text for count, text in parts if count)
 
 
 def _asides(members: Sequence[Fallback]) -> Iterator[Line]:
-    """Why nodes are not on the other providers that were preferred to the one they are on."""
+    """Reasons for other skipped preferred providers."""
     for each in members[0].skipped:
         name, why = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
-        told = first_of(found.evidence for entry in members if (found := entry.about(each.provider)) is not None)
-        yield Line(f"{why}: {told}", f"not on {name} either")
+        evidence = first_of(found.evidence for entry in members if (found := entry.about(each.provider)) is not None)
+        yield Line(f"{why}: {evidence}", f"not on {name} either")
         yield Line(each.remedy, f"remedy for {name}", "good")
 
 
 def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Cells of several phases in one: a value that they share stands alone, sentences name their phase."""
+    """Merged cells of several phases: equal values once, different sentences with their phase."""
     numbers = 3  # time, copies, bytes
     cells = []
     for number, values in enumerate(zip(*(values for _, values in columns), strict=True)):
@@ -346,13 +344,13 @@ def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
 def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     """Time, copies, bytes, and whether it is harmless."""
     if cost is None:
-        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not counted in any phase")
+        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not in the figures of any phase")
     size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
     return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
 
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
-    """The experiments of each node; those with the same outcome are shown once."""
+    """The probes of each node; equal probes are shown once."""
     alike: dict[tuple[Trial, ...], list[Fallback]] = {}
     for entry in members:
         for trials in (entry.trials, *(each.trials for each in entry.skipped)):
@@ -361,12 +359,12 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     firsts = [entries[0].node for entries in alike.values()]
     for trials, entries in alike.items():
         nodes = list(dict.fromkeys(entry.node for entry in entries))
-        more = f" and {plural(len(nodes) - 1, 'node')} like it" if len(nodes) > 1 else ""
+        more = f" and {plural(len(nodes) - 1, 'node')} more" if len(nodes) > 1 else ""
         if firsts.count(nodes[0]) > 1:
             more += f" in {listing(dict.fromkeys(entry.phase for entry in entries))}"
         rows = [
             (
-                trial.change or "as it is",
+                trial.change or "unchanged",
                 trial.factor.replace("_", " "),
                 trial.outcome.replace("_", " "),
                 trial.said or NOT_KNOWN,
@@ -375,5 +373,5 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             for trial in trials
         ]
         heads = [words(title) for title in ("changed", "kind of change", "outcome", "message")]
-        title = f"{plural(len(trials), 'experiment')} on {nodes[0]}{more}"
+        title = f"{plural(len(trials), 'probe')} of {nodes[0]}{more}"
         yield Fold(title, (table(title, [*heads, words("from the cache")], rows),))

@@ -1,4 +1,4 @@
-"""The top of a report: did it run where it was asked to, what did not, why, what does it cost, what can be done."""
+"""The top of a report: placement on the preferred provider, fallbacks, reasons, cost and actions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SIGNS: dict[StateName, str] = {
     "nothing": "–",
     "failed": "✕",
 }
-"""A shape for each state, so that it is not told by colour alone."""
+"""A symbol for each state, in addition to its colour."""
 TONES: dict[StateName, Tone] = {
     "all": "good",
     "nearly": "mild",
@@ -73,16 +73,17 @@ TONES: dict[StateName, Tone] = {
     "failed": "bad",
 }
 WORTH_A_HEADLINE = 0.1
-"""Part of the node time from which copies, or nodes elsewhere, are the news."""
+"""Minimum share of the node time of copies or fallback nodes for the headline."""
 LONGEST = 240
-"""Most characters of a headline's reason."""
+"""Maximum characters of a headline's reason."""
+WHERE, FALLBACKS = "Did it run on the preferred provider?", "What fell back?"
 NAMED_CHECKS = 3
-"""Failed checks that are named at the top."""
+"""Maximum failed checks named at the top."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The answer in a few words."""
+    """The outcome as a headline."""
 
     name: StateName
     tone: Tone
@@ -92,38 +93,38 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question that everybody comes with, and the answer of this report."""
+    """A common question with its answer."""
 
     question: str
     figure: str
-    """The answer in a word or a number."""
+    """The answer as a word or number."""
     lines: tuple[Cell | Command, ...]
     more: str
-    """Key of the section that has the rest."""
+    """Key of the section with details."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What no reader may overlook."""
+    """A warning."""
 
     label: str
     text: str
     short: str = ""
-    """A few words in place of the text."""
+    """Short form of the text."""
     told: bool = False
-    """The verdict has it, too."""
+    """The verdict includes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a reader should know after ten seconds."""
+    """The top of a report."""
 
     name: str
-    """Of the package or file."""
+    """Name of the package or file."""
     state: State
     verdict: str
     asked: str
-    """Verb, chain, runtime and time."""
+    """Command, chain, runtime and time."""
     flags: tuple[Flag, ...]
     answers: tuple[Answer, ...]
 
@@ -141,7 +142,7 @@ def glance(report: Report) -> Glance:
 
 
 def _name_of(report: Report) -> str:
-    """The package or file that the report is about."""
+    """Name of the package or file."""
     if report.package is not None:
         return report.package.name
     return report.model.file if report.model is not None else "unknown model"
@@ -155,14 +156,14 @@ def _say_asked(report: Report) -> str:
 
 
 def find_state(report: Report) -> State:
-    """Where it ran, and what of that is the news."""
+    """The outcome of the report."""
     name = state_name(report)
     shown = "partly" if name == "none" and is_default_without_first(report) else name
     return State(name, TONES[shown], SIGNS[shown], _say_headline(report, name))
 
 
 def _say_headline(report: Report, name: StateName) -> str:
-    """What happened, in time where that is known."""
+    """The headline, with shares of time if known."""
     wanted = short_provider(wanted_of(report))
     ran = "ran" if has_run(report) else "would run"
     if (failed := failure_of(report)) is not None:
@@ -171,40 +172,40 @@ def _say_headline(report: Report, name: StateName) -> str:
     if name == "empty":
         return "ONNX Runtime folded the whole graph at load time; nothing executes"
     if name == "nothing":
-        return "No node is known to have run"
+        return "No executed nodes are known"
     if name == "refused":
         some_ran = any(len(strays(report, phase)) < len(phase.nodes) for phase in used_phases(report))
         return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
     if name == "all":
-        return f"All of it {ran} on {wanted}"
+        return f"All nodes {ran} on {wanted}"
     if name == "none" and is_default_without_first(report):
         why = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
         return f"{ran.capitalize()} on {_used(report)}; {wanted} is installed but could not start: {why}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
-        why = f": {missing.reason or 'not available'}" if missing is not None and missing is report.chain[0] else ""
+        why = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
         return f"Nothing {ran} on {wanted}{why}"
     away = {node.name for phase in report.phases for node in strays(report, phase)}
-    elsewhere = f"{plural(len(away), 'node')} elsewhere" if away else "nodes in control flow elsewhere"
+    fallbacks = plural(len(away), "fallback node") if away else "fallbacks in control flow"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
-        copies = "" if is_timed(report) else "; none of them causes a copy"
+        copies = "" if is_timed(report) else "; they cause no copies"
         return (
-            f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
+            f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {fallbacks}"
         )
     return (
         _say_time(report)
-        or f"Partly on {wanted}: {elsewhere}{_say_copying(report, 'causes' if len(away) == 1 else 'cause')}"
+        or f"Partly on {wanted}: {fallbacks}{_say_copying(report, 'causes' if len(away) == 1 else 'cause')}"
     )
 
 
 def _used(report: Report) -> str:
-    """The providers that have nodes: `WebGpu and CPU`."""
+    """Providers with nodes: `WebGpu and CPU`."""
     return listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
 
 
 def _say_copying(report: Report, cause: str) -> str:
-    """How many copies the fallbacks make necessary in a run of the main phase; empty when none is known."""
+    """Copies that fallbacks cause in a run of the main phase; empty for none."""
     main = main_phase(report)
     entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
     copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
@@ -214,11 +215,11 @@ def _say_copying(report: Report, cause: str) -> str:
 
 
 def _say_time(report: Report) -> str:
-    """The part of the time that copies, or nodes elsewhere, take; empty where no time is known."""
+    """Share of the time in copies or fallback nodes; empty if unknown."""
     phase = main_phase(report)
     split = split_time(phase, wanted_of(report)) if phase is not None and is_timed(report) else None
     if phase is None or split is None or not (split.elsewhere_nodes or split.copies):
-        return ""  # what is elsewhere is in another phase, or in control flow
+        return ""  # the fallbacks are in another phase or in control flow
     of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
     on = listing(short_provider(name) for name in split.elsewhere_on)
     if split.copies >= max(split.elsewhere, WORTH_A_HEADLINE):
@@ -233,12 +234,12 @@ def _say_time(report: Report) -> str:
 
 
 def find_flags(report: Report) -> Iterator[Flag]:
-    """What makes the answer better or worse than it sounds."""
+    """Warnings about the report."""
     played = report.dry_run
     if played is not None:
-        told = f"no {played.device_name} was used. Placement, copies and sizes are those of {played.provider_library}"
-        told += f" of ONNX Runtime {played.onnxruntime_version} over stub CUDA libraries; there are no times."
-        yield Flag("Dry run", told, f"as {played.device_name}")
+        text = f"no {played.device_name} was used. Placement, copies and sizes are from {played.provider_library}"
+        text += f" of ONNX Runtime {played.onnxruntime_version} with stub CUDA libraries; there are no times."
+        yield Flag("Dry run", text, f"as {played.device_name}")
     if report.package is not None and report.package.verification != "verified":
         yield Flag("Unverified package", report.package.verification_detail)
     for sentence in report.exceeded:
@@ -251,7 +252,7 @@ def find_flags(report: Report) -> Iterator[Flag]:
         )
     if report.disagreements:
         nodes = len({entry.node for entry in report.disagreements})
-        yield Flag("Sources disagree", f"on {plural(nodes, 'node')}", told=True)
+        yield Flag("Conflicting sources", f"for {plural(nodes, 'node')}", told=True)
     if was_interrupted(report):
         yield Flag("The run ended early", "interrupted", told=True)
 
@@ -265,32 +266,32 @@ def _answer_where(report: Report) -> Answer:
     wanted, phase = wanted_of(report), main_phase(report)
     lines = [say_placed(phases, wanted, short_provider) for phases in placements(report)]
     if phase is None or not phase.nodes:
-        return _no_node(report, "Did it run where I asked?", "layers")
+        return _no_node(report, WHERE, "layers")
     counts = file_counts(phase)
     share = counts[wanted] / (counts.total() or 1)
-    figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
+    figure = {1.0: "all nodes", 0.0: "no nodes"}.get(share, percent(share))
     if failure_of(report) is not None:
-        figure = "no: its run failed"
+        figure = "no, the run failed"
     elif is_default_without_first(report):
         figure = f"not on {short_provider(wanted)}"
     elif share == 1 and strays(report, phase):
-        figure = "all but what ONNX Runtime added"
+        figure = "all but nodes added by ONNX Runtime"
     elif share == 1 and any(strays(report, each) for each in used_phases(report)):
-        figure = f"all of it{in_phases([phase.name])} only"
+        figure = f"all nodes{in_phases([phase.name])} only"
     elif share == 1 and report.fallbacks:
         figure = "all but control flow"
-    return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
+    return Answer(WHERE, figure, tuple(lines), "layers")
 
 
 def _no_node(report: Report, question: str, more: str) -> Answer:
-    """The answer where no node runs, or none is known to."""
+    """The answer if no node runs, or none is known."""
     if is_folded(report):
-        return Answer(question, "nothing left", ("ONNX Runtime folded the whole graph at load time.",), more)
-    return Answer(question, "not known", ("No node is known.",), more)
+        return Answer(question, "no nodes", ("ONNX Runtime folded the whole graph at load time.",), more)
+    return Answer(question, "unknown", ("No nodes are known.",), more)
 
 
 def _answer_what(report: Report) -> Answer:
-    """Nodes elsewhere by provider and operator, and those in control flow."""
+    """Fallback nodes by provider and operator, including control flow."""
     lines = []
     for phases in placements(report):
         where = in_phases(phase.name for phase in phases)
@@ -307,20 +308,20 @@ def _answer_what(report: Report) -> Answer:
     main = main_phase(report)
     costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
     if costs and main is not None and report.chain and report.chain[0].status == "active":
-        told = say_harm(costs)
-        lines.append(f"{told[0].upper()}{told[1:]}{in_phases([main.name])}")
+        harm = say_harm(costs)
+        lines.append(f"{harm[0].upper()}{harm[1:]}{in_phases([main.name])}")
     if not used_phases(report):
-        return _no_node(report, "What did not?", "layers")
-    figure = plural(len(away), "node") if away else "nothing" if not lines else "control flow"
+        return _no_node(report, FALLBACKS, "layers")
+    figure = plural(len(away), "node") if away else "none" if not lines else "control flow"
     return Answer(
-        "What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",), "layers"
+        FALLBACKS, figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",), "layers"
     )
 
 
 def _answer_why(report: Report) -> Answer:
-    """Reasons, those that cost something first, and providers that are not there."""
+    """Unavailable providers, and reasons sorted by cost."""
     lines: list[Cell] = [
-        f"{short_provider(entry.provider)} is not available ({entry.reason or 'no reason known'}): "
+        f"{short_provider(entry.provider)} is unavailable ({entry.reason or 'no reason known'}): "
         f"{entry.evidence or 'no evidence'}"
         for entry in report.chain
         if entry.status == "unavailable"
@@ -335,25 +336,25 @@ def _answer_why(report: Report) -> Answer:
             Link(f"{reason_words(reason, entries)} ({reason}): {nodes}, evidence {kinds}", reason_anchor(number))
         )
     if not lines:
-        return Answer("Why?", "-", ("Nothing to explain.",), "fallbacks")
+        return Answer("Why?", "-", ("No fallbacks.",), "fallbacks")
     reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
-    figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "not available"
+    figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "unavailable"
     if failed is not None:
         figure = "a run failed"
     return Answer("Why?", figure, tuple(lines), "fallbacks")
 
 
 def _answer_cost(report: Report) -> Answer:
-    """Speed, waits, copies and partitions of the phase that is run for every token, and what of it is harmless."""
+    """Speed, waits, copies and partitions of decode or the only phase."""
     phase = main_phase(report)
     if phase is None or not phase.nodes:
         return _no_node(report, "What does it cost?", "phases")
     lines = [*_say_waits(phase), _say_moves(phase)]
     figure, *basis = say_speed(phase)
-    if state_name(report) == "none":  # the speed of another provider is no cost
-        figure, basis = "not known", [f"Nothing ran on {short_provider(wanted_of(report))} to compare with."]
+    if state_name(report) == "none":  # the speed is that of another provider
+        figure, basis = "unknown", [f"Nothing ran on {short_provider(wanted_of(report))} to compare with."]
     elif not figure:
-        figure = plural(len(phase.copies), "copy") if phase.copies else "no copy"
+        figure = plural(len(phase.copies), "copy") if phase.copies else "no copies"
     return Answer("What does it cost?", figure, (*basis, *lines), "phases")
 
 
@@ -376,13 +377,13 @@ def _say_moves(phase: Phase) -> str:
     parts = plural(len(phase.partitions), "partition")
     count, inside = len(phase.copies) if cost is None else cost.copies, said_inside(phase)
     if not count:
-        return f"{f'No copy outside control flow{inside}' if inside else 'No copy between devices'}; {parts}"
+        return f"{f'No copies outside control flow{inside}' if inside else 'No copies between devices'}; {parts}"
     size = "" if cost is None else in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
     return f"{plural(count, 'copy')} per {run}{size}{inside}; {parts}"
 
 
 def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
-    """What helps a provider that is not there: commands by themselves, where the report has them."""
+    """Remedies for an unavailable provider, as commands if possible."""
     for remedy in entry.remedies:
         words = shell(remedy.options)
         yield Command(remedy.command, remedy.text) if remedy.command else f"{remedy.text}{words and ': '}{words}"
@@ -393,24 +394,24 @@ def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
 def _answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
-    if (failed := failure_of(report)) is not None:  # an error ends with what to do
-        return Answer(question, "make it run", (failed.rpartition("; ")[2],), more)
+    if (failed := failure_of(report)) is not None:  # an error message ends with its remedy
+        return Answer(question, "fix the run", (failed.rpartition("; ")[2],), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
-        return Answer(question, "nothing", ("Everything is where you asked.",), more)
+        return Answer(question, "nothing", ("Every node is on the preferred provider.",), more)
     if not missing and state == "empty":
         return Answer(question, "nothing", ("ONNX Runtime folded the whole graph at load time.",), more)
     if not missing and state == "nearly":
-        return Answer(question, "nothing", ("What ran elsewhere costs next to nothing.",), more)
+        return Answer(question, "nothing", ("All fallbacks are harmless.",), more)
     action = next(top_actions(report, groups), None)
     remedies: list[Cell | Command] = [line for entry in missing for line in _remedy_lines(entry)]
-    # A missing provider is no reason to leave out what helps the nodes that those which are there do not run.
-    asked = [entries[0] for _, entries in groups if entries[0].wanted in active_of(report)]
+    # With an unavailable provider, also show the remedy for an available one.
+    available = [entries[0] for _, entries in groups if entries[0].wanted in active_of(report)]
     if action is None or missing:
-        remedies += [entry.remedy for entry in asked[:1]]
+        remedies += [entry.remedy for entry in available[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []
-    figure = "see the remedy" if remedies else "not known"
+    figure = "see the remedy" if remedies else "unknown"
     if missing:
         figure = f"Get {short_provider(missing[0].provider)} to start"
     elif action is not None:

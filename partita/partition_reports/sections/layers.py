@@ -1,4 +1,4 @@
-"""The nodes of each phase layer by layer: what the table of layers and the map of the page are both made of."""
+"""The nodes of each phase by layer, for the table of layers and the map of the page."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from partita.partition_reports.sections.model import Block, Line, Section
 from partita.partition_reports.sections.placement import TIMES, group_table
 from partita.partition_reports.sections.shared import is_copy
 
-BEFORE, BESIDE, AFTER, WHOLE = "before the layers", "beside the layers", "after the layers", "the whole graph"
+BEFORE, BESIDE, AFTER, WHOLE = "before the layers", "between the layers", "after the layers", "the whole graph"
 NAMED_MODULES = 4
-"""Modules that a row outside the layers names."""
-
+"""Maximum modules named in a row outside the layers."""
 RowKey = tuple[int, int]
-"""Sorts rows: 0 before, 1 layers by number, 2 beside, 3 after."""
+"""Sort key of rows: 0 before, 1 layers by number, 2 between, 3 after."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One layer, or what is before, beside or after them."""
+    """One layer, or the nodes before, between or after the layers."""
 
     title: str
     modules: str
-    """Of a row outside the layers."""
+    """Modules of a row outside the layers."""
     nodes: tuple[tuple[NodePlacement, ...], ...]
-    """Per phase, in execution order."""
+    """Nodes per phase, in execution order."""
 
 
 def layer_rows(phases: Sequence[Phase]) -> list[LayerRow]:
-    """Every node of the phases once, by row."""
+    """The nodes of the phases by row."""
     split = [_split_rows(phase) for phase in phases]
     keys = sorted({key for rows in split for key in rows})
     return [
@@ -63,7 +62,7 @@ def _row_title(key: RowKey, keys: Sequence[RowKey]) -> str:
 
 
 def _row_modules(key: RowKey, members: Sequence[Sequence[NodePlacement]]) -> str:
-    """The modules in a row outside the layers."""
+    """The modules of a row outside the layers."""
     if key[0] == 1:
         return ""
     named = (node.module for nodes in members for node in nodes if node.module and not is_copy(node))
@@ -72,7 +71,7 @@ def _row_modules(key: RowKey, members: Sequence[Sequence[NodePlacement]]) -> str
 
 
 def section(report: Report) -> Section | None:
-    """Nodes and time per layer; None when no node is known."""
+    """Nodes and time per layer; None if no nodes are known."""
     phases = used_phases(report)
     if not phases:
         return None
@@ -101,11 +100,11 @@ def _layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) ->
 
 
 def _notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
-    """How nodes without a module of their own are counted."""
+    """Notes about the layer of nodes without a module."""
     nodes = [node for phase in phases for node in phase.nodes]
     told = [TIMES] if timed else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
         told.append("A Memcpy node counts in the layer of the node that causes it.")
     if any(node.op_type == COMPILED for node in nodes):
-        told.append("A compiled node counts in the layer in which it begins.")
+        told.append("A compiled node counts in the layer of its first part.")
     return told

@@ -1,4 +1,4 @@
-"""Where it ran: memory of model and process, machine and software."""
+"""Memory, machine and software of the run."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     if memory.peak_rss_bytes is not None:
         sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
         before, after, peak = map(human_bytes, sizes)
-        told.append(f"process {before} before load, {after} after load, {peak} at its peak (resident)")
+        told.append(f"process {before} before load, {after} after load, peak {peak} (resident)")
     if memory.anonymous_growth_bytes is not None:
         grown = human_bytes(memory.anonymous_growth_bytes)
-        told.append(f"loading allocated {grown}; what else is resident of the weights is mapped from their file")
+        told.append(f"loading allocated {grown}; other resident weights are mapped from their file")
     return (("memory", tuple(told)),)
 
 
 def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
-    """Threads of the CPU provider, and its path through attention; per file where they differ."""
+    """Threads and attention algorithm of the CPU provider, per file if they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
     paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
     huge = {entry.file: told for entry in sessions if (told := _huge(entry))}
@@ -47,35 +47,35 @@ def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
 
 
 def _huge(entry: CpuSession) -> str:
-    """How much of what was allocated is in huge pages, and how long that took; empty for none."""
+    """Memory in huge pages, and time to move it; empty for none."""
     if not entry.huge_page_bytes:
         return ""
     took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
-    return f"{human_bytes(entry.huge_page_bytes)} of it{took}"
+    return f"{human_bytes(entry.huge_page_bytes)}{took}"
 
 
 def _by_file(told: Mapping[str, str]) -> tuple[str, ...]:
-    """One text where all files have the same."""
+    """One text if all files have the same."""
     if len(set(told.values())) == 1:
         return (next(iter(told.values())),)
     return tuple(f"{file}: {text}" for file, text in told.items())
 
 
 def _threads(entry: CpuSession) -> str:
-    """How many, why, and what they do when there is nothing to do."""
+    """Number of threads, its reason, and how they wait."""
     why = {
-        "option": "as asked for",
+        "option": "set by the user",
         "cores": "one per core",
-        "affinity": "one per core that the process may run on",
-        "quota": f"within {entry.quota:g} CPUs of its control group" if entry.quota is not None else "by its quota",
+        "affinity": "one per core of the CPU affinity",
+        "quota": f"cgroup limit of {entry.quota:g} CPUs" if entry.quota is not None else "cgroup limit",
     }[entry.threads_reason]
     waits = "spin" if entry.spinning else "sleep"
-    because = {"option": ", as asked for", "default": "", "crowded": ", because they are more than the cores"}
+    because = {"option": ", set by the user", "default": "", "crowded": ", because threads exceed cores"}
     return f"{entry.threads}, {why}; they {waits} while they wait{because[entry.spinning_reason]}"
 
 
 def _path(choice: AttentionChoice) -> str:
-    """The path through GroupQueryAttention, and why."""
+    """The algorithm of GroupQueryAttention, with its reason."""
     return f"{choice.path} path: {choice.detail}"
 
 

@@ -1,7 +1,4 @@
-"""What a section is made of: lines, names with values, tables, groups, and what is folded away. Plain data.
-
-Every text is as the report has it: a view has to make it harmless for where it goes.
-"""
+"""Elements of a section: lines, pairs, tables, groups and folds. Texts are not escaped; views escape them."""
 
 from __future__ import annotations
 
@@ -12,28 +9,28 @@ from typing import Literal
 from partita.remedies import shell
 
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
-"""How something is meant; a view may give it a colour, and never a colour alone."""
+"""Meaning of a text; a view may show it as a colour, but not as a colour only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its heading, and whether it holds numbers, which are set right."""
+    """One column of a table. Numbers are right-aligned."""
 
     title: str
     number: bool = True
     group: str = ""
-    """Columns of one group, side by side, belong together; a heading that stands alone has it before it."""
+    """Adjacent columns of one group stay together; stacked headings have it as a prefix."""
     below: bool = False
-    """A text that may stand below its row, with its heading, where there is no room beside it."""
+    """On a narrow terminal the text may be placed below its row, with its heading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Text that leads to another place of the same page, where a view has such."""
+    """Text with a link within the page, for views with links."""
 
     text: str
     target: str
-    """An anchor of a row, a group or a section."""
+    """Anchor of a row, a group or a section."""
 
 
 Cell = str | Link
@@ -41,7 +38,7 @@ Cell = str | Link
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells in the order of the columns; `anchor` when something leads to it."""
+    """Cells in the order of the columns. `anchor`: target of links."""
 
     cells: tuple[Cell, ...]
     anchor: str = ""
@@ -49,23 +46,23 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with its caption. The cell of column `name` is the heading of its row."""
+    """A table. Column `name` has the row headings."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     name: int = 0
     rest: Callable[[int], str] | None = None
-    """For a view that shows the first n rows: what the others come to, in a sentence. Without it all rows are shown."""
+    """Number of shown rows -> a sentence that summarises the others. None: views show all rows."""
     obvious: bool = False
-    """The caption says no more than the headings."""
+    """The caption repeats the headings and may be hidden."""
     most: int = 12
-    """How many rows such a view shows."""
+    """Maximum shown rows in views that shorten tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence or paragraph, with a label before it where it has one."""
+    """A sentence or paragraph with an optional label."""
 
     text: Cell
     label: str = ""
@@ -74,20 +71,20 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to be copied into a shell, word by word, and what it does."""
+    """Unquoted words of a shell command, with a description."""
 
     words: tuple[str, ...]
     does: str = ""
 
     @property
     def text(self) -> str:
-        """As it is typed."""
+        """The command quoted for a shell."""
         return shell(self.words)
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Names, and one or more values to each."""
+    """Names with one or more values."""
 
     caption: str
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -95,7 +92,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What stands behind it: a view that can fold does, one that cannot leaves it out."""
+    """Collapsible blocks; views without folding omit them."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -104,7 +101,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks under a heading of their own; without a title, blocks that belong together."""
+    """Blocks under a heading, or related blocks without a title."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -116,33 +113,33 @@ Block = Line | Command | Pairs | Table | Fold | Group
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled part of a report, ready for any renderer."""
+    """A titled part of a document."""
 
     key: str
-    """Its name for views, and its anchor."""
+    """Identifier and anchor."""
     title: str
     blocks: tuple[Block, ...]
     about: str = ""
-    """A few words after the title, where there is room."""
+    """Suffix of the title, if there is room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Everything that is said of one record, ready for any renderer: the answer, then what stands behind it."""
+    """A record as headline and sections, independent of the view."""
 
     kind: str
-    """What it is, e.g. `Difference of two reports`."""
+    """Kind of record, e.g. `Difference of two reports`."""
     name: str
-    """What it is of."""
+    """Subject of the record."""
     headline: tuple[str, ...]
-    """The answer, in sentences."""
+    """Summary sentences."""
     sections: tuple[Section, ...]
     opening: tuple[Block, ...] = ()
-    """What stands below the answer, without a title."""
+    """Blocks below the headline, without a title."""
     made: str = ""
-    """When the record was made."""
+    """Creation time of the record."""
     version: str = ""
-    """Of the Partita that made it; empty: this one."""
+    """Version of Partita that wrote it; empty: this version."""
 
 
 def table(
@@ -166,5 +163,5 @@ def words(title: str, *, below: bool = False) -> Column:
 
 
 def text_of(cell: Cell) -> str:
-    """The words of a cell."""
+    """The text of a cell."""
     return cell if isinstance(cell, str) else cell.text

@@ -1,4 +1,4 @@
-"""Every node of the plan, with everything that other sections say of it."""
+"""Every node of the plan, with placement, time and reason."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from partita.partition_reports.sections.model import Cell, Column, Fold, Link, R
 from partita.partition_reports.sections.shared import placements, some
 
 NAMED = 8
-"""Nodes that a cell names."""
+"""Maximum nodes named in a cell."""
 
 
 def section(report: Report) -> Section | None:
-    """Every node in execution order, folded; None when no node is known."""
+    """Every node in execution order, folded; None if no nodes are known."""
     folds = tuple(
         Fold(
             f"All nodes{in_phases(phase.name for phase in phases)}: {len(phases[-1].nodes):,}",
@@ -32,7 +32,7 @@ def section(report: Report) -> Section | None:
 
 
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
-    """The nodes of phases that share a placement."""
+    """The nodes of phases with equal placement."""
     anchors, stray = node_anchors(report), stray_anchors(report)
     reasons = {(entry.phase, entry.node, entry.provider): _say_reasons(entry) for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
@@ -57,13 +57,13 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
         rows.append(Row(cells, anchors[last.name, node.position]))
     heads = [Column("position"), words("node"), words("operator"), words("on"), Column("layer"), words("module")]
     heads += [Column(f"{phase.name} host ms") for phase in timed]
-    heads += [Column("output"), words("reason"), words("in place of")]
+    heads += [Column("output"), words("reason"), words("replaces")]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
 
 
 def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tuple[PhaseName, str, str], str]) -> str:
-    """The reasons of a node; those that differ with their phases."""
+    """The reasons of a node, with phases if they differ."""
     where = provider_of(node)
     said: dict[str, list[str]] = {}
     for phase in phases:
@@ -73,13 +73,13 @@ def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tupl
 
 
 def _say_reasons(entry: Fallback) -> str:
-    """The reason; where several providers were preferred and skipped, that of each."""
+    """The reason, or the reason of each skipped preferred provider if there are several."""
     if not entry.skipped:
         return entry.reason
     return "; ".join(f"{short_provider(each.provider)}: {each.reason}" for each in entry.preferred)
 
 
 def _say_replaced(node: NodePlacement) -> str:
-    """The exported nodes that one took the place of."""
+    """The file nodes that a node replaces."""
     made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
     return made + some(node.replaces, NAMED)

@@ -1,4 +1,4 @@
-"""What is said of one observed run: how long it took, what each provider and the longest nodes had of it."""
+"""Texts and tables of one observed run: total time, time per provider, longest nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from partita.partition_reports.sections.shared import is_copy
 SLOWEST = 5
 
 Event = tuple[int, int, int]
-"""Position of a node, start in microseconds after that of the run, and host time in microseconds."""
+"""Position of a node, start relative to the run and host time, both in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """One run of a phase, with the events of the nodes that the phase has."""
+    """One run of a phase, with the events of its nodes."""
 
     phase: Phase
     run: TimelineRun
@@ -33,13 +33,13 @@ class ObservedRun:
 
     @property
     def events(self) -> list[Event]:
-        """In the order of the report."""
+        """Events of known nodes, in the order of the report."""
         nodes = self.nodes
         return [event for event in self.run.events if event[0] in nodes]
 
     @property
     def span_us(self) -> int:
-        """Microseconds from the start of the run to the end of whatever ended last."""
+        """Microseconds from the start of the run to its last end."""
         return max([self.run.host_us, *(start + host for _, start, host in self.events), 1])
 
     def by_provider(self) -> dict[str, list[Event]]:
@@ -52,7 +52,7 @@ class ObservedRun:
 
 
 def tell(observed: ObservedRun) -> str:
-    """How long the run took, and how much of it nodes and copies did."""
+    """Duration of the run, and the time in nodes and copies."""
     nodes, events = observed.nodes, observed.events
     copies = [host for position, _, host in events if is_copy(nodes[position])]
     said = (
@@ -70,7 +70,7 @@ def _total(hosts: Iterable[int]) -> str:
 
 
 def host_time(observed: ObservedRun) -> Table:
-    """The picture of the run in numbers: what each provider had of it, Memcpy nodes apart."""
+    """Time of each provider in the run, with Memcpy nodes separate."""
     nodes, span = observed.nodes, observed.span_us
     rows = []
     for name, events in observed.by_provider().items():
@@ -84,7 +84,7 @@ def host_time(observed: ObservedRun) -> Table:
 
 
 def longest(observed: ObservedRun, anchors: Mapping[tuple[str, int], str]) -> Table:
-    """The nodes that took longest."""
+    """The longest nodes."""
     nodes, span = observed.nodes, observed.span_us
     rows = []
     for position, start, host in sorted(observed.events, key=lambda event: -event[2])[:SLOWEST]:

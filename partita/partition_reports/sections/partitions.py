@@ -1,4 +1,4 @@
-"""Partitions in execution order, what crosses their borders, and what that costs."""
+"""Partitions in execution order, tensors between them, and their cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partita.partition_reports.sections.shared import best_observed, in_bytes, p
 
 
 def section(report: Report) -> Section | None:
-    """Partitions per provider and the tensors at their borders; None when no partition is known."""
+    """Partitions and the tensors at their borders; None if there are none."""
     blocks: list[Block] = []
     for phases in placements(report):
         phase = best_observed(phases)
@@ -55,7 +55,7 @@ def _partition_row(part: Partition) -> tuple[str, ...]:
 
 
 def _say_border(tensors: Sequence[BoundaryTensor]) -> str:
-    """How many tensors cross, from or to the session or other partitions, and their bytes."""
+    """Number and bytes of tensors that cross the border, by side (session, other)."""
     if not tensors:
         return "none"
     session = sum(tensor.other_side == "session" for tensor in tensors)
@@ -64,7 +64,7 @@ def _say_border(tensors: Sequence[BoundaryTensor]) -> str:
 
 
 def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
-    """Sum of the known sizes, marked when some are not known."""
+    """Sum of the known sizes, marked if some are unknown."""
     sizes = [tensor.size_bytes for tensor in tensors]
     known = [size for size in sizes if size is not None]
     if not known:
@@ -73,7 +73,7 @@ def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
 
 
 def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
-    """Tensors that one partition hands to another, largest first; those that are alike in every layer in one row."""
+    """Tensors passed between partitions, the largest first; names that differ only in numbers share a row."""
     crossing = [
         (tensor, part.index)
         for part in phase.partitions
@@ -111,17 +111,17 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
 
 
 def _say_cost(cost: PhaseCost) -> str:
-    """What the partitions cost in one run, and per token."""
+    """Cost of the partitions in one run, and per token."""
     crossing = in_bytes(cost.crossing_bytes_per_run) if cost.crossings else ""
     parts = [f"{plural(cost.crossings, 'tensor')} between partitions{crossing}"]
     copied = in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    parts.append(f"{plural(cost.copies, 'copy')}{copied}" if cost.copies else "no copy")
+    parts.append(f"{plural(cost.copies, 'copy')}{copied}" if cost.copies else "no copies")
     if cost.host_wait_us_per_run:
         parts.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait")
     line = ", ".join(parts)
     if cost.copies and cost.tokens_per_run and cost.copy_bytes_per_token is not None:
         tokens = plural(cost.tokens_per_run, "new token")
-        line += f"; with {tokens} a run, {human_bytes(round(cost.copy_bytes_per_token))} copied per token"
+        line += f"; with {tokens} per run, {human_bytes(round(cost.copy_bytes_per_token))} copied per token"
         if cost.host_wait_us_per_token:
             line += f", {decimals(cost.host_wait_us_per_token, 1e-3)} ms wait"
     return line

@@ -1,4 +1,4 @@
-"""The figures of each phase: nodes, partitions, copies, waits, speed, cache; then loading and the end of the run."""
+"""Figures of each phase (nodes, partitions, copies, waits, speed, cache), load times and end of the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from partita.partition_reports.sections.shared import bytes_per_token, count_and
 
 Figure = tuple[str, ...]
 TAILS = {95: 20, 99: 100}
-"""Percentiles of the slow steps, and how many steps there have to be for one of them to be beyond: with fewer it is the
-slowest step under another name."""
+"""Percentile -> minimum number of steps; with fewer steps it equals the slowest step."""
 
 
 def section(report: Report) -> Section:
-    """The figures of all phases side by side, and which steps they cover."""
+    """The figures of all phases, and the steps that they cover."""
     blocks: list[Block] = [figures(report)] if report.phases else [Line("No phase was run.")]
     blocks += [Line(f"{phase.name}: {note(report, phase)}.", tone="quiet") for phase in report.phases]
     if report.totals is not None:
@@ -27,7 +26,7 @@ def section(report: Report) -> Section:
 
 
 def note(report: Report, phase: Phase) -> str:
-    """Which steps the figures of a phase cover."""
+    """The steps that the figures of a phase cover."""
     if not is_timed(report):
         return f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
     return f"{phase.timing_note}; {TOO_FEW}" if too_few_steps(phase) else phase.timing_note
@@ -47,7 +46,7 @@ def figures(report: Report) -> Table:
 
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
-    """Nodes per provider, with their part of the node time."""
+    """Nodes per provider, with their share of the node time."""
     counts = [file_counts(phase) for phase in phases]
     for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
         shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
@@ -58,16 +57,16 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
         )
     added = [added_nodes(phase) for phase in phases]
     if any(added):
-        yield "nodes that ONNX Runtime added", *(f"{count:,}" for count in added)
+        yield "nodes added by ONNX Runtime", *(f"{count:,}" for count in added)
 
 
 def _say_nodes(count: int, entry: ProviderShare | None) -> str:
-    """A count, and the provider's part of the node time."""
+    """A count, with the provider's share of the node time."""
     return f"{count:,}" + ("" if entry is None or entry.time_share is None else f" ({percent(entry.time_share)})")
 
 
 def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
-    """Partitions, crossings, copies, bytes and waits, all of one run. Figures per token only where there are tokens."""
+    """Partitions, crossings, copies, bytes and waits of one run, and per token if there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
     yield "tensors between partitions", *_each(costs, _say_crossings)
@@ -80,13 +79,13 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
             yield "wait per token, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
 
 
-def _each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
-    """What `say` makes of the cost of each phase; `-` where there is none."""
-    return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
+def _each(costs: Sequence[PhaseCost | None], text: Callable[[PhaseCost], str]) -> list[str]:
+    """The text for the cost of each phase; `-` without a cost."""
+    return [NOT_KNOWN if cost is None else text(cost) for cost in costs]
 
 
 def _say_crossings(cost: PhaseCost) -> str:
-    """Tensors that partitions hand over."""
+    """Tensors passed between partitions."""
     return count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)
 
 
@@ -113,7 +112,7 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
 
 
 def _say_in_place(cache: Cache) -> str:
-    """Whether the cache stays in place."""
+    """Whether the cache stayed in place."""
     status = status_of(cache)
     if status == "copied":
         return f"NO: {cache.states - cache.in_place_states} of {cache.states} copied"
@@ -123,7 +122,7 @@ def _say_in_place(cache: Cache) -> str:
 
 
 def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Loading, first token, and how a generation ended."""
+    """Load times, first token, and end of a generation."""
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
     yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
     first = found.first_token_seconds

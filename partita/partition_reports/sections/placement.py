@@ -1,4 +1,4 @@
-"""Nodes and time by provider, operator and module, phases side by side; and what fused and compiled nodes stand for."""
+"""Nodes and time by provider, operator and module, and the parts of fused and compiled nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from partita.partition_reports.sections.shared import on_providers, placements
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
 NAMED = 8
-"""Lines on fused and compiled nodes."""
+"""Maximum lines about fused and compiled nodes."""
 
 
 def section(report: Report) -> Section | None:
-    """Nodes, and time where it is known, by provider, operator and module; None when no node is known."""
+    """Nodes and time by provider, operator and module; None if no nodes are known."""
     phases = used_phases(report)
     if not phases:
         return None
@@ -44,11 +44,11 @@ def section(report: Report) -> Section | None:
     return Section("placement", "Placement", tuple(blocks))
 
 
-TIMES = "Milliseconds are host time per session run; share: part of the phase's node time."
+TIMES = "Milliseconds are host time per session run; share: share of the phase's node time."
 
 
 def by_provider(phase: Phase) -> list[GroupShare]:
-    """Providers as groups, so that they share the groups' table."""
+    """Providers as groups."""
     return [
         GroupShare(
             name=short_provider(entry.provider),
@@ -62,11 +62,11 @@ def by_provider(phase: Phase) -> list[GroupShare]:
 
 
 def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str | None, *, timed: bool) -> Table:
-    """One row per group; `timed` adds time and share per phase, `wanted` a column of what is not on that provider."""
+    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
     rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
-    heads = [words(title), Column("nodes"), *([words("elsewhere")] if wanted else [])]
+    heads = [words(title), Column("nodes"), *([words("fallbacks")] if wanted else [])]
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
@@ -96,7 +96,7 @@ def _away(entry: GroupShare, wanted: str) -> str:
 def _sum_up(
     title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]
 ) -> str:
-    """One line on groups that have no row: their nodes and the part of the time they take, per phase."""
+    """One line about groups without a row: nodes and share of the time per phase."""
     parts: dict[str, list[str]] = {}
     for phase, groups in zip(phases, by_phase, strict=True):
         entries = [groups[name] for name in names if name in groups]
@@ -114,7 +114,7 @@ def _sum_up(
 
 
 def _about_providers(report: Report) -> Iterator[Line]:
-    """Operators of each provider once there are several, what nodes stand for, and what is in control flow."""
+    """Operators of each provider if there are several, parts of fused nodes, and control flow."""
     for phases in placements(report):
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
@@ -123,18 +123,18 @@ def _about_providers(report: Report) -> Iterator[Line]:
         for line in _stand_ins(phase):
             yield Line(line, tone="quiet")
         if phase.bodies is not None:
-            yield Line(_say_bodies(phase.bodies), f"Control-flow subgraphs{where}, in no other figure")
+            yield Line(_say_bodies(phase.bodies), f"Control-flow subgraphs{where}, not in other figures")
 
 
 def _say_behind(entry: ProviderShare) -> str:
-    """How many nodes of the file stand behind a provider's, where it is another number."""
+    """Number of file nodes of a provider, if it differs from the number of plan nodes."""
     if entry.exported_nodes is None or entry.exported_nodes == entry.nodes:
         return ""
     return f"{plural(entry.nodes, 'node')} for {entry.exported_nodes:,} of the file: "
 
 
 def _stand_ins(phase: Phase) -> list[str]:
-    """What compiled and fused nodes stand for; those that run alike nodes in every layer share a line."""
+    """Parts of compiled and fused nodes; nodes with equal parts in different layers share a line."""
     alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
     compiled: dict[str, list[str]] = {}
     for node in phase.nodes:
@@ -156,14 +156,14 @@ def _stand_ins(phase: Phase) -> list[str]:
 
 
 def _replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
-    """Operators of the nodes that one took the place of; how many there were, in a report that does not have them."""
+    """Operators of the replaced nodes, or their number in older reports."""
     return node.replaces_op_types or (plural(len(node.replaces), "node"),)
 
 
 def _say_bodies(bodies: Bodies) -> str:
-    """What is in the bodies of If, Loop and Scan."""
+    """Nodes and copies in control-flow subgraphs."""
     copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
-    unseen = "; what they read from around them may be copied as well, which no source tells" if bodies.unseen else ""
+    unseen = "; tensors of the main graph may be copied as well (no source reports them)" if bodies.unseen else ""
     if not bodies.listed:
         return f"This ONNX Runtime does not list their nodes; {copies}{unseen}."
     on_cpu = plural(len(bodies.on_cpu), "node") + " on CPU"

@@ -40,9 +40,9 @@ PARTS = (
     request.section,
     machine.section,
 )
-"""In the order of a report: what matters most first."""
+"""In display order, the most important first."""
 
 
 def sections(report: Report) -> tuple[Section, ...]:
-    """Every section that has something to say about this report."""
+    """Every section that is not empty."""
     return tuple(found for part in PARTS if (found := part(report)) is not None)

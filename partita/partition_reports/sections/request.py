@@ -1,4 +1,4 @@
-"""What was asked for: package or model, verb, chain, options; and what became of each provider of the chain."""
+"""The request (package or model, command, chain, options) and the availability of each provider of the chain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Pair = tuple[str, tuple[str, ...]]
 
 
 def section(report: Report) -> Section:
-    """Everything that was asked for."""
+    """The request."""
     return Section("request", "Request", (Pairs("Request", tuple(_pairs(report))),))
 
 
 def _pairs(report: Report) -> Iterator[Pair]:
-    """Package or model, then the request, then the chain."""
+    """Package or model, request and chain."""
     request = report.request
     if report.package is not None:
         yield from _describe_package(report.package)
@@ -50,12 +50,12 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
     )
     yield "package is", (f"{package.verification}: {package.verification_detail}",)
     if package.left_out:
-        yield "left out", (package.left_out,)
+        yield "omitted", (package.left_out,)
     if (found := package.quality) is not None:
         yield (
             "quality",
             (
-                f"perplexity {found.perplexity_ratio:.4f} times the original's; same best token "
+                f"perplexity {found.perplexity_ratio:.4f} times that of the source model; same best token "
                 f"{found.top1_agreement:.1%}; KL divergence {nats(found.kl_mean)}, 99th percentile "
                 f"{nats(found.kl_p99, 3)}",
                 f"at export: {plural(found.tokens, 'token')} of {found.text}, on {found.provider}",
@@ -65,7 +65,7 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
 
 
 def _describe_model(model: ModelFacts) -> Iterator[Pair]:
-    """The ONNX file that was run, and what its inputs were given."""
+    """The ONNX file and its inputs."""
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
     about = f"{model.file}: {plural(model.nodes, 'node')}, opset {opsets}, sha256 {model.sha256[:12]}"
     yield "model", (about, *([f"weights in {', '.join(model.data_files)}"] if model.data_files else []))
@@ -73,7 +73,7 @@ def _describe_model(model: ModelFacts) -> Iterator[Pair]:
 
 
 def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
-    """Inputs as they were given; those of one type and shape whose names differ in numbers only share a line."""
+    """Inputs with type and shape; names that differ only in numbers share a line."""
     alike: dict[str, list[str]] = {}
     for port in ports:
         alike.setdefault(port.declared, []).append(port.name)
@@ -86,19 +86,19 @@ def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
 
 
 def _describe_verb(request: Request) -> str:
-    """The verb, and how much it was asked to do."""
+    """The command and the requested amount of work."""
     parts = [request.verb]
     if request.prompt_tokens is not None:
         parts.append(plural(request.prompt_tokens, "prompt token"))
     if request.max_new_tokens is not None:
-        parts.append(f"up to {request.max_new_tokens} new ones")
+        parts.append(f"up to {request.max_new_tokens} new tokens")
     if request.runs is not None:
         parts.append(f"{plural(request.runs, 'run')} per phase on generated inputs")
     return ", ".join(parts)
 
 
 def _describe_entry(entry: ChainEntry) -> Iterator[str]:
-    """What became of a provider, and what to do when it is not there."""
+    """Availability of a provider, with the remedy if it is unavailable."""
     if entry.status == "active":
         yield f"{entry.provider} active"
         return

@@ -1,4 +1,4 @@
-"""Words and choices that several sections have in common."""
+"""Texts and helpers shared by several sections."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseC
 from partita.partition_reports.verdict import merge_phases
 
 COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
-"""Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""
+"""Memcpy operator -> its arrow: down to the device, up to the host."""
 
 
 def is_copy(node: NodePlacement) -> bool:
-    """True for a Memcpy node."""
+    """Whether it is a Memcpy node."""
     return node.op_type in COPY_OPERATORS
 
 
 def placements(report: Report) -> list[list[Phase]]:
-    """Those phases, the ones that share a placement together."""
+    """Phases with nodes, grouped by equal placement."""
     return merge_phases(used_phases(report))
 
 
 def say_speed(phase: Phase) -> tuple[str, ...]:
-    """The speed of a phase, then the figures that it is of, by name; an empty text where none is known."""
+    """The speed of a phase and its basis; the speed is empty if unknown."""
     if phase.tokens_per_second is None and phase.step_p50_ms is None:
         return ("",)
     few = f"; {TOO_FEW}" if too_few_steps(phase) else ""
     of = plural(phase.steps, "run" if phase.name == "run" else f"{phase.name} step")
     if phase.tokens_per_second is None:
-        return f"{decimals(phase.step_p50_ms)} ms a run", f"{'median of ' if phase.steps > 1 else ''}{of}{few}"
+        return f"{decimals(phase.step_p50_ms)} ms per run", f"{'median of ' if phase.steps > 1 else ''}{of}{few}"
     speed = f"{decimals(phase.tokens_per_second)} tokens/s"
     if phase.steps < 2 or phase.step_p50_ms is None:
         return speed, f"{of}{few}"
@@ -41,7 +41,7 @@ def say_speed(phase: Phase) -> tuple[str, ...]:
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:
-    """The last of phases that share a placement; one that was profiled, when there is any, for it knows sizes."""
+    """The last profiled phase, which has sizes, of phases with equal placement; else the last phase."""
     return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
 
 
@@ -51,40 +51,40 @@ def on_providers(counts: dict[str, int]) -> str:
 
 
 def count_and_bytes(count: int, size: int | None, at_least: int = 0) -> str:
-    """How many, and their bytes when there are any."""
+    """Number of copies, with their bytes if there are any."""
     return f"{count:,}{in_bytes(size, at_least)}" if count else "0"
 
 
 def in_bytes(size: int | None, at_least: int = 0) -> str:
-    """The size in brackets, or what is known of it."""
+    """The size in parentheses, or its lower bound."""
     if size is not None:
         return f" ({human_bytes(size)})"
-    return f" ({human_bytes(at_least)} or more)" if at_least else " (size not known)"
+    return f" ({human_bytes(at_least)} or more)" if at_least else " (size unknown)"
 
 
 def said_inside(phase: Phase) -> str:
-    """What is known of copies in the bodies of control flow, to stand behind the number of the others."""
+    """Suffix with the number of copies in control-flow subgraphs."""
     if phase.bodies is None:
         return ""
     if copies_inside(phase) is None:
-        return " (in control-flow subgraphs not all are seen)"
+        return " (some in control-flow subgraphs may be missing)"
     return f" and {phase.bodies.copies:,} in control-flow subgraphs" if phase.bodies.copies else ""
 
 
 def copied_bytes(copies: Sequence[Copy]) -> str:
-    """Sum of the sizes of copies, marked when some are not known."""
+    """Sum of the sizes of copies, marked if some are unknown."""
     whole = total_bytes(copies)
     known = sum(copy.bytes_per_run or 0 for copy in copies)
-    return human_bytes(known) if whole is not None else f"{human_bytes(known)} or more" if known else "size not known"
+    return human_bytes(known) if whole is not None else f"{human_bytes(known)} or more" if known else "size unknown"
 
 
 def bytes_per_token(cost: PhaseCost) -> str:
-    """Bytes copied for one new token; None when a size is not known."""
+    """Bytes copied per new token; `-` if a size is unknown."""
     return human_bytes(None if cost.copy_bytes_per_token is None else round(cost.copy_bytes_per_token))
 
 
 def runtime_name(machine: Environment) -> str:
-    """What ONNX Runtime came in, with the version that was imported."""
+    """Wheels of ONNX Runtime with their versions."""
     imported = machine.onnxruntime_version
     named = [f"{wheel.name} {wheel.version or imported}" for wheel in machine.onnxruntime_wheels]
     if any(wheel.version in ("", imported) for wheel in machine.onnxruntime_wheels):
@@ -98,7 +98,7 @@ def span(first: int, count: int) -> str:
 
 
 def some(names: Iterable[str], most: int) -> str:
-    """The first names, and how many there are in all when that is more."""
+    """The first names, with the total number if there are more."""
     listed = list(names)
     more = f", … ({plural(len(listed), 'node')})" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

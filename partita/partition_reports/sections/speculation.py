@@ -32,7 +32,7 @@ def section(report: Report) -> Section | None:
         Column("tokens"),
         Column("tokens per step"),
         Column("step p50, ms"),
-        Column("by a step of 1"),
+        Column("relative to 1 token"),
     )
     steps = table("Steps by the tokens fed per row", heads, rows)
     blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
@@ -44,7 +44,7 @@ def section(report: Report) -> Section | None:
 def speedup_text(found: Speculation) -> str:
     """The speedup in a sentence."""
     if found.speedup is None:
-        return "Speedup not known: no decode step ran without draft tokens."
+        return "Speedup unknown: no decode step ran without draft tokens."
     basis = f"{decimals(found.plain_token_ms)} ms per token in steps without draft tokens"
     return f"Decode was {found.speedup:.2f} times as fast as without draft tokens ({basis})."
 

@@ -1,4 +1,4 @@
-"""The views of a report, a file each but for JSON."""
+"""The views of a report, one module each except JSON."""
 
 from partita.partition_reports.render.show import Views
 

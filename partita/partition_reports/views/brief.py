@@ -1,4 +1,4 @@
-"""The report in at most ten lines, for a glance or a log."""
+"""The report in at most ten lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partita.partition_reports.sections.glance import find_state
 
 
 def render(report: Report, console: Console) -> None:
-    """Print the lines, wrapped as long as there are no more than ten of them then."""
+    """Print the lines, wrapped if that gives at most ten lines."""
     page, lines = Page(console), brief(report)
     tone = TONES[find_state(report).tone]
     needed = sum(len(layout.paragraph(_said(page, *line), console.width, hang=INDENT)) for line in lines)
@@ -27,7 +27,7 @@ def render(report: Report, console: Console) -> None:
 
 
 def _said(page: Page, label: str, text: str) -> str:
-    """One line, harmless."""
+    """One sanitised line with its label."""
     return page.harmless(f"{label}: {text}" if label else text)
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page: what it says comes from the sections of the report, its pictures from `_page/*.py`."""
+"""The report as one HTML page, from its sections and the pictures of `_page/*.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from partita.partition_reports.sections.report import sections
 from partita.partition_reports.views._page import layer_map, marks, ribbons, timeline
 
 AFTER_TIMELINE = ("cache", "nodes", "checks", "sources")
-"""The first of these that a report has comes after the timeline."""
+"""The timeline comes before the first of these sections."""
 
 
 def to_text(report: Report) -> str:
-    """The whole page."""
+    """The page."""
     known, top, parts = marks.find_marks(report), glance(report), sections(report)
     before = next((section.key for section in parts if section.key in AFTER_TIMELINE), "")
     listed = [("glance", "At a glance")]

@@ -1,4 +1,4 @@
-"""The report as GitHub Markdown, for CI job summaries and pull request comments: the answer first, the rest folded."""
+"""The report as GitHub Markdown, for CI job summaries and pull request comments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.report import sections
 
 SHOWN = ("phases", "fallbacks")
-"""Sections that are open; the others are folded."""
+"""Expanded sections; others are collapsed."""
 
 
 def to_text(report: Report) -> str:
-    """The whole comment."""
+    """The report as Markdown."""
     top = glance(report)
     parts = [*_head(top)]
     for section in sections(report):
@@ -26,7 +26,7 @@ def to_text(report: Report) -> str:
 
 
 def _head(top: Glance) -> Iterator[str]:
-    """What happened, and the five answers as a table."""
+    """Headline, warnings, and the five answers as a table."""
     yield f"### {top.state.sign} {safe(top.state.headline)}"
     yield ""
     yield f"{safe(top.verdict)}."

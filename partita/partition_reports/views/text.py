@@ -1,4 +1,4 @@
-"""The report for a terminal: the verdict first, then what stands behind it. No figure is made here, only arranged."""
+"""The report for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partita.partition_reports.sections.report import sections
 
 
 def render(report: Report, console: Console) -> None:
-    """Print the report to `console`, at its width; readable at 80 columns and without colour."""
+    """Print the report to `console`, at its width."""
     page = Page(console)
     _show_top(page, glance(report))
     for section in sections(report):
@@ -24,7 +24,7 @@ def render(report: Report, console: Console) -> None:
 
 
 def _show_top(page: Page, top: Glance) -> None:
-    """What no reader may overlook, the verdict, what it means in time, and what can be done."""
+    """Print headline, verdict, warnings and actions."""
     for flag in top.flags:
         if not flag.told:
             page.line(f"{flag.label.upper()}: {flag.text}", indent=0, style=ALARM)

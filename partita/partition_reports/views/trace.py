@@ -1,7 +1,7 @@
-"""The observation window as a trace for Perfetto or chrome://tracing: the Trace Event Format, one JSON object.
+"""The observation window as a trace in the Trace Event Format, for Perfetto or chrome://tracing.
 
-One process per ONNX file, for each has a clock of its own. In it a track for session runs, one for each provider, and
-one for copies; a second track of the same name where nodes of one provider overlap in time. All times are the host's.
+Each ONNX file is a process, because files have separate clocks. Its tracks are session runs, each provider, and copies;
+overlapping nodes use additional tracks. Times are host times.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Event = dict[str, Any]
 
 
 def to_text(report: Report) -> str:
-    """The trace as JSON in plain ASCII, one event a line. Raises ReportError when the report has no timeline."""
+    """The trace as ASCII JSON, one event per line. Raises ReportError if the report has no timeline."""
     trace = _make_trace(report)
-    # One event a line can be read, searched and compared; indented, it would be ten times as long.
+    # One event per line: searchable, and ten times shorter than indented JSON.
     events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
     head = json.dumps(trace)[:-1]
     return f'{head}, "traceEvents": [\n{events}\n]}}\n'
 
 
 def _make_trace(report: Report) -> dict[str, Any]:
-    """The trace as the format wants it."""
+    """The trace as JSON object."""
     if not report.timeline:
-        raise ReportError(f"the report has no timeline to make a trace of: {_why_none(report)}")
+        raise ReportError(f"the report has no timeline for a trace: {_why_none(report)}")
     files = list(dict.fromkeys(run.file for run in report.timeline))
     events = [event for number, file in enumerate(files, 1) for event in _file_events(report, file, number)]
     return {
@@ -48,7 +48,7 @@ def _make_trace(report: Report) -> dict[str, Any]:
             "created": report.created,
             "partita": report.partita_version,
             "onnxruntime": runtime_name(report.environment),
-            "clock": "host time around each kernel, which is not device time; every file has a clock of its own",
+            "clock": "host time around each kernel, which is not device time; every file has a separate clock",
         },
         "traceEvents": events,
     }
@@ -57,13 +57,13 @@ def _make_trace(report: Report) -> dict[str, Any]:
 def _why_none(report: Report) -> str:
     """Why there is no timeline."""
     if report.dry_run is not None:
-        return "it is of a dry run, which has no times"
-    return "it was written by an older Partita, or nothing was observed; write it again with `report`"
+        return "a dry run has no times"
+    return "an older Partita wrote it, or no run was profiled; write it again with `report`"
 
 
 @dataclass
 class Lanes:
-    """Tracks of one name: a slice goes to the first one that is free."""
+    """Tracks of one name; a slice goes to the first free track."""
 
     name: str
     rank: int
@@ -80,7 +80,7 @@ class Lanes:
 
 
 def _file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
-    """Metadata, then the slices of all runs of one file in the order in which they start."""
+    """Metadata, then the slices of all runs of one file in start order."""
     tracks = {name: Lanes(name, rank) for rank, name in enumerate(_track_names(report))}
     slices = []
     for run in report.timeline:
@@ -102,22 +102,22 @@ def _file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
 
 
 def _track_names(report: Report) -> list[str]:
-    """Tracks from top to bottom: runs, providers in the order of the chain, copies."""
+    """Tracks in display order: runs, providers of the chain, copies."""
     return [RUNS, *dict.fromkeys(short_provider(entry.provider) for entry in report.chain), COPIES]
 
 
 def _track_id(rank: int, lane: int) -> int:
-    """Thread id of a lane; 0 is left for the process."""
+    """Thread id of a lane; 0 is reserved for the process."""
     return 1000 * rank + lane + 1
 
 
 def _metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
-    """What a process or a track is called, or where it stands."""
+    """A metadata event: name or sort index of a process or track."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
 def _run_slice(run: TimelineRun) -> Event:
-    """One session run. `track` is taken out before it is written."""
+    """One session run. The caller removes `track`."""
     tokens = f", {run.tokens} new token{'s' if run.tokens != 1 else ''} per row" if run.tokens else ""
     return {
         "name": f"{run.phase} run {run.run}{tokens}",
@@ -150,12 +150,12 @@ def _node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
 
 
 def _category(node: NodePlacement | None) -> str:
-    """What a slice can be filtered by."""
+    """Category of a slice, for filters."""
     return "copy" if node is not None and is_memcpy(node) else "node"
 
 
 def _track_of(node: NodePlacement | None) -> str:
-    """Copies have their own track; everything else is on its provider's."""
+    """Track of a node: copies, or its provider."""
     if node is None or node.provider is None:
         return UNKNOWN
     return COPIES if is_memcpy(node) else short_provider(node.provider)
@@ -164,7 +164,7 @@ def _track_of(node: NodePlacement | None) -> str:
 def _about(
     node: NodePlacement | None, reasons: dict[tuple[str, str], Fallback], copies: dict[str, Copy]
 ) -> dict[str, object]:
-    """What is shown when a slice is selected; what is not known is left out."""
+    """Known details of a selected slice."""
     if node is None:
         return {}
     facts: dict[str, object] = {

@@ -1,9 +1,7 @@
-"""Device profiles: the figures of real GPUs that the stub CUDA library answers with.
+"""Device profiles: properties of real GPUs that the stub CUDA library reports.
 
-Figures that follow from the compute capability stand in one table, after the table "Technical Specifications per
-Compute Capability" of NVIDIA's CUDA C++ Programming Guide 13.0. The others are those of NVIDIA's data sheets and
-architecture white papers: Turing (T4), Ampere GA100 (A100) and GA102 (A10), Ada (L4, L40S, RTX 4090), Hopper (H100,
-H200) and Blackwell (B200), and were written from them by hand. The name is what CUDA calls the device.
+Sources: "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++ Programming Guide 13.0, data sheets and
+architecture white papers. `name` is the device name in CUDA.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ MIB = 1 << 20
 KIB = 1 << 10
 DEFAULT_DEVICE = "h100"
 PREFIX = "PARTITA_STANDIN_"
-"""Of the environment variables that carry the profile into a child process; standins/cudart.c reads them."""
+"""Prefix of the environment variables with the profile for a child process; standins/cudart.c reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What every device of one compute capability has, per streaming multiprocessor (SM) and per thread block."""
+    """Limits of one compute capability, per streaming multiprocessor (SM) and per thread block."""
 
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
     shared_bytes_per_multiprocessor: int
     shared_bytes_per_block: int
-    """The most that a kernel can opt in to."""
+    """Maximum opt-in shared memory of a kernel."""
 
 
 CAPABILITIES: Mapping[tuple[int, int], Capability] = {
@@ -49,25 +47,25 @@ class Device:
     """One GPU model."""
 
     key: str
-    """What a user writes."""
+    """Value of --device."""
     name: str
     capability: tuple[int, int]
     """Compute capability, major and minor."""
     memory_bytes: int
-    """The size on the data sheet, read in GiB. A driver leaves a few percent less to a process."""
+    """Memory size of the data sheet, read as GiB; a process gets a few percent less."""
     multiprocessors: int
     l2_bytes: int
 
     @property
     def limits(self) -> Capability:
-        """What follows from the compute capability."""
+        """Limits of its compute capability."""
         return CAPABILITIES[self.capability]
 
     def environment(self) -> dict[str, str]:
         """The profile as environment variables."""
         limits = self.limits
         figures: dict[str, object] = {
-            "NAME": f"{self.name} (dry run)",  # so that no log can be taken for one of a real device
+            "NAME": f"{self.name} (dry run)",  # distinguishes its logs from those of a real device
             "MAJOR": self.capability[0],
             "MINOR": self.capability[1],
             "MEMORY_BYTES": self.memory_bytes,
@@ -95,11 +93,11 @@ DEVICES: tuple[Device, ...] = (
 )
 
 
-MEANT = Remedy("as in", options=("--device", "{device}"))
+MEANT = Remedy("for example", options=("--device", "{device}"))
 
 
 def device(name: str = DEFAULT_DEVICE) -> Device:
-    """The profile called `name`, in any case. Raises UsageError, with the nearest name and the list, for any other."""
+    """The profile of a name, ignoring case. Raises UsageError with suggestions for unknown names."""
     by_key = {profile.key: profile for profile in DEVICES}
     found = by_key.get(name.strip().lower())
     if found is None:

@@ -1,8 +1,7 @@
-"""Stub CUDA libraries: built once per CUDA provider library, kept in the user's cache, loaded in a child process.
+"""Stub CUDA libraries: built once per CUDA provider library, cached, loaded in a child process.
 
-The parent calls `prepare`, and starts a child with `child_environment`. The child calls `ensure_child` before it opens
-a session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stub.
-Which functions there are is in `symbols.py`, what they do in the C files of `standins/`.
+The parent calls `prepare` and starts a child with `child_environment`. The child calls `ensure_child` before it opens a
+session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stub.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from partita.providers.cuda_dry_run.symbols import COMMON, CUDA_MAJOR, LIBRARIES
 
 PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 CUDA_VERSION = CUDA_MAJOR * 1000
-"""What the stubs answer as version of runtime and driver, in CUDA's own notation: 13000 is 13.0."""
+"""Runtime and driver version that the stubs report, in CUDA's notation: 13000 is 13.0."""
 MARKER = "partita_standin_version"
-"""Function that every stub has and no library of NVIDIA: the name of its build."""
+"""Function of every stub, absent in NVIDIA's libraries, that returns the name of its build."""
 BUILD_VARIABLE = PREFIX + "BUILD"
 RECORD = "standins.json"
 UNFINISHED = ".building-"
 UNFINISHED_SECONDS = 3600
-"""A build takes seconds; what is older was interrupted and may be deleted."""
+"""Unfinished builds of this age were interrupted and may be deleted; a build takes seconds."""
 COMPILE_SECONDS = 120
 KIND = "cuda-dry-run"
-"""Of what Partita keeps."""
+"""Kind of the cache folder."""
 FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 
@@ -51,15 +50,15 @@ class StandIns:
 
     folder: Path
     build: str
-    """Name of the build: it stands for the provider library's bytes and the stubs' source."""
+    """Name of the build: a hash of the provider library and the stubs' source."""
     cuda_version: str
     """CUDA version that they report, e.g. 13.0."""
     libraries: tuple[str, ...]
-    """Their file names, e.g. libcudart.so.13."""
+    """File names, e.g. libcudart.so.13."""
     symbols: int
-    """How many functions they export, the markers not counted."""
+    """Number of exported functions without the markers."""
     built: bool
-    """They were built now; False when they came from the cache."""
+    """They were built by this call; False: from the cache."""
 
 
 def provider_library() -> Path:
@@ -74,17 +73,17 @@ def provider_library() -> Path:
     if not library.is_file():
         raise ProviderError(
             f"the installed ONNX Runtime has no CUDA provider ({library} is missing); "
-            "install partita[gpu] into an environment of its own for a dry run of CUDA"
+            "install partita[gpu] into a separate environment for a dry run of CUDA"
         )
     return library
 
 
 def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
-    """Return stubs for everything that `provider_library` asks of CUDA, building them unless they are in the cache.
+    """Stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
-    `cache` is the folder to keep builds in, `default_cache` unless given. Two processes may call this at once.
-    Raises ProviderError when this is not Linux on x86-64, the library is missing, built for another CUDA or wants
-    functions that no stub has, pyelftools or a C compiler is missing, or the cache cannot be written.
+    `cache`: folder of builds, by default `default_cache`. Safe for concurrent processes. Raises ProviderError on other
+    systems than Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if
+    pyelftools, a C compiler or a writable cache is missing.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
@@ -101,18 +100,18 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
         _build_all(folder, wanted, sources, compiler)
     except OSError as error:
         raise ProviderError(
-            f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a folder that can"
+            f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a writable folder"
         ) from error
     result = _stored(folder, built=True)
     if result is None:
-        raise ProviderError(f"{folder}: damaged while it was written; delete it and try again")
+        raise ProviderError(f"{folder}: damaged during the build; delete it and try again")
     return result
 
 
 def _build_all(
     folder: Path, wanted: Mapping[str, Mapping[str, str | None]], sources: Mapping[str, str], compiler: list[str]
 ) -> None:
-    """Build every stub in a folder beside `folder`, and give that its name when all are there."""
+    """Build every stub in a temporary folder next to `folder`, then rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
@@ -126,10 +125,7 @@ def _build_all(
 
 
 def child_environment(stand_ins: StandIns, device: Device, base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a child process that sees `device` through `stand_ins`: that of `base`, and what is needed for it.
-
-    Real GPUs are hidden as well, so that a library of NVIDIA that is loaded in spite of this has none to use.
-    """
+    """`base` with the variables for a child process that sees `device` through `stand_ins`; real GPUs are hidden."""
     path = os.pathsep.join(part for part in (str(stand_ins.folder), base.get("LD_LIBRARY_PATH", "")) if part)
     return {
         **{name: value for name, value in base.items() if not name.startswith(PREFIX)},
@@ -141,11 +137,10 @@ def child_environment(stand_ins: StandIns, device: Device, base: Mapping[str, st
 
 
 def ensure_child() -> str:
-    """Prove that CUDA in this process is the stubs that the parent meant, and return the name of their build.
+    """Load every stub in the child process, check that it belongs to the parent's build, and return the build's name.
 
-    To be called in the child before it opens a session: it loads every stub, so that nothing else takes its place
-    later. Raises ProviderError when the process was not started with `child_environment`, or some library is not a
-    stub of that build.
+    Call it before a session is opened. Raises ProviderError if the process was not started with `child_environment`, or
+    a library is not a stub of that build.
     """
     expected = os.environ.get(BUILD_VARIABLE)
     if not expected:
@@ -157,28 +152,27 @@ def ensure_child() -> str:
             raise ProviderError(f"dry run: the stub of {library.soname} cannot be loaded: {error}") from error
         if loaded != expected:
             raise ProviderError(
-                f"dry run: {library.soname} in this process is {loaded or 'not a stub'}, where {expected} was "
-                "meant; it was loaded before, or from LD_PRELOAD"
+                f"dry run: {library.soname} in this process is {loaded or 'not a stub'} instead of {expected}; "
+                "it was loaded before, or from LD_PRELOAD"
             )
     return expected
 
 
 def ensure_real() -> None:
-    """Prove that no stub is loaded in this process, or would be.
-
-    For a run on a real GPU, after its session was opened. Raises ProviderError.
+    """Raise ProviderError if a stub is loaded in this process or would be; for a run on a real GPU, after session
+    creation.
     """
     loaded = [library.soname for library in LIBRARIES if _marker_if_loaded(library.soname)]
     if loaded:
         raise ProviderError(f"{', '.join(loaded)} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
     if os.environ.get(BUILD_VARIABLE):
         raise ProviderError(
-            f"this process was started for a dry run ({BUILD_VARIABLE} is set); it is no place for a real run"
+            f"this process was started for a dry run ({BUILD_VARIABLE} is set) and cannot run on a real GPU"
         )
 
 
 def _marker(library: ctypes.CDLL) -> str | None:
-    """Name of the build of a loaded library; None when it is not a stub."""
+    """Name of the build of a loaded library; None if it is not a stub."""
     try:
         function = getattr(library, MARKER)
     except AttributeError:
@@ -188,7 +182,7 @@ def _marker(library: ctypes.CDLL) -> str | None:
 
 
 def _marker_if_loaded(soname: str) -> str | None:
-    """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stub."""
+    """Name of the build of `soname` in this process; None if it is not loaded or not a stub."""
     if not hasattr(os, "RTLD_NOLOAD"):  # Windows, for which there are no stubs
         return None
     try:
@@ -198,23 +192,20 @@ def _marker_if_loaded(soname: str) -> str | None:
 
 
 def default_cache() -> Path:
-    """Folder for builds: among what Partita keeps, or one that goes with this process where nothing is or can be kept.
-
-    Raises ProviderError when there is no place for them.
-    """
-    kept = cache_folder(KIND)
-    if kept is not None and _can_be_written(kept):
-        return kept
+    """Folder of builds: in the cache folder, or temporary without one. Raises ProviderError if neither is writable."""
+    folder = cache_folder(KIND)
+    if folder is not None and _can_be_written(folder):
+        return folder
     try:
         return Path(_of_this_process().name)
     except OSError as error:
         raise ProviderError(
-            f"no folder to keep the stub libraries in ({error}); set {CACHE_VARIABLE} to a folder"
+            f"no writable folder for the stub libraries ({error}); set {CACHE_VARIABLE} to a folder"
         ) from error
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Whether the folder is there, or can be made, and takes files. A cache that does not is no reason to fail."""
+    """Whether the folder exists or can be created, and is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -224,22 +215,22 @@ def _can_be_written(folder: Path) -> bool:
 
 @functools.cache
 def _of_this_process() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed at the end of the process."""
+    """A temporary folder that is removed at the end of the process."""
     return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 
 def _loadable(cache: Path) -> Path:
-    """The absolute path of `cache`. Raises ProviderError when the loader would take its name for something else."""
+    """The absolute path of `cache`. Raises ProviderError for characters with a meaning in LD_LIBRARY_PATH."""
     path = cache.absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
-            f"{path}: the loader reads ':', ';' and '$' as marks; set {CACHE_VARIABLE} to a folder without"
+            f"{path}: the loader cannot use a path with ':', ';' or '$'; set {CACHE_VARIABLE} to another folder"
         )
     return path
 
 
 def _c_source(library: Library) -> str:
-    """Complete C text of one stub."""
+    """C source of one stub."""
     parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
     if library.source:
         parts += [f'#line 1 "{library.source}"', library.code()]
@@ -247,7 +238,7 @@ def _c_source(library: Library) -> str:
 
 
 def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
-    """Name of the build for these bytes and this source. Raises ProviderError when the library cannot be read."""
+    """Name of the build for this library and source. Raises ProviderError if the library cannot be read."""
     try:
         with provider_library.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
@@ -260,7 +251,7 @@ def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
 
 
 def runtime_version(provider_library: Path) -> str:
-    """Version of the ONNX Runtime that a provider library lies beside, from the name of its main library."""
+    """Version of the ONNX Runtime in the folder of a provider library, from the name of its main library."""
     name = "libonnxruntime.so."
     return next(
         (path.name.removeprefix(name) for path in provider_library.parent.glob(f"{name}*")), "of unknown version"
@@ -276,17 +267,15 @@ def _find_compiler() -> list[str]:
     for command in [chosen] if chosen else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(command[0])
         if found:
-            return [str(Path(found).absolute()), *command[1:]]  # it is run in another folder
-    missing = (
-        f"CC={os.environ['CC']} is not on this machine" if chosen else "neither cc, gcc nor clang is on this machine"
-    )
-    raise ProviderError(f"the dry run needs a C compiler, and {missing}; install gcc or clang, or set CC")
+            return [str(Path(found).absolute()), *command[1:]]  # it runs in another folder
+    missing = f"CC={os.environ['CC']} was not found" if chosen else "none of cc, gcc and clang was found"
+    raise ProviderError(f"the dry run needs a C compiler, but {missing}; install gcc or clang, or set CC")
 
 
 def _compile_library(
     folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], build: str, compiler: list[str]
 ) -> None:
-    """Build one stub in `folder`. Raises ProviderError with the compiler's first complaint."""
+    """Build one stub in `folder`. Raises ProviderError with the compiler's first error."""
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
     script.write_text(_version_script(symbols), encoding="utf-8")
@@ -304,7 +293,7 @@ def _compile_library(
     try:
         done = subprocess.run(
             command,
-            cwd=folder,  # names without a folder: a comma in one would end a linker option
+            cwd=folder,  # relative names: a comma in a path would end a linker option
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -325,9 +314,9 @@ def _compile_library(
 
 
 def _version_script(symbols: Mapping[str, str | None]) -> str:
-    """Linker script that exports `symbols` with their versions, the marker, and nothing else.
+    """Linker script that exports `symbols` with their versions and the marker.
 
-    A library in which only some symbols have a version gives the others the first one; the loader accepts that.
+    Symbols without a version get the first version of the library, which the loader accepts.
     """
     by_version: dict[str, list[str]] = {}
     first = next((version for version in symbols.values() if version), "")
@@ -342,13 +331,13 @@ def _version_script(symbols: Mapping[str, str | None]) -> str:
 
 
 def write_record(folder: Path, build: str, symbols: int) -> None:
-    """Write what the folder holds, so that a damaged one is noticed."""
+    """Write the file sizes of the folder, to detect damage."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     (folder / RECORD).write_text(json.dumps({"build": build, "symbols": symbols, "files": files}), encoding="utf-8")
 
 
 def _stored(folder: Path, *, built: bool = False) -> StandIns | None:
-    """The stubs in `folder`; None when it is missing, or not as it was written."""
+    """The stubs in `folder`; None if it is missing or damaged."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         files, symbols = dict(record["files"]), int(record["symbols"])
@@ -362,7 +351,7 @@ def _stored(folder: Path, *, built: bool = False) -> StandIns | None:
 
 
 def _publish(unfinished: Path, folder: Path) -> None:
-    """Give a finished build its name. What another process built meanwhile stays; a damaged build is replaced."""
+    """Rename a finished build to `folder`. A build of another process stays; a damaged build is replaced."""
     if _stored(folder):
         return
     try:
@@ -375,7 +364,7 @@ def _publish(unfinished: Path, folder: Path) -> None:
 
 
 def _remove_unfinished(cache: Path) -> None:
-    """Delete what interrupted builds left behind."""
+    """Delete folders of interrupted builds."""
     for path in cache.glob(f"{UNFINISHED}*"):
         try:
             old = time.time() - path.stat().st_mtime > UNFINISHED_SECONDS

@@ -1,9 +1,7 @@
-"""Which functions of the CUDA libraries the stubs have, and which the installed CUDA provider wants.
+"""CUDA functions of the stubs, and CUDA functions that the installed CUDA provider needs (from its ELF tables).
 
-The table has three parts: functions that are implemented (they begin with `API` in the C files of `standins/`),
-functions that may do nothing (`LIBRARIES`, each group with its reason), and everything else, which is an error: a
-function that nobody looked at must not answer 0. The wanted symbols are read from the ELF tables of the provider
-library, with pyelftools. Knows nothing of compilers.
+Functions are implemented (`API` in the C files of `standins/`) or may do nothing (`LIBRARIES`, with a reason for each
+group); any other function is an error.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from partita.errors import ProviderError
 from partita.extras import explain
 
 CUDA_MAJOR = 13
-"""The CUDA version whose struct layouts and signatures the C files have. They are stable within a major version."""
+"""CUDA version of the struct layouts and signatures in the C files; they are stable within a major version."""
 COMMON = "common.h"
 DEFINITION = re.compile(r"^API\b[^(]*?\b(\w+)\(", re.MULTILINE)
 OF_CUDA = re.compile(r"^lib(?:cu|nv)\w*\.so")
-"""Names of libraries that come from NVIDIA; the others are the system's."""
+"""File names of NVIDIA's libraries."""
 NAME_OF_CUDA = re.compile(r"^_*(?:cu|nv|nccl)[A-Za-z]\w*$")
-"""Names of functions that come from NVIDIA, for the libraries whose symbols have no version."""
+"""Names of NVIDIA's functions, for libraries whose symbols have no version."""
 
-NO_RESULT = "it gives nothing back, and what it changes lies on the device or in a handle that nobody reads"
+NO_RESULT = "it returns nothing, and changes only the device or a handle that is never read"
 NO_ARITHMETIC = "its result is device memory, which is never written"
 RELEASES = "handles own nothing"
 ORDER = "work is done when it is queued, so there is nothing to wait for"
@@ -35,15 +33,15 @@ ORDER = "work is done when it is queued, so there is nothing to wait for"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One CUDA library to stand in for."""
+    """One CUDA library to replace by a stub."""
 
     soname: str
     source: str | None
-    """C file with its implemented functions; None when it has none."""
+    """C file with its implemented functions; None if there are none."""
     harmless: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Functions that may return 0 and do nothing: groups of a reason and names."""
     lazy: bool = False
-    """The provider opens it and looks its functions up by name, so its ELF tables do not tell which it wants."""
+    """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
     @property
     def stem(self) -> str:
@@ -51,7 +49,7 @@ class Library:
         return self.soname.partition(".so")[0]
 
     def code(self) -> str:
-        """C text of the implemented functions."""
+        """C source of the implemented functions."""
         return c_text(self.source) if self.source else ""
 
     def harmless_names(self) -> tuple[str, ...]:
@@ -59,22 +57,22 @@ class Library:
         return tuple(name for _, names in self.harmless for name in names)
 
     def names(self) -> frozenset[str]:
-        """Every function this stub has."""
+        """Every function of the stub."""
         return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless_names())
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one build of the CUDA provider asks of the CUDA libraries."""
+    """CUDA libraries and functions that one build of the CUDA provider needs."""
 
     sonames: tuple[str, ...]
-    """CUDA libraries it cannot be loaded without."""
+    """CUDA libraries that it is linked with."""
     symbols: tuple[tuple[str, str | None, str | None], ...]
-    """Name, version and library of each undefined symbol; the last two are None for a symbol without version."""
+    """Name, version and library of each undefined symbol; version and library may be None."""
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Names in `text`, one or more a line."""
+    """The words of `text`."""
     return tuple(text.split())
 
 
@@ -84,7 +82,7 @@ LIBRARIES: tuple[Library, ...] = (
         "cudart.c",
         (
             (
-                "kernels are known to the device only, and none is ever launched",
+                "kernels exist on the device only and are never launched",
                 _words(
                     "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
                     "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
@@ -97,7 +95,7 @@ LIBRARIES: tuple[Library, ...] = (
             ),
             (RELEASES, _words("cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy")),
             (NO_ARITHMETIC, _words("cudaGraphLaunch")),
-            ("a pool keeps no memory back", _words("cudaMemPoolSetAttribute cudaMemPoolTrimTo")),
+            ("a pool retains no memory", _words("cudaMemPoolSetAttribute cudaMemPoolTrimTo")),
         ),
     ),
     Library(
@@ -194,10 +192,10 @@ def c_text(name: str) -> str:
 
 
 def read_wanted(library: Path) -> Wanted:
-    """What the shared library `library` asks of the CUDA libraries.
+    """CUDA libraries and functions that a shared library needs.
 
-    Raises InstallationError when pyelftools is missing, ProviderError when the file is not an x86-64 shared library
-    with a symbol table.
+    Raises InstallationError if pyelftools is missing, ProviderError if the file is not an x86-64 shared library with a
+    symbol table.
     """
     try:
         from elftools.common.exceptions import ELFError
@@ -220,7 +218,7 @@ def read_wanted(library: Path) -> Wanted:
 
 
 def _undefined_symbols(file: Any, library: Path) -> Iterator[tuple[str, str | None, str | None]]:
-    """Name, version and library of every undefined symbol of CUDA."""
+    """Name, version and library of every undefined CUDA symbol."""
     by_index = {
         version["vna_other"]: (version.name, origin.name)
         for origin, versions in section(file, library, ".gnu.version_r").iter_versions()
@@ -236,18 +234,18 @@ def _undefined_symbols(file: Any, library: Path) -> Iterator[tuple[str, str | No
 
 
 def section(file: Any, library: Path, name: str) -> Any:
-    """One section of an ELF file. Raises ProviderError when it is missing."""
+    """One section of an ELF file. Raises ProviderError if it is missing."""
     found = file.get_section_by_name(name)
     if found is None:
-        raise ProviderError(f"{library}: it has no section {name}; the dry run cannot tell what it needs")
+        raise ProviderError(f"{library}: no ELF section {name}; the dry run cannot read its dependencies")
     return found
 
 
 def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
-    """Symbols that each stub must export, by soname: name -> version, None for no version.
+    """soname -> symbols that its stub must export: name -> version or None.
 
-    `build` names the provider library in messages. Raises ProviderError when the provider was built for another CUDA,
-    or wants a library or a function that the table does not have.
+    `build`: the provider library in messages. Raises ProviderError for a provider of another CUDA version, and for an
+    unknown library or function.
     """
     by_soname = {library.soname: library for library in LIBRARIES}
     strangers = [soname for soname in wanted.sonames if soname not in by_soname]
@@ -266,18 +264,18 @@ def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
             result[library.soname][name] = version
     if unknown:
         raise ProviderError(
-            f"{build} wants functions that the dry run does not know: {', '.join(sorted(unknown))}; "
+            f"{build} needs functions that the dry run does not support: {', '.join(sorted(unknown))}; "
             "use an ONNX Runtime that this Partita was tested with, or a newer Partita"
         )
     return result
 
 
 def _unknown_libraries(sonames: list[str], build: str) -> str:
-    """One line on CUDA libraries that have no stub."""
+    """Message for CUDA libraries without a stub."""
     stems = {library.stem for library in LIBRARIES}
     if any(soname.partition(".so")[0] in stems for soname in sonames):
         return (
-            f"{build} is built for another CUDA ({', '.join(sonames)}); the dry run covers CUDA {CUDA_MAJOR}: "
+            f"{build} is built for another CUDA version ({', '.join(sonames)}); the dry run covers CUDA {CUDA_MAJOR}: "
             f"install an onnxruntime-gpu for CUDA {CUDA_MAJOR}"
         )
     return f"{build} needs {', '.join(sonames)}, for which the dry run has no stub; a newer Partita may have one"

@@ -1,1 +1,1 @@
-"""What is different between two support tables: the comparison, its document and its views."""
+"""Differences between two support tables: the comparison, its document and its views."""

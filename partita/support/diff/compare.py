@@ -1,4 +1,4 @@
-"""What is different between two support tables: of two wheels, two devices, two providers. Pure."""
+"""Comparison of two support tables, of different wheels, devices or providers. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from partita.support.records import OperatorEntry, SupportTable, VersionEntry
 SCHEMA = "partita.support-diff/1"
 TRIED = ("taken", "left", "failed", "crashed")
 Variants = Mapping[tuple[str, ...], bool]
-"""Whether each is taken."""
+"""Variant -> whether it is supported."""
 
 
 class TableSide(Record):
     """One of the two tables."""
 
     name: str
-    """What the user called it: the file."""
+    """File name."""
     created: str
     provider: str
     onnxruntime: str
@@ -29,7 +29,7 @@ class TableSide(Record):
 
 
 class VersionOfThing(Record):
-    """A version or an option that is another one."""
+    """A changed version or option."""
 
     name: str
     before: str
@@ -37,19 +37,19 @@ class VersionOfThing(Record):
 
 
 class OperatorChange(Record):
-    """A version of an operator of which something else is taken than before."""
+    """A change in the support of an operator version."""
 
     operator: str
     since: int
     types_lost: tuple[str, ...]
-    """Types that were taken and are not now."""
+    """Types that are no longer supported."""
     types_gained: tuple[str, ...]
     forms_lost: tuple[str, ...]
     forms_gained: tuple[str, ...]
 
 
 class SupportDiff(Record):
-    """What is different in the second table."""
+    """Differences of the second table from the first."""
 
     schema_id: Literal["partita.support-diff/1"] = Field(default="partita.support-diff/1", alias="schema")
     headline: str
@@ -58,14 +58,14 @@ class SupportDiff(Record):
     versions: tuple[VersionOfThing, ...]
     changes: tuple[OperatorChange, ...]
     only_before: tuple[str, ...]
-    """Versions of operators that only the first table has answers about."""
+    """Operator versions that only the first table has outcomes for."""
     only_after: tuple[str, ...]
     compared: int
-    """Variants that both tables have an answer about."""
+    """Variants with an outcome in both tables."""
 
 
 def compare(before: SupportTable, after: SupportTable, *, names: tuple[str, str]) -> SupportDiff:
-    """Compare variant by variant; one that either table has no answer about is not compared."""
+    """Compare variants that have an outcome in both tables."""
     first, second = dict(_all_versions(before)), dict(_all_versions(after))
     both = [place for place in first if place in second]
     changes = [change for place in both if (change := _compare_version(place, first[place], second[place])) is not None]
@@ -85,18 +85,18 @@ def compare(before: SupportTable, after: SupportTable, *, names: tuple[str, str]
 
 
 def headline(lost: int, gained: int, versions: int, compared: int) -> str:
-    """The answer in a sentence."""
-    told = f"of {plural(compared, 'variant')} that both have an answer about"
+    """One-sentence summary."""
+    basis = f"{plural(compared, 'variant')} in both tables"
     if not lost and not gained:
-        return f"no difference: {told}, the same are taken"
+        return f"no difference in {basis}"
     return (
-        f"{plural(lost, 'variant')} no longer taken, {gained} newly taken, in {plural(versions, 'version')} of "
-        f"operators, {told}"
+        f"{plural(lost, 'variant')} no longer supported, {gained} newly supported, in "
+        f"{plural(versions, 'operator version')}, of {basis}"
     )
 
 
 def _side(table: SupportTable, name: str) -> TableSide:
-    """One table in a few words."""
+    """Summary of one table."""
     device = f" (dry run as {table.provider.device})" if table.provider.device else ""
     return TableSide(
         name=name,
@@ -108,7 +108,7 @@ def _side(table: SupportTable, name: str) -> TableSide:
 
 
 def _version_changes(before: SupportTable, after: SupportTable) -> Iterator[VersionOfThing]:
-    """Versions, devices and options that are others."""
+    """Changed versions, devices and options."""
     first, second = _things(before), _things(after)
     for name in dict.fromkeys((*first, *second)):
         if first.get(name, "") != second.get(name, ""):
@@ -116,14 +116,14 @@ def _version_changes(before: SupportTable, after: SupportTable) -> Iterator[Vers
 
 
 def _things(table: SupportTable) -> dict[str, str]:
-    """What an answer may depend on, by name."""
+    """Name -> value of everything that an outcome may depend on."""
     found: dict[str, Any] = {**table.versions.model_dump(), **table.provider.model_dump(exclude={"options", "name"})}
     found |= {f"option {name}": value for name, value in table.provider.options.items()}
     return {name: ", ".join(value) if isinstance(value, tuple) else str(value or "") for name, value in found.items()}
 
 
 def _all_versions(table: SupportTable) -> Iterator[tuple[tuple[str, int], VersionEntry]]:
-    """Every version of every operator that was tried."""
+    """Every tested operator version."""
     for entry in table.operators:
         for version in entry.versions:
             if _known(version):
@@ -131,17 +131,17 @@ def _all_versions(table: SupportTable) -> Iterator[tuple[tuple[str, int], Versio
 
 
 def _place_of(entry: OperatorEntry, version: VersionEntry) -> tuple[str, int]:
-    """Name and version."""
+    """Operator name and version."""
     return entry.full_name, version.since
 
 
 def _known(version: VersionEntry) -> Variants:
-    """Every variant with an answer."""
+    """Every variant with an outcome."""
     return {**_types_of(version), **_forms_of(version)}
 
 
 def _types_of(version: VersionEntry) -> Variants:
-    """Assignments of types with an answer."""
+    """Type assignments with an outcome."""
     types = version.types
     return {
         ("types", *(f"{name} {kind}" for name, kind in zip(types.variables, row, strict=True) if kind)): taken
@@ -151,9 +151,7 @@ def _types_of(version: VersionEntry) -> Variants:
 
 
 def _forms_of(version: VersionEntry) -> Variants:
-    """Forms with an answer, by what is other than in the example, which alone tells all of them apart, and by factors
-    where nothing is.
-    """
+    """Forms with an outcome, by their difference from the example, or by factors if there is none."""
     return {
         ("form", form.kind, form.what or ", ".join(form.factors) or "the example"): form.outcome == "taken"
         for form in version.forms
@@ -162,7 +160,7 @@ def _forms_of(version: VersionEntry) -> Variants:
 
 
 def _compare_version(place: tuple[str, int], before: VersionEntry, after: VersionEntry) -> OperatorChange | None:
-    """What is different in one version of an operator; None when nothing is."""
+    """Change of one operator version; None if there is none."""
     types = _types_of(before), _types_of(after)
     forms = _forms_of(before), _forms_of(after)
     change = OperatorChange(
@@ -178,10 +176,10 @@ def _compare_version(place: tuple[str, int], before: VersionEntry, after: Versio
 
 
 def _moved(before: Variants, after: Variants, *, to: bool) -> tuple[str, ...]:
-    """Variants with an answer in both tables, which is `to` in the second only."""
-    return tuple(_said(key) for key, taken in before.items() if after.get(key) is to and taken is not to)
+    """Variants whose support changed to `to`."""
+    return tuple(_variant_text(key) for key, taken in before.items() if after.get(key) is to and taken is not to)
 
 
-def _said(key: tuple[str, ...]) -> str:
-    """A variant as it is told: types with their variables, a form by what it is."""
+def _variant_text(key: tuple[str, ...]) -> str:
+    """Text of a variant: types with their variables, or the form."""
     return key[2] if key[0] == "form" else ", ".join(key[1:])

@@ -1,4 +1,4 @@
-"""What is different between two support tables, said once for every view."""
+"""Document of the differences between two support tables, for every view."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from partita.partition_reports.sections.model import Document, Line, Pairs, Sect
 from partita.support.diff.compare import SupportDiff
 
 MOST = 8
-"""Variants that a cell names; --json names all."""
+"""Maximum variants named in a cell; --json names all."""
 
 
 def document(found: SupportDiff) -> Document:
-    """Every section that has something to say."""
+    """Every section that is not empty."""
     return Document(
         kind="Difference of two support tables",
         name=f"{found.before.name} and {found.after.name}",
@@ -27,7 +27,7 @@ VIEWS = Views(document, folded=("tables", "versions"))
 
 
 def _tables(found: SupportDiff) -> Section:
-    """Which two tables these are."""
+    """The two tables."""
     rows = tuple(
         (letter, (f"{side.name}: {side.provider}, {side.onnxruntime}, {side.asked}, {side.created}",))
         for letter, side in (("A", found.before), ("B", found.after))
@@ -36,7 +36,7 @@ def _tables(found: SupportDiff) -> Section:
 
 
 def _versions(found: SupportDiff) -> Iterator[Section]:
-    """Versions, devices and options that are others."""
+    """Changed versions, devices and options."""
     if found.versions:
         rows = [(each.name, each.before, each.after) for each in found.versions]
         shown = table("Versions and devices", (words("what"), words("A"), words("B")), rows, obvious=True)
@@ -44,9 +44,9 @@ def _versions(found: SupportDiff) -> Iterator[Section]:
 
 
 def _operators(found: SupportDiff) -> Iterator[Section]:
-    """What is taken otherwise."""
+    """Changed operators."""
     if found.changes:
-        heads = (words("operator"), words("no longer taken"), words("newly taken"))
+        heads = (words("operator"), words("no longer supported"), words("newly supported"))
         rows = [
             (
                 f"{change.operator}-{change.since}",
@@ -59,7 +59,7 @@ def _operators(found: SupportDiff) -> Iterator[Section]:
 
 
 def _only_one(found: SupportDiff) -> Iterator[Section]:
-    """What only one of them has answers about."""
+    """Operator versions with outcomes in one table only."""
     both = (("only in A", found.only_before), ("only in B", found.only_after))
     lines = tuple(Line(name_some(listed), name) for name, listed in both if listed)
     if lines:
@@ -67,5 +67,5 @@ def _only_one(found: SupportDiff) -> Iterator[Section]:
 
 
 def _some(variants: Sequence[str]) -> str:
-    """The first variants, and how many more there are."""
+    """The first variants and the number of others."""
     return "; ".join(variants[:MOST]) + (f"; and {len(variants) - MOST} more" if len(variants) > MOST else "")

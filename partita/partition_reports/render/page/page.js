@@ -1,5 +1,5 @@
-// What reading does not need: the detail of a node, moving through map and timeline with the keyboard, and zoom.
-// Text is only ever set as text. Everything is taken from the page itself, so there is no second copy of the report.
+// Optional interaction: details of a node, keyboard navigation of map and timeline, zoom.
+// All data is read from the page; text is set with textContent only.
 (function () {
   "use strict";
   var root = document.documentElement;

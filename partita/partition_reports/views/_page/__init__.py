@@ -1,1 +1,1 @@
-"""Parts of the HTML page: what its sections hold as plain data, and the template, style and script that show it."""
+"""Data for the pictures of the HTML page."""

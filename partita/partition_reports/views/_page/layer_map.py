@@ -1,4 +1,4 @@
-"""The map: layers by phases, and in each cell the nodes of that layer in execution order."""
+"""The map: layers by phases, with the nodes of each layer in execution order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block:
 
     css: str
     sign: str
-    """What is written in it; empty for the small blocks of the provider that has most nodes."""
+    """Its text; empty for the small blocks of the provider with the most nodes."""
     title: str
     target: str
     """Id of the node's row in the list of nodes."""
@@ -36,9 +36,9 @@ class MapCell:
     blocks: tuple[Block, ...]
     summary: str
     strays: str
-    """How many nodes are not on the preferred provider; empty when there are none."""
+    """Number of fallback nodes as text; empty for none."""
     stray_operators: str
-    """The same with providers and operators, for who cannot see the blocks."""
+    """Fallback nodes by provider and operator, for screen readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class LayerMap:
     strays: int
     timed: bool
     copies: bool
-    """There are Memcpy nodes."""
+    """It has Memcpy nodes."""
     compiled: bool
-    """Some nodes stand for a compiled subgraph."""
+    """It has compiled nodes."""
 
 
 def draw_map(report: Report) -> LayerMap:
-    """The map of the report; without rows when no node is known."""
+    """The map of the report; without rows if no nodes are known."""
     phases = used_phases(report)
     draw = Drawer(report)
     rows = [
@@ -104,13 +104,13 @@ class Drawer:
         for node in nodes:
             if provider_of(node) != self.wanted:
                 off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
-        told = "; ".join(f"on {self.marks[name].label}: {tally(dict(counts))}" for name, counts in off.items())
+        operators = "; ".join(f"on {self.marks[name].label}: {tally(dict(counts))}" for name, counts in off.items())
         strays = sum(counts.total() for counts in off.values())
         return MapCell(
             blocks=tuple(self.block(phase, node) for node in nodes),
             summary=summary if time is None else f"{summary}, {decimals(time, 1e-3)} ms",
             strays=f"{strays} off" if 0 < strays < len(nodes) else "all off" if strays else "",
-            stray_operators=told,
+            stray_operators=operators,
         )
 
     def block(self, phase: Phase, node: NodePlacement) -> Block:

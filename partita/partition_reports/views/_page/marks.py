@@ -1,4 +1,4 @@
-"""How a provider is told apart on the page: by colour, by letter and by name, never by colour alone."""
+"""Marks of providers on the page: colour, letter and name."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import Report
 
 COLOURS = 6
-"""Colours that the style has for providers; with more of them they come round again, and letters tell."""
+"""Number of provider colours in the style; they repeat for further providers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One provider as the page shows it."""
+    """Mark of one provider."""
 
     provider: str
     label: str
     """Short name."""
     css: str
-    """Class that gives the colour."""
+    """CSS class of the colour."""
     letter: str
 
 
 def find_marks(report: Report) -> dict[str, Mark]:
-    """The marks of every provider of the report: the chain in its order, then what else ran nodes."""
+    """The marks of every provider of the report: the chain, then other providers with nodes."""
     ran = [provider_of(node) for phase in report.phases for node in phase.nodes]
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
     letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]
-    # The first colour is the preferred provider's alone.
+    # Only the preferred provider has the first colour.
     colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
     return {
         provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])
@@ -40,7 +40,7 @@ def find_marks(report: Report) -> dict[str, Mark]:
 
 
 def pick_letters(providers: list[str]) -> dict[str, str]:
-    """A letter per provider: the first of its short name that is still free. C is the CPU's in every report."""
+    """A letter per provider: the first free letter of its short name; C is reserved for the CPU."""
     letters: dict[str, str] = {UNKNOWN: "?"}
     for provider in sorted(providers, key=lambda name: name != CPU):
         free = (mark.upper() for mark in short_provider(provider) if mark.isascii() and mark.isalnum())
@@ -49,7 +49,7 @@ def pick_letters(providers: list[str]) -> dict[str, str]:
 
 
 def main_provider(report: Report) -> str:
-    """The provider of most nodes: its blocks are small, so that every other one stands out."""
+    """The provider with the most nodes, whose blocks are small."""
     counts: dict[str, int] = {}
     for phase in report.phases:
         for entry in phase.providers:

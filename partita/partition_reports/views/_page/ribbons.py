@@ -1,4 +1,4 @@
-"""The partitions of a placement as a ribbon, from the first node to the last."""
+"""The partitions of a placement as a ribbon."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from partita.partition_reports.verdict import phase_names
 from partita.partition_reports.views._page.marks import Mark
 
 WIDTH = 1000
-"""Of a ribbon, in its own units."""
+"""Width of a ribbon in its own units."""
 MOST_BANDS = 600
-"""Partitions that a ribbon draws; more of them could not be told apart."""
+"""Maximum drawn partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Band:
     left: float
     width: float
     lane: int
-    """0 for the preferred provider, 1 for every other one: place tells it too, not colour alone."""
+    """0 for the preferred provider, 1 for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ribbon:
-    """The partitions of phases that share a placement."""
+    """The partitions of phases with equal placement."""
 
     title: str
     told: str

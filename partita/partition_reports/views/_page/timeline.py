@@ -1,4 +1,4 @@
-"""The observed runs as pictures: a track per provider, and Memcpy nodes over it in a pattern of their own."""
+"""The observed runs as pictures: a track per provider, with hatched Memcpy nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partita.partition_reports.sections.shared import is_copy
 from partita.partition_reports.views._page.marks import Mark, find_marks
 
 MOST_RUNS = 12
-"""Runs that are drawn; an observation window is rarely longer."""
+"""Maximum drawn runs."""
 TICKS = 5
 TRACK_HEIGHT = 30
 AXIS_HEIGHT = 20
@@ -31,14 +31,14 @@ class CopyBox:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one provider did in a run."""
+    """The nodes of one provider in a run."""
 
     mark: Mark
     top: int
     path: str
-    """SVG path; one box per node: start and width in microseconds."""
+    """SVG path with a box per node: start and width in microseconds."""
     positions: str
-    """Positions of the nodes of the path, in its order: `0-14,17`."""
+    """Positions of the path's nodes, in its order: `0-14,17`."""
     copies: tuple[CopyBox, ...]
     copy_path: str
     copy_positions: str
@@ -46,23 +46,23 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """A session run as it is drawn."""
+    """Picture of a session run."""
 
     anchor: str
     title: str
     told: str
-    """The whole of it in a sentence."""
+    """Summary in a sentence."""
     span_us: int
     height: int
     group: str
-    """What the ids of this phase's node rows begin with."""
+    """Prefix of the anchors of this phase's node rows."""
     tracks: tuple[Track, ...]
     ticks: tuple[tuple[str, str], ...]
-    """Where, in percent, and what is written there."""
+    """Position in percent, and text."""
     table: Table
     slowest: Table
     open: bool
-    """One run of the phase that is run for every token is shown; the others are folded away."""
+    """Whether it is expanded: one run of decode or the only phase."""
 
 
 def draw_runs(report: Report) -> tuple[RunPicture, ...]:
@@ -83,10 +83,10 @@ def draw_runs(report: Report) -> tuple[RunPicture, ...]:
 def why_none(report: Report) -> str:
     """Why there is no timeline."""
     if report.dry_run is not None:
-        return f"A dry run has no times: nothing was computed, because no {report.dry_run.device_name} was there."
+        return f"A dry run has no times, because no {report.dry_run.device_name} was used."
     if not any(phase.observed_runs for phase in report.phases):
-        return "No run was observed with ONNX Runtime's profile on, so nothing is known of single nodes in time."
-    return "This report was written without a timeline."
+        return "No run was profiled, so node times are unknown."
+    return "This report has no timeline."
 
 
 class Artist:
@@ -99,7 +99,7 @@ class Artist:
         self.nodes: dict[int, NodePlacement] = {node.position: node for node in phase.nodes}
 
     def draw(self, run: TimelineRun, number: int, index: int, *, is_open: bool) -> RunPicture:
-        """One run; `number` counts those of the phase, `index` all of them."""
+        """One run. `number`: within the phase; `index`: of all runs."""
         observed = ObservedRun(self.phase, run, {name: mark.label for name, mark in self.marks.items()})
         span = observed.span_us
         tracks = tuple(
@@ -138,17 +138,17 @@ class Artist:
 
 
 def _boxes(events: Iterable[Event]) -> str:
-    """One box per event, 10 high. The page's script reads start and width back from it."""
+    """SVG path with one box per event, 10 high; the page's script parses start and width."""
     return "".join(f"M{start} 0h{host}v10h-{host}z" for _, start, host in events)
 
 
 def _percents(part: float, whole: float) -> str:
-    """`12.5%`, short."""
+    """A ratio as `12.5%`."""
     return f"{100 * part / whole:.3f}".rstrip("0").rstrip(".") + "%"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-14,17,16`: runs of consecutive numbers joined, in the order given."""
+    """`0-14,17,16`: consecutive numbers as ranges, in the given order."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
