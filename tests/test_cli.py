@@ -192,7 +192,7 @@ def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[
         ("--top-p", 1.5, "top-p"),
         ("--repetition-penalty", 0, "--repetition-penalty is 0.0; it must be from 0.01 to 100 (1: off)"),
         ("--stop", "", "--stop is empty"),
-        ("--stop", "x" * 4097, "--stop has 4,097 characters; give at most 4,096"),
+        ("--stop", "x" * 4097, "--stop has 4,097 characters; the maximum is 4,096"),
         ("--probe-seconds", -1, "--probe-seconds is -1"),
         ("--provider", "", "provider"),
         ("--provider", "cqu", "cpu"),
@@ -217,7 +217,7 @@ def test_prompts_that_cannot_be_used(
 
 def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ",".join(["5"] * 64)
-    err = fails(capsys, 1, "which leaves no room for an answer", "generate", package, ids, "--token-ids")
+    err = fails(capsys, 1, "which leaves no room for a completion", "generate", package, ids, "--token-ids")
     assert "has 64 tokens and the cache holds 64, " in err and "--max-length 128" in err
     out, err = succeeds(capsys, "generate", package, ids[2:], "--token-ids", "--json")
     assert json.loads(out)["rows"][0]["finish_reason"] in ("cache_full", "stop")

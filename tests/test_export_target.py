@@ -76,7 +76,7 @@ def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
 
 def test_a_target_that_opened_and_ran_it_is_said_to_have_done_so(exporting: Export) -> None:
     code, out, _ = exporting("--no-verify", "--target", "cpu")
-    assert code == 0 and "  smoke run   cpu: ran, opened, read 5 tokens and one more" in out
+    assert code == 0 and "  smoke run   cpu: ran, opened; prefill of 5 tokens and one decode step" in out
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
     assert line.endswith("; opened and ran there, not verified")
 

@@ -167,7 +167,7 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
         open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
         assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
     said = " ".join(place(planted, "--probe-seconds", 0.1).out.split())
-    why = "experiments on 4 nodes are missing or not complete: probing budget exhausted (--probe-seconds): "
+    why = "experiments on 4 nodes are missing or incomplete: probing budget exhausted (--probe-seconds): "
     _, found, names = said.partition(why)
     assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"
 
@@ -241,7 +241,7 @@ def test_a_kernel_that_the_cpu_cannot_make_is_told_by_its_node(tmp_path):
     text += '  [odd] r = Resize<mode="cubic">(h, "", s)\n  [last] y = Neg(r)\n}'
     path = write(tmp_path / "m.onnx", text)
     done = execute("-m", "partita", "place", path, "--provider", "cpu", folder=tmp_path)
-    one_line(done, "'Cubic' mode only supports", "it fails over node 'odd' (Resize); the rest opens", code=3)
+    one_line(done, "'Cubic' mode only supports", "it fails on node 'odd' (Resize); the rest opens", code=3)
     done = execute("-m", "partita", "place", path, "--provider", "cpu", "--probe-seconds", 0, folder=tmp_path)
     one_line(done, "'Cubic' mode only supports", code=3)
     assert "'odd'" not in done.err

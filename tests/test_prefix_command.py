@@ -262,9 +262,9 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
     assert capsys.readouterr().out == wanted and found[2] == found[1]
     for words, code, says in (
         (("--prefix", long["system"], "--system", "a"), 2, "leave out --system"),
-        (("--prefix", long["text"]), 2, "no message of the system"),
-        (("--prefix", tmp_path / "none"), 1, "no prefix that can be read"),
-        (("--prefix", said), 1, "no prefix that can be read"),
+        (("--prefix", long["text"]), 2, "no system message"),
+        (("--prefix", tmp_path / "none"), 1, "not a readable prefix"),
+        (("--prefix", said), 1, "not a readable prefix"),
     ):
         assert chat(monkeypatch, "hi\n", package, *words) == code
         assert says in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypat
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: ())
     (finding,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert finding.reason == "not_in_build" and 'pip install "partita[cpu]"' in finding.remedy
-    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs an ONNX Runtime")
+    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs ONNX Runtime")
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {})
     (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert none.evidence == "no ONNX Runtime is installed"

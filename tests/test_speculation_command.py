@@ -88,7 +88,7 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
     for options, says in (
         (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
         (("--speculate", "ngram", "--draft", package), "give only one of them"),
-        (("--speculate", "ngram"), "take in every token that they are fed"),
+        (("--speculate", "ngram"), "cannot be rewound"),
     ):
         _, err = generated(*options, folder=recurrent, code=2)
         assert says in " ".join(err.split())

@@ -1,1 +1,1 @@
-"""From a package to tokens, and to the facts of the run. Importing this package imports nothing."""
+"""Runs packages: sessions on a provider chain, generation, placement experiments. Imports nothing itself."""

@@ -1,7 +1,7 @@
-"""Work in native code that may never end, in a thread of its own, with a time limit and Ctrl-C.
+"""Runs native code that may not return in a thread, with a time limit and Ctrl-C.
 
-Python can stop no thread. Work that does not stop when it is asked to goes on (`left`): the objects that it uses must
-live, and the process has to end without waiting for it.
+Python cannot stop a thread. Work that does not stop on request keeps running (`left`): its objects stay alive, and the
+process must exit without waiting for it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 STOP_SECONDS = 2.0
-"""For work to stop, once it is asked to."""
+"""Time limit for work to stop after the request."""
 POLL_SECONDS = 0.2
-"""Where a wait cannot be interrupted (Windows), it ends this often for Ctrl-C."""
+"""Polling interval for Ctrl-C if a wait cannot be interrupted (Windows)."""
 _left: list[Callable[[], Any]] = []
 
 
 class LateError(Exception):
-    """Work did not end in time; `left`: nor did it stop when it was asked to."""
+    """Work exceeded its time limit. `left`: it did not stop on request either."""
 
     def __init__(self, *, left: bool) -> None:
         super().__init__()
@@ -29,17 +29,17 @@ class LateError(Exception):
 
 
 def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> T:
-    """The result of `work`. `stop` asks it to stop, from this thread.
+    """The result of `work`. `stop` requests it to stop, from this thread.
 
-    Raises LateError when it takes longer than `seconds`, and whatever `work` raises. An exception that a signal raises
-    here is raised when the work has stopped, or after `STOP_SECONDS`.
+    Raises LateError after `seconds`, and the exceptions of `work`. An exception from a signal is raised when the work
+    has stopped, or after `STOP_SECONDS`.
     """
     future: Future[T] = Future()
 
     def in_thread() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=in_thread, daemon=True).start()
@@ -56,20 +56,20 @@ def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> 
 
 
 def left(work: Callable[[], Any] | None = None) -> bool:
-    """Whether a thread of this process still does work that did not stop: this work, or any."""
+    """Whether work that did not stop is still running in this process; `work`: this work only."""
     return bool(_left) if work is None else work in _left
 
 
 def _stop(work: Callable[[], Any], stop: Callable[[], None], future: Future[Any]) -> None:
-    """Ask the work to stop, and keep it with the objects that it uses when it does not."""
-    _left.append(work)  # before the wait, which a signal may cut short
+    """Request the work to stop; keep its objects alive if it does not."""
+    _left.append(work)  # before the wait, which a signal may interrupt
     stop()
     if _ended(future, STOP_SECONDS):
         _left.remove(work)
 
 
 def _ended(future: Future[Any], seconds: float) -> bool:
-    """Wait for the end of the work, at most `seconds`; whether it has ended."""
+    """Whether the work ends within `seconds`."""
     until = time.monotonic() + seconds
     while not future.done() and (remaining := until - time.monotonic()) > 0:
         wait([future], min(POLL_SECONDS, remaining))

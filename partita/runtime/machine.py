@@ -1,6 +1,6 @@
-"""This machine: its hardware and packages for reports, and the report of `partita providers`.
+"""This machine's hardware and packages for reports, and the report of `partita providers`.
 
-`describe_machine` imports ONNX Runtime in worker processes alone.
+`describe_machine` imports ONNX Runtime only in worker processes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from partita.runtime.chain.wheels import environment_findings, plugin_wheels, ru
 from partita.runtime.cpu.cores import cpu_name
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
-"""The build does not record its cuDNN; the CUDA provider says it when it cannot start."""
+"""The build does not record its cuDNN version; the CUDA provider logs it when it cannot start."""
 PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
-"""Packages that take part in a run or an export."""
+"""Packages that affect a run or an export."""
 
 
 def environment() -> Environment:
-    """This machine and its installed packages, as a report has them. Imports ONNX Runtime."""
+    """This machine and its installed packages, for a report. Imports ONNX Runtime."""
     from partita.runtime.ort.registry import ort_build
 
     build, wheels = ort_build(), runtime_wheels()
@@ -56,7 +56,7 @@ def environment() -> Environment:
 
 
 def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float = TIMEOUT_SECONDS) -> MachineReport:
-    """Try every known provider, those that ONNX Runtime has besides, and `extra`; takes seconds."""
+    """Check every known provider, every other provider of this ONNX Runtime, and `extra`; takes seconds."""
     began = time.perf_counter()
     (inventory,) = examine([{"inventory": True}], timeout_seconds=timeout_seconds)
     found = inventory.found or {}
@@ -96,7 +96,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
 
 
 def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tuple[Provider, ...]:
-    """Known providers by rank and name, then the user's libraries, then whatever else ONNX Runtime was built with."""
+    """Known providers by rank and name, then the user's libraries, then other providers of the build."""
     taken = {provider.name for provider in extra}
     known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
     ours = {provider.ort_name for provider in all_names(extra).values()}
@@ -105,7 +105,7 @@ def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tupl
 
 
 def import_error(inventory: Examined) -> str:
-    """Why ONNX Runtime could not be imported, on one line."""
+    """The error of importing ONNX Runtime, on one line."""
     error = (inventory.found or {}).get("error")
     if error:
         return one_line(f"{error['type']}: {error['text']}")
@@ -113,13 +113,13 @@ def import_error(inventory: Examined) -> str:
 
 
 def _needed_cudnn(checks: Sequence[Check]) -> str | None:
-    """cuDNN that a provider asked for when it did not start; None when none said."""
+    """The cuDNN version in the log of a provider that did not start; None without one."""
     texts = (line for entry in checks for line in entry.log)
     return next((match["cudnn"] for text in texts if (match := NEEDED_CUDNN.search(text))), None)
 
 
 def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
-    """One provider for the report."""
+    """The report entry of one provider."""
     resolution = result.resolution
     provider = resolution.provider
     return ProviderEntry(
@@ -142,14 +142,14 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
 
 
 def _without_runtime(provider: Provider, error: str) -> Check:
-    """A provider where ONNX Runtime cannot be imported."""
+    """The check of a provider when ONNX Runtime cannot be imported."""
     why = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
     remedy = extras.remedy(extras.RUNTIME)
     return Check(Resolution(provider, "unavailable", why.reason, why.evidence, remedy), None, None)
 
 
 def _plugin_of(provider: Provider) -> str | None:
-    """Where a plugin comes from: a library given by its path, or an installed package."""
+    """The source of a plugin: a library path, or an installed package."""
     if provider.library is not None:
         return str(provider.library)
     version = installed_version(provider.plugin.wheel) if provider.plugin else None
@@ -157,7 +157,7 @@ def _plugin_of(provider: Provider) -> str | None:
 
 
 def _options_of(provider: Provider) -> tuple[OptionEntry, ...]:
-    """The options that a provider takes."""
+    """The known options of a provider."""
     return tuple(
         OptionEntry(
             name=option.name, kind=option.kind, default=option.default, choices=option.choices, meaning=option.meaning

@@ -9,7 +9,7 @@ from tests.diagnosis.test_reasons import context
 
 
 def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
-    declared = changed("output_shape", "taken", "the sizes [2,9] declared of what it makes")
+    declared = changed("output_shape", "taken", "the declared output sizes [2,9]")
     by_constant = changed("input", "taken", "input shape as a constant")
     (alone,) = conclusions(probe(LEFT, declared))
     assert alone.factors == ("output_shape",)
@@ -18,7 +18,7 @@ def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
 
 
 def test_a_declaration_has_a_remedy_of_its_own():
-    declared = changed("output_shape", "taken", "the sizes [2,9] declared of what it makes")
+    declared = changed("output_shape", "taken", "the declared output sizes [2,9]")
     fixed = changed("static_shape", "taken", "all sizes fixed")
     remedies = []
     for trial in (declared, fixed):

@@ -252,7 +252,7 @@ def test_external_data_that_is_cut_off_is_told_in_a_sentence(sample: Sample) -> 
     folder = sample("genai-int4-cpu")
     data = folder / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(PackageError, match=r"'model\.onnx\.data' is cut off: it has 1,000 bytes, and the graph reads"):
+    with pytest.raises(PackageError, match=r"'model\.onnx\.data' is truncated: it has 1,000 bytes, but the graph"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
@@ -310,7 +310,7 @@ def test_cut_weights_of_a_folder_are_not_exported_over(sample: Sample) -> None:
     folder = sample("genai-int4-cpu")
     with (folder / "model.onnx.data").open("r+b") as stream:
         stream.truncate(100)
-    with pytest.raises(PackageError, match="cut off: it has 100 bytes.*") as caught:
+    with pytest.raises(PackageError, match="truncated: it has 100 bytes.*") as caught:
         read_model_file(folder / "model.onnx", folder)
     assert str(caught.value).endswith("get the folder again")
 
@@ -337,7 +337,7 @@ def test_an_operator_set_that_this_onnx_runtime_does_not_have(sample: Sample) ->
 
     folder = altered(sample("optimum"), change)
     with pytest.raises(
-        PartitaError, match=r"operator set 99 of ai\.onnx, and this ONNX Runtime knows up to \d+; run it with"
+        PartitaError, match=r"operator set 99 of ai\.onnx, but this ONNX Runtime supports up to \d+; run it with"
     ):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 

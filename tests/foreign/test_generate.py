@@ -33,7 +33,7 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
     assert cli.run([*words, "--max-length", "16"]) == 1
     said = capsys.readouterr().err
     assert (
-        "the cache holds 16; shorten it, or open the folder for longer texts: --max-length 64" in said
+        "the cache holds 16; shorten it, or open the folder with a longer cache: --max-length 64" in said
         and "export" not in said
     )
     with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:

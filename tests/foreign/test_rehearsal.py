@@ -80,7 +80,7 @@ def test_a_mask_that_shows_is_fed(mask: str, tmp_path: Path) -> None:
 def test_a_mask_that_hides_is_refused(mask: str, tmp_path: Path) -> None:
     """By its name it is a mask like others; with 1 for every token, none would be seen."""
     folder = folder_of(decoder(mask, HIDDEN), tmp_path / "hidden")
-    with pytest.raises(PackageError, match=r"decoder\.onnx: the input 'attention_mask' hides what it has 1 for"):
+    with pytest.raises(PackageError, match=r"decoder\.onnx: the input 'attention_mask' hides tokens where it is 1"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
@@ -88,7 +88,7 @@ def test_a_graph_of_one_token_a_step_that_sees_nothing_of_what_came_before_is_re
     """It reads every text in the same steps, so whole and in parts are no comparison."""
     one = decoder("int64[1,T]", HIDDEN).replace("int64[1,S]", "int64[1,1]")
     folder = folder_of(one, tmp_path / "hidden")
-    with pytest.raises(PackageError, match="begin with different ones have the same logits, so its cache, positions"):
+    with pytest.raises(PackageError, match="with different beginnings have the same logits, so its cache, positions"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
     seen = folder_of(one.replace(HIDDEN, SHOWN), tmp_path / "shown")
     assert tokens(seen, [PROMPT], Choice(), 8) == [adding(PROMPT, 6)]
@@ -106,7 +106,7 @@ def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
 
 def test_a_text_that_has_other_logits_in_parts_is_refused(tmp_path: Path) -> None:
     folder = folder_of(decoder(summed=OLDER_TWICE), tmp_path / "twice")
-    with pytest.raises(PackageError, match=r"6 tokens at once and one after the other gives logits that differ by"):
+    with pytest.raises(PackageError, match=r"the logits of 6 tokens run at once and one by one differ by"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
@@ -132,7 +132,7 @@ def test_a_mask_of_the_new_tokens_alone_is_told_before_the_first_prompt(tmp_path
         "counted = Mul(present_key_0, column)", "own = Mul(new, column)\n  counted = Add(new, own)"
     )
     folder = folder_of(text, tmp_path / "own")
-    with pytest.raises(PackageError, match=r"own: a text of 6 tokens, tried before .* --contract FILE\.toml"):
+    with pytest.raises(PackageError, match=r"own: the test run of 6 tokens before .* --contract FILE\.toml"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 

@@ -159,7 +159,7 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
         model.save_prefix(file, list(SYSTEM), adapter="loud")
         found = model.generate(prompts, max_new_tokens=4, adapter=["loud", "loud"], prefix=file).run().tokens
         assert found == tuple(known((*SYSTEM, *prompt), "loud", 4, ("key",)) for prompt in prompts)
-        with pytest.raises(GenerationError, match="read with adapter loud, and this run has adapter small"):
+        with pytest.raises(GenerationError, match="saved with adapter loud, but this run uses adapter small"):
             model.generate(prompts, adapter="small", prefix=file)
         with pytest.raises(UsageError, match="was read with one adapter, or none, and the prompts have several"):
             model.generate(prompts, adapter=["loud", None], prefix=file)

@@ -603,7 +603,7 @@ def test_wrong_messages_are_a_sentence(model, messages, says):
 def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
     for prompt, says in (
         ("", "empty"),
-        ([], "no prompt was given; give one or more"),
+        ([], "no prompt was given; pass one or more"),
         ([1] * 65, "the cache holds 64"),
         ([9999], "vocabulary"),
         ([-1], "token id -1 at position 0"),
@@ -854,5 +854,5 @@ def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monk
     """Graphs of other exporters may give those of the last token of a step alone."""
     with partita.load(package, "cpu") as model:
         monkeypatch.setattr("partita.runtime.generate.planner._wanted_positions", lambda *given: (0,))
-        with pytest.raises(partita.GenerationError, match=r"gives logits at 0 of the \d+ tokens .* a row ends at \d+"):
+        with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
             model.generate("return the value", max_new_tokens=2).run()

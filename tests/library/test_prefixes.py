@@ -50,7 +50,7 @@ def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
                 model.save_prefix(tmp_path / "f", text, system=system)
         with pytest.raises(partita.ArgumentError, match="inside"):
             model.save_prefix(package / "f", "a")
-        with pytest.raises(partita.GenerationError, match="no prefix that can be read"):
+        with pytest.raises(partita.GenerationError, match="not a readable prefix"):
             model.generate("a", prefix=tmp_path / "f")
         with pytest.raises(partita.GenerationError, match="is empty"):
             model.save_prefix(tmp_path / "f", [])

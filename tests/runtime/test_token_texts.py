@@ -56,5 +56,5 @@ def test_a_text_that_a_vocabulary_cannot_say_is_an_error_of_the_prompt(tmp_path)
     """The tokenizer raises a plain exception there, which would end a run over a file."""
     text = tokenizer(tmp_path, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"})
     assert text.encode("a") == [0]
-    with pytest.raises(GenerationError, match="the tokenizer cannot take this text"):
+    with pytest.raises(GenerationError, match="the tokenizer cannot encode this text"):
         text.encode("b")

@@ -133,7 +133,7 @@ def probed(report: Report, **changes: Any) -> Report:
         source_line=None,
     )
     took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, unprobed=())
-    notes = ("experiments on 1 node are missing or not complete: the budget: even",)
+    notes = ("experiments on 1 node are missing or incomplete: the budget: even",)
     return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
 
 

@@ -49,7 +49,7 @@ def test_the_first_request_begins_with_the_prefix(server, package, prefix, proce
 
 def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tmp_path, monkeypatch):
     with (
-        pytest.raises(GenerationError, match="no prefix that can be read"),
+        pytest.raises(GenerationError, match="not a readable prefix"),
         running({"tiny": package}, prefix=tmp_path),
     ):
         pass

@@ -1,1 +1,1 @@
-"""The provider chain: opened as it was named, or refused with the nodes that would not go to it."""
+"""Opens a session on a provider chain, or raises an error with the nodes that the chain does not run."""

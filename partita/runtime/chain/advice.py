@@ -1,7 +1,4 @@
-"""What to do where a chain refuses a package: the step of the reason that makes sense for this very package.
-
-A model that is no package can only be changed where it came from, so there is no command for it.
-"""
+"""Remedies for packages and models that a provider chain refuses: `partita export` commands without fallbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--
 
 
 def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
-    """What a report says of the package that was run."""
+    """The report's record of the package that was run."""
     graph, verification = manifest.graph, manifest.verification
     return PackageFacts(
         name=folder.resolve().name,
@@ -43,32 +40,32 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
 
 
 def _quality(measured: Quality) -> PackageQuality:
-    """What a report says of the quality of a package."""
+    """The report's record of a package's measured quality."""
     return PackageQuality(**{name: getattr(measured, name) for name in PackageQuality.model_fields})
 
 
 def _identity(folder: Path, manifest: Manifest) -> str:
-    """The hash of a package's manifest; of a folder that has none, of what was inferred in its place."""
+    """SHA-256 of the package's manifest, or of the manifest inferred from a foreign folder."""
     if manifest.foreign is None:
         return sha256_of(folder / MANIFEST)
     return hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
 
 
 def _of_package(graph: Path) -> PackageFacts | None:
-    """The package that the ONNX file `graph` belongs to; None when it is a file by itself."""
+    """The package that contains the ONNX file `graph`; None for a single file."""
     if not (graph.parent / MANIFEST).is_file():
         return None
     try:
         return package_facts(graph.parent, read_manifest(graph.parent))
-    except PackageError:  # a folder with a manifest of something else
+    except PackageError:  # the folder has another program's manifest
         return None
 
 
 def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool = True) -> Remedy | None:
-    """How to make the package anew so that nodes lost for these reasons (most frequent first) go to `wanted`.
+    """The export command that puts nodes lost for these reasons (most frequent first) on `wanted`.
 
-    `asking`: also by asking the provider, which has to be installed where the package is made; what does without stands
-    second then. None when it is no package, or nothing else is known that would help.
+    `asking`: also suggest probing the provider during export, which requires the provider to be installed there.
+    Remedies without probing come second. None for a file outside a package, or without a remedy.
     """
     package = _of_package(graph)
     if package is None:
@@ -85,7 +82,7 @@ def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool 
 
 
 def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
-    """Remedies that ask a provider which lowering it takes, and the others, by their titles."""
+    """Remedies that probe the provider for its lowerings, and other remedies, by title."""
     found: tuple[list[Remedy], list[Remedy]] = ([], [])
     for action in actions:
         title = action.title[:1].lower() + action.title[1:]
@@ -94,7 +91,7 @@ def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
 
 
 def anew_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
-    """How the package can be made anew for the first provider of the chain that was asked and for which that helps."""
+    """The export command for the first provider of the chain for which a new export helps; None without one."""
     reasons: dict[str, Counter[str]] = {}
     for entry in (entry for node in nodes for entry in node.asked):
         reasons.setdefault(entry.provider, Counter())[entry.reason] += 1
@@ -103,7 +100,7 @@ def anew_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
 
 
 def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[RefusedNode, ...]:
-    """Nodes off the chain, as an error carries them. `active`: providers of the chain that are there."""
+    """Nodes on other providers, as an error carries them. `active`: the available providers of the chain."""
     return tuple(
         RefusedNode(
             node=entry.node,

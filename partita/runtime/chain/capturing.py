@@ -1,7 +1,7 @@
-"""Whether a package's decode steps can be captured and replayed (graph capture), checked before a run.
+"""Graph capture: whether a package's decode steps can be captured and replayed, checked before a run.
 
 ONNX Runtime refuses a session with nodes on another provider, without naming them; other obstacles make the run fail or
-compute something else.
+its output wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def recording_session(
     chain: tuple[Resolution, ...],
     opened: Callable[[tuple[Resolution, ...]], Session],
 ) -> Session:
-    """The session that `opened` opens on a chain, with graph capture for the graph of decode steps only.
+    """A session with graph capture for the graph of decode steps, opened by `opened`.
 
-    Raises ProviderError where its steps cannot be captured, and as `opened` does.
+    Raises ProviderError when the decode steps cannot be captured, and the errors of `opened`.
     """
     recorder = recorder_of(chain)
     if recorder is not None and recorder.status != "active":
@@ -64,18 +64,18 @@ def recording_session(
 
 
 def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
-    """Raise ProviderError for a graph whose steps differ in more than the values of their inputs."""
+    """Raise ProviderError when decode steps differ in more than the values of their inputs."""
     mask = port_by_role(graph, "mask")
     if contract.rereads:
-        raise _refused(path, ["it keeps no cache, so every step reads a longer text"])
+        raise _refused(path, ["it has no KV cache, so every step has a longer input"])
     if any(moves(state) for state in contract.states):
-        raise _refused(path, ["its cache grows with every token, so no step has the shapes of the one before"])
+        raise _refused(path, ["its cache grows with every token, so the shapes of every step differ"])
     if mask is not None and not all(isinstance(size, int) for size in mask.shape[1:]):
-        raise _refused(path, [f"its input {mask.name} is longer in every step"])
+        raise _refused(path, [f"its input {mask.name} grows with every step"])
 
 
 def check_session(path: Path, graph: GraphFile, contract: Contract, session: Session) -> None:
-    """Raise ProviderError where a step has data in host memory, or copies within a run."""
+    """Raise ProviderError when a decode step has data in host memory or copies."""
     found = on_host(graph, contract, session.wanted_memory)
     copies = sum(name.startswith(MEMCPY) for stream in session.plan or () for name in stream)
     if copies:
@@ -85,22 +85,22 @@ def check_session(path: Path, graph: GraphFile, contract: Contract, session: Ses
 
 
 def on_host(graph: GraphFile, contract: Contract, wanted: Mapping[str, str]) -> list[str]:
-    """Sentences about data of a decode step in host memory that changes from step to step. `wanted`: memory by port."""
+    """Reasons why data of a decode step is in host memory. `wanted`: memory by port."""
     ports = [port for port in graph.inputs if wanted[port.name] == HOST_MEMORY and _changes(port.role)]
-    found = [f"a kernel reads {port.name} in host memory, where a replay does not look" for port in ports]
+    found = [f"a kernel reads {port.name} in host memory, which a replay does not update" for port in ports]
     states = [state for state in contract.states if wanted[state.past] == HOST_MEMORY]
     if states:
         found.append(f"{plural(len(states), 'state')} of its cache in host memory")
     for port in graph.outputs:
         if wanted[port.name] == HOST_MEMORY:
-            found.append(f"{port.name} is made in host memory")
+            found.append(f"{port.name} is computed in host memory")
         elif wanted[port.name] == CUDA_MEMORY and port.dtype == "bfloat16":
-            found.append(f"{port.name} is bfloat16, which ONNX Runtime does not read back from CUDA")
+            found.append(f"{port.name} is bfloat16, which ONNX Runtime cannot copy back from CUDA")
     return found
 
 
 def _changes(role: str) -> bool:
-    """Whether an input changes from step to step."""
+    """Whether an input differs between steps."""
     return role == "tokens" or (role != CONSTANT and cursor_writer(role, 1) is not None)
 
 
@@ -109,25 +109,26 @@ def _refused(path: Path, found: Sequence[str]) -> ProviderError:
 
 
 def recorder_of(chain: Sequence[Resolution]) -> Resolution | None:
-    """The provider of the chain that is to capture; None without one."""
+    """The provider of the chain with graph capture enabled; None without one."""
     return next((entry for entry in chain if entry.captures), None)
 
 
 def asked_again(settled: Sequence[Resolution], chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The state of each provider with the options of the chain, for the next graph."""
+    """The settled state of each provider, with the options of the chain, for the next graph."""
     options = {entry.provider.name: entry.options for entry in chain}
     return tuple(replace(entry, options=options[entry.provider.name]) for entry in settled)
 
 
 def without_recording(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The chain without graph capture, for graphs of no decode step."""
+    """The chain without graph capture, for graphs that run no decode steps."""
     return tuple(entry.uncaptured() for entry in chain)
 
 
 def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | None) -> PartitaError:
-    """The error where no session with graph capture opens, with the nodes on other providers where these are the cause.
+    """The error for a session with graph capture that does not open; it names nodes on other providers if they are the
+    cause.
 
-    `error`: of the session; None where the provider was left out of the chain. ONNX Runtime does not name the nodes, so
+    `error`: raised by the session; None if ONNX Runtime left the provider out. ONNX Runtime does not name the nodes, so
     a session without graph capture is opened for its placement.
     """
     recorder = recorder_of(chain)
@@ -155,6 +156,6 @@ def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | N
 
 
 def _not_there(recorder: Resolution) -> ProviderError:
-    """The error for a provider that is not used at all."""
+    """The error for a provider that ONNX Runtime does not use at all."""
     why = f": {recorder.reason}: {recorder.evidence}" if recorder.reason else ""
     return ProviderError(f"graph capture is not possible: {recorder.provider.name} is not used{why}", remedy=WITHOUT)

@@ -1,8 +1,7 @@
-"""The chain is the policy: a session on exactly the providers that were named, or a precise refusal.
+"""Opens a session on exactly the providers of a chain, or raises an error that names the cause.
 
-Closes every way in which ONNX Runtime leaves the chain without saying so: a provider that it skips, one that fails
-while the session is made, one that it drops for a model (`settling` reads all three), and nodes that end up on the CPU
-provider although the chain does not name it. Knows nothing of packages or tokens.
+Detects providers that ONNX Runtime skips, that fail while the session is created or that it drops for a model (see
+`settling`), and nodes on the CPU provider when the chain does not include it.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ from partita.runtime.ort.session import NativeFailureError, Opening, Session, op
 from partita.runtime.place.model_file import ModelFile, nodes_of, read_model_file
 
 MOST_NAMED = 5
-WITHOUT_PINS = Remedy("leave the pins out, or name a provider that takes single nodes, as cuda does")
+WITHOUT_PINS = Remedy("remove the pins, or use a provider that runs single nodes, e.g. cuda")
 
 
 class ChainError(ProviderError):
-    """A chain that a model cannot be opened on, with what is known of it, for those who look for the cause."""
+    """The chain cannot run the model. Carries the facts that a report of the cause needs."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class ChainError(ProviderError):
         super().__init__(message, where=path, remedy=remedy, nodes=nodes)
         self.path, self.chain = path, chain
         self.facts = facts
-        """Of a session with the CPU provider behind the chain; None when a provider failed and none was opened."""
+        """Facts of a session with the CPU provider added; None when a provider failed and no session opened."""
 
 
 def open_session(
@@ -81,14 +80,15 @@ def open_session(
     model: bytes | None = None,
     attention: Attention | None = None,
 ) -> Session:
-    """Open `path` on the active providers of the chain, and on no other.
+    """Open `path` on the active providers of the chain, and on no others.
 
-    `threads`: intra-op threads, None for one per core that the process may use. `observe` turns on profiling and the
-    log at INFO. `model` is opened in place of the file, with the weights beside it. `attention`: that of the graph.
-    A provider that cannot start is left out when the chain goes on after it; the session's `resolutions` say so.
-    Raises ProviderError when no provider of the chain starts, some node fits none of them, or a pin does not hold;
-    UsageError when the chain cannot be kept to, or a pin fits no node;
-    PackageError when the file is damaged; ResourceError when memory runs out.
+    `threads`: intra-op threads; None: one per usable core. `observe`: enable profiling and the log at INFO. `model`:
+    ONNX bytes to open instead of the file; its external data is in the file's folder. `attention`: attention of the
+    graph. A provider that cannot start is left out if others follow; see the session's `resolutions`.
+
+    Raises ProviderError when no provider of the chain starts, a node runs on none of them, or a pin is not honoured;
+    UsageError when ONNX Runtime cannot follow the chain, or a pin matches no node; PackageError for a damaged file;
+    ResourceError when memory runs out.
     """
     chain = registered(resolutions)
     _check_order(chain)
@@ -96,7 +96,7 @@ def open_session(
     while True:
         active = active_of(chain)
         if not active and any(entry.reason == "initialisation_failed" for entry in chain):
-            raise _start_refused(path, chain)  # experiments may tell over what
+            raise _start_refused(path, chain)
         if not active:
             raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
         began = time.perf_counter()
@@ -124,7 +124,7 @@ def open_session(
             _check_pinned_providers(session.resolutions, pins)
             session.pins = check_pins(session, marks)
             if not os.environ.get(BUILD_VARIABLE):
-                ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes a dry run's libraries for real
+                ensure_real()  # LD_LIBRARY_PATH may still point to the stub libraries of a dry run
         except BaseException:
             session.close()
             raise
@@ -132,21 +132,21 @@ def open_session(
 
 
 def _start_refused(path: Path, chain: tuple[Resolution, ...]) -> ChainError:
-    """The refusal of a chain of which no provider starts."""
+    """The error for a chain of which no provider starts."""
     return ChainError(nothing_left(chain), path=path, chain=chain, remedy=what_helps(chain))
 
 
 def _check_order(chain: Sequence[Resolution]) -> None:
-    """Raise UsageError for a chain that ONNX Runtime cannot keep to.
+    """Raise UsageError for a chain that ONNX Runtime cannot follow.
 
-    With a plugin in the chain it registers the CPU provider last, wherever it stands; and a library that is named twice
-    is one provider.
+    With a plugin in the chain, ONNX Runtime registers the CPU provider last, whatever its position. A plugin library
+    under two names is one provider.
     """
     active = active_of(chain)
     names = ort_names(active)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"`providers`: {twice} is in the chain twice, under two names; name it once")
+        raise UsageError(f"`providers`: {twice} is in the chain twice, under two names; list it once")
     plugin = next((entry.provider.name for entry in active if entry.library is not None), None)
     if plugin is not None and CPU in names[:-1]:
         raise UsageError(
@@ -156,9 +156,9 @@ def _check_order(chain: Sequence[Resolution]) -> None:
 
 
 def _refuse_strays(path: Path, session: Session) -> None:
-    """Raise ProviderError when a node is on the CPU provider although the chain does not name it.
+    """Raise ProviderError when a node is on the CPU provider and the chain does not include it.
 
-    ONNX Runtime's own ban does not see nodes in the bodies of If, Loop and Scan (1.27; 1.31 does).
+    ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
     """
     active = active_of(session.resolutions)
     if CPU in ort_names(active):
@@ -169,7 +169,7 @@ def _refuse_strays(path: Path, session: Session) -> None:
 
 
 def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
-    """Raise ProviderError when a pin asks for a provider of the chain that is not there."""
+    """Raise ProviderError when a pin names an unavailable provider."""
     for pin in pins:
         for entry in chain:
             if entry.provider.name == pin.provider.name and entry.status != "active":
@@ -177,12 +177,12 @@ def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) ->
 
 
 def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
-    """The chain as a report has it."""
+    """The chain as report records."""
     return tuple(chain_entry(resolution) for resolution in chain)
 
 
 def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open the session; when a provider would fill the log in every run, the log is that of one opened before."""
+    """Open the session. If a provider would fill the log in every run, the log is taken from a first session."""
     if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
         return open_native(path, active, opening)
     listing = open_native(path, active, opening)
@@ -194,11 +194,11 @@ def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
 
 def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: str) -> ProviderError:
-    """The refusal of pins without which a provider opens the model.
+    """The error for a provider that opens the model only without pins.
 
-    Providers that compile subgraphs, and plugins, look for these in a graph from which ONNX Runtime took the pinned
-    nodes before, and some stumble over the gaps (QNN and OpenVINO as plugins, seen with 1.27:
-    CreateSupportedPartitionNodeGroups in onnxruntime/core/providers/partitioning_utils.cc counts them in).
+    ONNX Runtime removes pinned nodes from the graph before it looks for subgraphs of compiling providers and plugins.
+    Some fail on the gaps: QNN and OpenVINO as plugins (1.27, CreateSupportedPartitionNodeGroups in
+    onnxruntime/core/providers/partitioning_utils.cc).
     """
     others = [pin.text for pin in pins if pin.provider.name != blamed.provider.name] or [pin.text for pin in pins]
     both = " and ".join(f"`pins={text}`" for text in others)
@@ -210,10 +210,10 @@ def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: st
 
 
 def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
-    """Names of active providers that were assigned no nodes, which ONNX Runtime does not mention.
+    """Names of active providers without nodes; ONNX Runtime does not report them.
 
-    A node of the file that is in the plan and in no list counts for them: the list can miss nodes (see
-    `Session.assigned`), though not those of the CPU provider.
+    A node of the file that is in the plan but in no list of `Session.assigned` counts as assigned to them, because
+    these lists may lack nodes of any provider but CPU.
     """
     listed = {node.name: node.provider for node in session.assigned() or ()}
     planned = {name for stream in session.plan or () for name in stream}
@@ -227,7 +227,7 @@ def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
 
 
 def chain_entry(resolution: Resolution) -> ChainEntry:
-    """What became of one provider of the chain, as a report has it."""
+    """The outcome of one provider of the chain, as a report record."""
     return ChainEntry.taken_from(
         resolution,
         provider=resolution.provider.ort_name,
@@ -237,9 +237,10 @@ def chain_entry(resolution: Resolution) -> ChainEntry:
 
 
 def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: NativeFailureError) -> PartitaError:
-    """Why the CPU provider would have been needed: a provider that did not start, or nodes that none took.
+    """The error for a model that needs the CPU provider: a provider that did not start, or the nodes without a
+    provider.
 
-    ONNX Runtime names neither. The same session opened without the ban tells.
+    ONNX Runtime names neither, so the session is opened again with the CPU provider allowed.
     """
     active = active_of(chain)
     try:
@@ -248,13 +249,14 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
         settled = settled_chain(chain, session)
-        # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
+        # Some providers name the nodes only when the CPU provider is not allowed, so that log is used, too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         facts = opened_facts(path, session, settled)
     finally:
         session.close()
     if not active_of(settled):
-        # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
+        # A provider that started and was dropped for this model gets a table of nodes; one that did not start gets
+        # none.
         rows = refused_nodes(facts, _entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(
@@ -264,7 +266,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
 
 
 def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
-    """The refusal, with its nodes."""
+    """The error for nodes that run on no provider of the chain, with these nodes."""
     rows = refused_nodes(facts, _entries(chain))
     names = ", ".join(resolution.provider.name for resolution in active_of(chain))
     counted = Counter(row.op_type or "?" for row in rows).most_common()
@@ -283,8 +285,9 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
 
 
 def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
-    """Facts of a session that was opened and not run: of the model in place of the file, where it was given one, for
-    nodes are named in it that have no name, or not one of their own, in the file.
+    """Facts of a session that was opened and not run.
+
+    They are of the model bytes rather than the file if both exist, because the bytes have a unique name for every node.
     """
     given = session.opening.model
     if given is not None:

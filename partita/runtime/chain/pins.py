@@ -1,7 +1,7 @@
-"""Pins: the nodes of a module run on a provider of the user's choice, which is checked after opening.
+"""Pins: `--pin PROVIDER:MODULE` runs the nodes of a module on a chosen provider, and the placement is checked.
 
-A pin names a module by a part of its path: `lm_head`, `layers.0-11`, `layers.3.mlp`. Its nodes are marked for ONNX
-Runtime's layer assignment, which drops an assignment silently; then the pin is an error.
+A pin matches a part of a module path: `lm_head`, `layers.0-11`, `layers.3.mlp`. ONNX Runtime's layer assignment ignores
+assignments that it cannot honour; then `check_pins` raises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYER = "layer_ann"
 """Key of the node metadata for ONNX Runtime's layer rules."""
 RULES = "session.layer_assignment_settings"
 NEEDED = (1, 27)
-"""First version with layer assignment; older ones ignore the key."""
+"""First version with layer assignment; older versions ignore the key."""
 RANGE = re.compile(r"(\d+)-(\d+)")
 MOST_NAMED = 5
 UNLISTED = ""
@@ -39,11 +39,11 @@ class Pin:
 
     @property
     def text(self) -> str:
-        """As the user wrote it, with the provider's own name."""
+        """The pin as the user wrote it, with the provider's canonical name."""
         return f"{self.provider.name}:{self.module}"
 
     def covers(self, module: str) -> bool:
-        """Whether the parts of the pin follow each other in the path of the module."""
+        """Whether the parts of the pin are consecutive parts of the module path."""
         wanted, parts = self.module.split("."), module.split(".")
         return any(
             all(map(_part_matches, wanted, parts[start : start + len(wanted)]))
@@ -53,7 +53,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The nodes of a file that were marked for pins, and its other nodes."""
+    """The nodes of a file that are marked for pins, and its other nodes."""
 
     pins: Mapping[str, Pin]
     """Pins by marked node."""
@@ -61,7 +61,7 @@ class Marks:
     """Names of nodes without a mark, and of all nodes in subgraphs."""
 
     def of(self, name: str) -> str | None:
-        """The marked node that a node was fused from, by its name; None for other nodes."""
+        """The marked node that the node `name` was fused from; None for other nodes."""
         if name in self.pins or name in self.others:
             return None
         longest = max((*replaced_by(name, self.pins), *replaced_by(name, self.others)), key=len, default="")
@@ -69,7 +69,7 @@ class Marks:
 
 
 def _part_matches(wanted: str, part: str) -> bool:
-    """Whether a part of a module path is equal, or a number within a range such as 0-11."""
+    """Whether a part of a module path equals `wanted`, or is a number in its range (e.g. 0-11)."""
     limits = RANGE.fullmatch(wanted)
     if limits is None:
         return wanted == part
@@ -77,10 +77,10 @@ def _part_matches(wanted: str, part: str) -> bool:
 
 
 def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ...]:
-    """Read `--pin PROVIDER:MODULE` texts.
+    """Parse `--pin PROVIDER:MODULE` texts.
 
-    Raises UsageError when one has no colon, names a provider that is not in the chain, has an empty part or a range
-    that runs backwards, or pins the same module to two providers.
+    Raises UsageError for a text without a colon, a provider outside the chain, an empty part, a descending range, or a
+    module that is pinned to two providers.
     """
     by_name = {name: provider for provider in chain for name in provider.names()}
     pins: list[Pin] = []
@@ -94,27 +94,27 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
             raise UsageError(f"`pins={text}`: {name} is not in the provider chain ({names}); add it to `providers`")
         for limits in filter(None, map(RANGE.fullmatch, module.split("."))):
             if int(limits[1]) > int(limits[2]):
-                raise UsageError(f"`pins={text}`: the range {limits[0]} runs backwards")
+                raise UsageError(f"`pins={text}`: the range {limits[0]} is descending")
         other = next((pin for pin in pins if pin.module == module), None)
         if other is not None:
-            raise UsageError(f"`pins={text}`: {module} is pinned to {other.provider.name} already; pin it once")
+            raise UsageError(f"`pins={text}`: {module} is already pinned to {other.provider.name}; pin it once")
         pins.append(Pin(provider, dotted(module)))
     return tuple(pins)
 
 
 def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[Opening, Marks]:
-    """The opening with marked nodes and the rules for them, and the marks.
+    """The opening with marked nodes and their layer rules, and the marks.
 
     Raises ProviderError when this ONNX Runtime has no layer assignment, UsageError when a pin matches no module or two
-    pins claim one node.
+    pins match the same node.
     """
     if not pins:
         return opening, Marks({})
     version = ort_build().version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
-            f"`pins` needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; "
-            "install a newer one"
+            f"`pins` needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} ignores pins; "
+            "install a newer version"
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={_mark(index)})" for index, pin in enumerate(pins))
     model, marks = marked_model(opening.model or path, pins)
@@ -122,7 +122,7 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
 
 
 def _mark(index: int) -> str:
-    """Layer name of a pin's nodes."""
+    """Layer name of the nodes of the pin with this index."""
     return f"partita_pin_{index}"
 
 
@@ -146,7 +146,7 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Mark
             first, second = pins[claims[0]], pins[claims[1]]
             if first.provider is not second.provider:
                 both = f"`pins={first.text}` and `pins={second.text}`"
-                raise UsageError(f"{both} both claim {module}; pin it once")
+                raise UsageError(f"{both} both match {module}; pin it once")
         if claims:
             node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=_mark(claims[0])))
             marks[node.name] = pins[claims[0]]
@@ -159,25 +159,24 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Mark
 
 
 def _no_module(pin: Pin, modules: Collection[str]) -> str:
-    """The message for a pin that matches no module, with the most similar modules."""
+    """The message for a pin that matches no module, with similar module names."""
     if not modules:
         return (
-            f"`pins={pin.text}`: a pin matches module paths in the metadata or node names, as "
-            "`partita export` and torch.onnx write them, and this file has neither"
+            f"`pins={pin.text}`: pins match module paths in node metadata or node names, as written by "
+            "`partita export` and torch.onnx; this file has neither"
         )
     paths = {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, module.count(".") + 2)}
     tails = {path.partition("model.")[2] or path for path in paths}
     near = difflib.get_close_matches(pin.module, sorted(tails), n=3, cutoff=0.5)
     hint = ", ".join(near) if near else ", ".join(sorted({tail.split(".")[0] for tail in tails})[:8])
-    return f"`pins={pin.text}`: no module of this model matches; some that exist: {hint}"
+    return f"`pins={pin.text}`: no module of this model matches; existing modules: {hint}"
 
 
 def check_pins(session: Session, marks: Marks) -> dict[str, str]:
-    """The pin of every pinned node and of the nodes fused from them, as text. Raises ProviderError for a node on
-    another provider.
+    """The pin text of every pinned node and of nodes fused from them.
 
-    Nodes that were optimised away do not count. The list of nodes can miss those of a provider (see
-    `Session.assigned`), but never those of the CPU provider.
+    Raises ProviderError for a pinned node on another provider. Nodes that were optimised away do not count. The node
+    lists may lack nodes of any provider but CPU (see `Session.assigned`).
     """
     listed = {node.name: node.provider for node in session.assigned() or ()}
     planned = {name for stream in session.plan or () for name in stream}
@@ -189,10 +188,10 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
         otherwise = UNLISTED if pin.provider.ort_name == CPU else pin.provider.ort_name
         wrong = [name for name in pinned if listed.get(name, otherwise) != pin.provider.ort_name]
         if wrong or not pinned:
-            where = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
+            where = f"{len(wrong)} of {len(pinned)} nodes run on another provider: {', '.join(wrong[:MOST_NAMED])}"
             found = where if pinned else "none of its nodes is in the plan"
             raise ProviderError(
-                f"`pins={pin.text}` does not hold: {found}; "
+                f"`pins={pin.text}` was not honoured: {found}; "
                 f"{pin.provider.name} has no kernel for them, or they were fused with other nodes"
             )
     kept = {*left, *left.values()}
@@ -200,9 +199,9 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
 
 
 def _fused(marks: Marks, left: Collection[str], names: Collection[str]) -> dict[str, str]:
-    """The nodes among `names` that were fused from marked nodes outside `left`, with those.
+    """Nodes of `names` that were fused from marked nodes outside `left`, with their marked nodes.
 
-    ONNX Runtime fuses before it makes the list: of a MatMul with a bias only `<MatMul>/MatMulAddFusion` is listed.
+    ONNX Runtime fuses before it assigns: of a MatMul with a bias, only `<MatMul>/MatMulAddFusion` is listed.
     """
     found = {name: marked for name in names if (marked := marks.of(name)) is not None}
     return {name: marked for name, marked in found.items() if marked not in left}

@@ -1,6 +1,6 @@
-"""Whether a provider runs on this machine: a worker process runs a model of one node, and its output is compared.
+"""Whether a provider runs on this machine: a worker process runs a model of one node and compares its output.
 
-ONNX Runtime is imported in the worker alone. A crash, a hang or a wrong output is a finding.
+Only the worker imports ONNX Runtime. A crash, a timeout or a wrong output is a result.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PROBE_MODEL = base64.b64decode(
     "CAc6aAoYCgF4CgF3EgF5GgVwcm9iZSIGTWF0TXVsEgVwcm9iZSobCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhMKAXgSDgoMCAESCAoCCAIK"
     "AggCYhMKAXkSDgoMCAESCAoCCAIKAggCQgQKABAN"
 )
-"""One MatMul, opset 13: y[2,2] = x[2,2] · w, w = [[1, 2], [3, 4]], all float32. tests/runtime makes it again."""
+"""One MatMul, opset 13: y[2,2] = x[2,2] · w, w = [[1, 2], [3, 4]], all float32. A test in tests/runtime rebuilds it."""
 FEED = ((1.0, 2.0), (-3.0, 0.5))
 ANSWER = ((7.0, 10.0), (-1.5, -4.0))
-"""Every number and every partial sum is exact in float16, so that a provider that computes in it must agree too."""
+"""Every number and partial sum is exact in float16, for providers that compute in float16."""
 TOLERANCE = 1e-2
 TIMEOUT_SECONDS = 60.0
-"""A first use of a GPU may compile for many seconds; nothing that works takes a minute for one small MatMul."""
+"""The first use of a GPU may compile for many seconds, but a working provider needs less than a minute."""
 LAST_LINES = 3
 STAGES: Mapping[str, str] = {
     "start": "starting Python",
@@ -45,59 +45,59 @@ STAGES: Mapping[str, str] = {
     "load": "loading the provider's library",
     "run": "opening a session and running one MatMul",
 }
-"""What is under way once the worker has announced a stage."""
+"""The activity that follows each stage that the worker reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one provider when it was tried."""
+    """The result of the check of one provider."""
 
     resolution: Resolution
-    """Unavailable, with its reason, when the provider is not usable."""
+    """Unavailable, with a reason, if the provider is not usable."""
     library_loads: bool | None
     device_found: bool | None
     devices: tuple[Device, ...] = ()
     software: bool = False
-    """It ran, but ONNX Runtime found no GPU: its device is the CPU in disguise."""
+    """It ran, but ONNX Runtime found no GPU, so it computed on the CPU."""
     seconds: float | None = None
-    """None when there was nothing to try."""
+    """None if the provider was not tested."""
     log: tuple[str, ...] = ()
-    """What native code of the worker wrote."""
+    """Output of the worker's native code."""
 
     @property
     def usable(self) -> bool:
-        """It alone ran the model and gave the known answer."""
+        """Whether it ran the model without fallback and the output is correct."""
         return self.resolution.status == "active"
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a worker found out, or how it ended."""
+    """The result of a worker, or how it ended."""
 
     found: Mapping[str, Any] | None
-    """The result of `examined`; None when it ended without one."""
+    """The result of `examined`; None if the worker ended without one."""
     stage: str
-    """The last stage that it reached."""
+    """The last stage that the worker reached."""
     log: tuple[str, ...]
     """Lines of its stderr."""
     how: str
-    """How it ended, when it gave no result."""
+    """How the worker ended, if it returned no result."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultChain:
-    """The chain of a run that names none."""
+    """The provider chain of a run without `--providers`."""
 
     chain: tuple[Provider, ...]
     reason: str
-    """Why this one, as a sentence without a full stop."""
+    """The reason for this chain, as a sentence without a full stop."""
     skipped: tuple[Resolution, ...] = ()
-    """Installed providers that come before it and could not start."""
+    """Installed providers with a higher rank that could not start."""
 
 
 def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
-    """Try every active resolution, side by side as far as there are cores; the others are passed on as they are."""
+    """Check every active resolution, in parallel on the available cores; other resolutions are returned unchanged."""
     tried = [resolution for resolution in resolutions if resolution.status == "active"]
     outcomes = examine([request_of(entry) for entry in tried], timeout_seconds=timeout_seconds)
     judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(tried, outcomes, strict=True)}
@@ -111,7 +111,8 @@ def examine(
     slots: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Examined]:
-    """A worker process for each request, at most `slots` at a time (None: one per core); outcomes in that order.
+    """Run `examined` in a worker process for each request, at most `slots` at a time (None: one per core); in that
+    order.
 
     `requests`: arguments of `examined`. A worker without a result after `timeout_seconds` is killed.
     """
@@ -125,7 +126,7 @@ def examine(
 
 
 class _Examination:
-    """One worker that examines."""
+    """A worker process that runs `examined`."""
 
     def __init__(self, stack: ExitStack, request: Mapping[str, Any], environment: Mapping[str, str] | None) -> None:
         self.stage, self.began, self.ended = "start", time.monotonic(), 0.0
@@ -141,7 +142,7 @@ class _Examination:
         self.ended = time.monotonic()
 
     def outcome(self, timeout_seconds: float) -> Examined:
-        """What came of it, `timeout_seconds` after its start at the latest."""
+        """The result, at most `timeout_seconds` after the start of the worker."""
         found, how = None, ""
         try:
             found = self.worker.wait(self.future, max(self.began + timeout_seconds - time.monotonic(), 0.0))
@@ -165,7 +166,7 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
 
 
 def judge(resolution: Resolution, outcome: Examined) -> Check:
-    """Read what a worker found out."""
+    """The check that follows from a worker's result."""
     result = outcome.found or {}
     why = _why_not(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
@@ -186,7 +187,7 @@ def judge(resolution: Resolution, outcome: Examined) -> Check:
 
 
 def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any]) -> Failure | None:
-    """Why the provider is not usable; None when it is."""
+    """The reason why the provider is not usable; None if it is usable."""
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.found is None:
         last = " | ".join(outcome.log[-LAST_LINES:])
@@ -202,23 +203,23 @@ def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any
 
 
 def _words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
-    """What was logged and raised, most telling first: errors of the log, the exception, lines of other libraries."""
+    """Log lines and exception texts, most specific first: logged errors, the exception, lines of other libraries."""
     logged = [match for line in log if (match := HEAD.match(line)) and STRICT not in line]
     errors = [one_line(match["text"]) for match in logged if match["severity"] in "EF"]
     warnings = [one_line(match["text"]) for match in logged if match["severity"] == "W"]
     raised = one_line(str(error.get("text", "")))
     strict = STRICT in raised
     if strict:
-        raised = "it started, but did not take a MatMul of float32"
+        raised = "it started, but did not run a float32 MatMul"
     elif error.get("type") not in (None, "Fail", "RuntimeError"):
         raised = f"{error['type']}: {raised}"
     others = [line for line in log if not HEAD.match(line)]
-    # That a node was left over follows from what was logged; an exception of another kind tells more than a warning.
+    # A fallback is inferred from the log; another kind of exception is more specific than a log warning.
     return [*errors, *([*warnings, raised] if strict else [raised]), *others]
 
 
 def candidates(available_ort_names: Collection[str]) -> tuple[Resolution, ...]:
-    """Providers that may lead a default chain and are there, best first. The CPU provider is not among them."""
+    """Available providers that may lead a default chain, best first, without the CPU provider."""
     ranked = sorted((entry for entry in known_providers().values() if entry.rank > 1), key=lambda entry: -entry.rank)
     return tuple(
         resolve_one(provider, available_ort_names)
@@ -228,10 +229,10 @@ def candidates(available_ort_names: Collection[str]) -> tuple[Resolution, ...]:
 
 
 def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = ()) -> DefaultChain:
-    """The best usable provider, then the CPU, and why.
+    """The best usable provider followed by the CPU provider, and the reason.
 
-    `checks` are results that are at hand already. Otherwise providers are tried one after the other, best first, until
-    one is usable; where none but the CPU provider is there, no process is started.
+    `checks`: existing results. Other providers are checked one after the other, best first, until one is usable. No
+    process is started if only the CPU provider is available.
     """
     known = {entry.resolution.provider.name: entry for entry in checks}
     cpu = known_providers()["cpu"]
@@ -256,14 +257,14 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
 
 
 def run(channel: Channel) -> None:
-    """Answer `examine`. Every stage is pushed when it begins, so that the parent knows the stage of a crash."""
+    """Serve `examine` requests. Each stage is reported when it begins, to give the parent the stage of a crash."""
     serve(channel, {"examine": partial(examined, channel.push)})
 
 
 def examined(
     reached: Callable[[str], object], *, provider: Mapping[str, Any] | None = None, inventory: bool = False
 ) -> dict[str, Any]:
-    """The findings until an exception, and the exception under `error`.
+    """The findings up to an exception, and the exception under `error`.
 
     `provider`: from `request_of`. `inventory`: also list the build and its providers.
     """
@@ -278,16 +279,16 @@ def examined(
         try:
             if provider is not None:
                 _probe(provider, found, reached)
-        finally:  # what does not start may be listed all the same
+        finally:  # a provider that does not start is listed, too
             found["devices"] = [dataclasses.asdict(device) for device in registry.ep_devices()]
             found["hardware"] = [kind for kind, _, _ in registry.hardware()]
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
+    except BaseException as error:  # noqa: BLE001 - the parent reads every exception as a result
         found["error"] = {"type": type(error).__name__, "text": str(error)}
     return found
 
 
 def _probe(wanted: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
-    """Register the plugin library if there is one, and run the model on the provider alone."""
+    """Register the provider's plugin library, if any, and run the model on the provider alone."""
     import numpy as np
 
     from partita.runtime.ort import registry

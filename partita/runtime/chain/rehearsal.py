@@ -1,8 +1,8 @@
-"""Checks an inferred contract of another exporter's graph before the user's first token.
+"""Checks the inferred contract of a foreign graph before the user's first token.
 
-A graph does not show whether a step may take several tokens after past ones, or whether a mask has 1 for visible or for
-hidden tokens. So a short text is read as a whole and in parts; its logits must be the same. A graph without a cache is
-an encoder when the logits of a token depend on the tokens after it.
+A graph does not state whether a step may append several tokens, or whether its mask has 1 for visible or hidden tokens.
+So a short text is run as a whole and in parts, and its logits must match. A graph without a cache is an encoder if the
+logits of a token depend on later tokens.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from partita.runtime.generate.request import Request
 from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, Logits
 
 TEXT_TOKENS, PART_TOKENS = 6, 3
-"""Length of the text and of its first part."""
+"""Length of the text and of its first part, in tokens."""
 CLOSE = 1e-3
-"""Difference of equal logits, relative to their spread."""
+"""Maximum difference of equal logits, relative to their spread."""
 WORSE = 10
-"""Factor by which chunks must differ more than single tokens do before they count as wrong."""
+"""Factor by which the difference of chunks must exceed the difference of single tokens to count as wrong."""
 FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
-"""Differences that rounding does not explain, in float32 graphs and in others."""
+"""Minimum difference that rounding does not explain, in float32 graphs and in others."""
 OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-"""Operators that scale every token by the largest number of all tokens."""
+"""Operators that scale every token by the maximum over all tokens."""
 LOOK = Remedy(
-    "see with inspect what its inputs were taken for, and say in a file where that is not so",
+    "run `partita inspect` to see how its inputs were interpreted, and correct wrong ones in a contract file",
     options=("--contract", "FILE.toml"),
 )
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
 
 
 def rehearse(where: str, runner: Runner, *, rounds: bool) -> bool:
-    """Compare the logits of a text as a whole and in parts; whether a step may take several tokens after past ones.
+    """Compare the logits of a text run as a whole and in parts; return whether a step may append several tokens.
 
-    `where`: the folder, for messages; `rounds`: the graph computes with less than float32 somewhere. Raises
-    PackageError where logits of single tokens differ, for an inverted mask, and for an encoder.
+    `where`: the folder, for messages; `rounds`: the graph computes parts below float32. Raises PackageError if logits
+    of single tokens differ, for an inverted mask, and for an encoder.
     """
     contract = runner.contract
     text = _text(contract)
@@ -54,7 +54,7 @@ def rehearse(where: str, runner: Runner, *, rounds: bool) -> bool:
         return _rehearse(where, runner, text, rounds=rounds)
     except GenerationError as error:
         raise PackageError(
-            f"{where}: a text of {len(text)} tokens, tried before the first prompt, does not run: {error.problem}",
+            f"{where}: the test run of {len(text)} tokens before the first prompt failed: {error.problem}",
             remedy=LOOK,
         ) from error
     finally:
@@ -66,10 +66,10 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
     lengths = len(text) - 1, len(text)
     whole = [_logits(runner, text[:length], length, first=length)[-1] for length in lengths]
     if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
-        return contract.appends_chunks  # the error comes with the user's own text
+        return contract.appends_chunks  # the error is raised for the user's own text
     if runner.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
         _check_sees(where, runner, text, whole[-1])
-    with contextlib.suppress(GenerationError):  # some operators do not take a mask with gaps
+    with contextlib.suppress(GenerationError):  # some operators support no mask with gaps
         _check_mask(where, runner, text)
     if contract.rereads:
         _check_causal(where, runner, text, rounds=rounds)
@@ -82,8 +82,8 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
     singly = _furthest(whole, _logits(runner, text, len(text), first=PART_TOKENS))
     if singly > far:
         raise PackageError(
-            f"{where}: reading {len(text)} tokens at once and one after the other gives logits that differ by "
-            f"{singly:.0%} of their spread, so {_suspects(contract)} not what they were taken for",
+            f"{where}: the logits of {len(text)} tokens run at once and one by one differ by "
+            f"{singly:.0%} of their spread, so {_suspects(contract)} interpreted wrongly",
             remedy=LOOK,
         )
     if apart is None or apart <= WORSE * singly:
@@ -99,7 +99,7 @@ def _suspects(contract: Contract) -> str:
 
 
 def _text(contract: Contract) -> list[int]:
-    """Tokens spread over the vocabulary, without its ends, which have the special tokens."""
+    """Tokens spread over the vocabulary, without its first and last, where special tokens are."""
     count = min(TEXT_TOKENS, contract.max_length - 1)
     return [contract.vocab_size * (place + 1) // (count + 2) for place in range(count)]
 
@@ -122,8 +122,10 @@ def _differ(one: Logits, other: Logits) -> float:
 
 
 def _logits(runner: Runner, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:
-    """The logits [vocab] of each new token: the `first` tokens of the text are a prompt, prefilled in chunks, and the
-    others follow one by one. Every row reads the text; the logits are those of the first row.
+    """The logits [vocab] of each new token, of the first row of the batch.
+
+    The `first` tokens of the text are a prompt, prefilled in chunks; the others follow one by one. Every row has this
+    text.
     """
 
     def request(seen: list[Logits]) -> Request:
@@ -141,10 +143,10 @@ def _logits(runner: Runner, text: Sequence[int], chunk: int, *, first: int) -> l
 
 
 def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> None:
-    """Raise PackageError for an encoder, in which the logits of a token depend on the tokens after it.
+    """Raise PackageError for an encoder: the logits of a token depend on later tokens.
 
-    A graph with logits of the last token only is not checked. Both texts have one length, so logits can differ only by
-    rounding of whole tensors.
+    A graph with logits of the last token only is not checked. Both texts have the same length, so logits of a decoder
+    can differ only by rounding of whole tensors.
     """
     loaded = runner.graph("prefill")
     size, before = loaded.graph.sequence_length or len(text), (loaded.graph.sequence_length or len(text)) // 2
@@ -160,8 +162,8 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
     furthest = max(_differ(*pair) for pair in pairs)
     if furthest > far:
         raise PackageError(
-            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread when the tokens "
-            "after it are others, so it is an encoder and no decoder, and does not generate",
+            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread with "
+            "later tokens; the model is an encoder and cannot generate",
             remedy=DECODERS_ONLY,
         )
 
@@ -169,11 +171,11 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
 def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
     """Raise PackageError for a mask that has 1 for hidden tokens.
 
-    With such a mask of 1 for the first token only, another first token does not change the last logits; with a mask of
-    all 0 it does.
+    With an inverted mask that is 1 for the first token only, the first token does not affect the last logits; with a
+    mask of zeros it does.
     """
     if any(state.in_place for state in runner.contract.states):
-        return  # its attention counts the ones of a mask and takes no other mask
+        return  # its attention counts the ones of a mask and supports no other mask
     graph = runner.graph("prefill").graph
     mask, size = port_by_role(graph, "mask"), graph.sequence_length or 2
     if mask is None or size < 2:
@@ -186,8 +188,8 @@ def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
     one, other = (_masked(runner, tokens, [0] * size) for tokens in texts)
     if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
         raise PackageError(
-            f"{where}/{graph.file}: the input {mask.name!r} hides what it has 1 for, and Partita gives 1 for every "
-            "token that is to be seen",
+            f"{where}/{graph.file}: the input {mask.name!r} hides tokens where it is 1; Partita needs a mask "
+            "that is 1 for visible tokens",
             remedy=OTHER_MASK,
         )
 
@@ -197,21 +199,21 @@ def _check_sees(where: str, runner: Runner, text: Sequence[int], last: Logits) -
     found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
     if np.array_equal(found, last):
         raise PackageError(
-            f"{where}: two texts of {len(text)} tokens that begin with different ones have the same logits, so "
-            f"{_suspects(runner.contract)} not what they were taken for",
+            f"{where}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
+            f"{_suspects(runner.contract)} interpreted wrongly",
             remedy=LOOK,
         )
 
 
 def _masked(runner: Runner, tokens: Sequence[int], mask: Sequence[int]) -> Logits:
-    """Logits [vocab] after the last of these tokens at the beginning of a text, with a mask of these values."""
+    """Logits [vocab] after the last of `tokens`, which begin a text, with these mask values."""
     return _read(runner, tokens, [len(tokens) - 1], mask)[0]
 
 
 def _read(
     runner: Runner, tokens: Sequence[int], places: Sequence[int], mask: Sequence[int] | None = None
 ) -> list[Logits]:
-    """Logits [vocab] at these positions, ascending, of tokens at the beginning of a text; `mask`: other mask values."""
+    """Logits [vocab] at `places` (ascending) of tokens at the beginning of a text. `mask`: mask values to use."""
     graph = runner.bound("prefill", len(tokens), len(tokens) - places[0])
     graph.choose(places)
     graph.tokens[...] = tokens

@@ -1,4 +1,4 @@
-"""Errors and notes of a run that failed or was interrupted, for models and inputs that are not ours."""
+"""Errors and notes for failed or interrupted runs of a user's ONNX model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from partita.runtime.place.onnx_model import OnnxModel
 
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
-"""A message about sizes; other sizes may help."""
+"""Matches a message about sizes: other sizes may help."""
 OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
-"""A message about a device, which lacks the feature for every node of the kind."""
+"""Matches a message about a feature that the device lacks for every node of the type."""
 NO_VALUE = re.compile(r"Unsupported OrtValue type")
-"""ONNX Runtime's message for an output on a device that no node has produced."""
+"""ONNX Runtime's message for an output on a device that no node has computed."""
 RENAMED = re.compile(r"(_token_\d+)+$")
-"""Suffix of a node that ONNX Runtime gave another layout."""
-LEAVE = Remedy("leave the node to the CPU", options=("--provider-option", "{now}"))
+"""Suffix of a node whose layout ONNX Runtime changed."""
+LEAVE = Remedy("run the node on the CPU", options=("--provider-option", "{now}"))
 ELSEWHERE = Remedy("run it without that provider", options=("--provider", "{chain}"))
-WITHOUT_OUTPUT = Remedy("take such an output out of the graph, or name another provider")
+WITHOUT_OUTPUT = Remedy("remove the output from the graph, or use another provider")
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
 
 
 class RunInterruptedError(GenerationError):
-    """Ctrl-C came between the opening of a session and the end of its runs."""
+    """Ctrl-C interrupted the run after the session was opened."""
 
     exit_code = INTERRUPTED
 
@@ -41,18 +41,18 @@ class RunInterruptedError(GenerationError):
 
 
 class RunLateError(GenerationError):
-    """No run ended within its time. `given`: inputs whose values the user gave."""
+    """No run finished within the time limit. `given`: inputs with values from the user."""
 
     def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
         super().__init__(
-            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; where its nodes "
-            "are holds, and nothing that runs is measured; other values: `inputs=NAME=FILE.npy`, or "
-            "more time: `run_seconds`"
+            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; the node "
+            "placement is valid, but there are no measurements; set other values with `inputs=NAME=FILE.npy`, or "
+            "a longer limit with `run_seconds`"
         )
 
 
 def let_go(error: BaseException | None) -> None:
-    """Release the objects in the frames of an exception and of its causes."""
+    """Release the objects in the frames of an exception and its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
@@ -60,10 +60,10 @@ def let_go(error: BaseException | None) -> None:
 
 
 def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
-    """The error of a run in terms of the user's model and inputs.
+    """The error of a run, in terms of the user's model and inputs.
 
-    `given`: inputs with values from the user. A node that failed on another provider than the CPU's is an error of that
-    provider, unless the message is about sizes.
+    `given`: inputs with values from the user. A failure of a node on a provider other than CPU is that provider's
+    error, except for messages about sizes.
     """
     said = one_line(str(error.__cause__ or error))
     found = NODE_FAILED.search(said)
@@ -75,14 +75,14 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
         node = _in_file(model, found[2])
         leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
         told = ProviderError(
-            f"{provider} took node {node!r} ({found[1]}) and cannot run it: {message}",
+            f"{provider} was assigned node {node!r} ({found[1]}) and cannot run it: {message}",
             where=model.path,
             remedy=leaving or _elsewhere(session, str(provider)),
         )
     elif NO_VALUE.search(said):
         told = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
-        told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
+        told = ProviderError(f"{model.path}: a run failed: {said}; use another provider")
     else:
         other = "other sizes: `shapes=NAME=SIZES`"
         if not about_sizes:
@@ -102,9 +102,9 @@ def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
 
 
 def _provider_of(session: Session, node: str) -> str | None:
-    """The provider that ran a node of the plan; None when it is unknown.
+    """The provider that ran a node of the plan; None if unknown.
 
-    The list of nodes can miss those of the first provider, but never those of the CPU provider.
+    The list of nodes may lack nodes of the first provider, but not of the CPU provider.
     """
     listed = session.assigned()
     if listed is None or not session.plan or not any(node in stream for stream in session.plan):
@@ -114,13 +114,13 @@ def _provider_of(session: Session, node: str) -> str | None:
 
 
 def _in_file(model: OnnxModel, node: str) -> str:
-    """The name of a node in the file."""
+    """The node's name in the file."""
     known, plain = {entry.name for entry in model.nodes}, RENAMED.sub("", node)
     return plain if node not in known and plain in known else node
 
 
 def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
-    """The option that leaves a node to the CPU; None where the provider has none, or the chain has no CPU."""
+    """The option that runs a node on the CPU; None if the provider has none, or the chain has no CPU provider."""
     active = [entry for entry in session.resolutions if entry.status == "active"]
     entry = next((entry for entry in active if entry.provider.ort_name == provider), None)
     if entry is None or not entry.provider.leaves_option or CPU not in (each.provider.ort_name for each in active):
@@ -131,14 +131,14 @@ def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
 
 
 def _elsewhere(session: Session, provider: str) -> Remedy:
-    """The remedy of a chain without a provider."""
+    """The remedy that removes a provider from the chain."""
     others = [entry.provider for entry in session.resolutions if entry.status == "active"]
     names = [each.name for each in others if each.ort_name != provider]
     return ELSEWHERE.filled(chain=",".join(names) or "cpu")
 
 
 def _unmade(model: OnnxModel, session: Session) -> str:
-    """The message for an output of the graph without a value; a node always produces its first output."""
+    """The message for a graph output without a value; a node always computes its first output."""
     provider = next((entry.provider.ort_name for entry in session.resolutions if entry.status == "active"), "it")
     further = [
         f"{output!r} of node {node.name!r} ({node.op_type})"
@@ -146,8 +146,8 @@ def _unmade(model: OnnxModel, session: Session) -> str:
         for output in node.outputs[1:]
         if output in model.outputs
     ]
-    which = f", as it may leave {listing(further)}" if further else ""
-    return f"{provider} makes no value of an output of the graph{which}"
+    which = f", which may omit {listing(further)}" if further else ""
+    return f"{provider} does not compute an output of the graph{which}"
 
 
 def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
@@ -158,13 +158,13 @@ def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
     """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
-        f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
-        "holds; other values: `inputs=NAME=FILE.npy`"
+        f"{model.path}: {how}, on {_whose_values(model, given)}; the model opens without a run, so the node "
+        "placement is valid; set other values with `inputs=NAME=FILE.npy`"
     )
 
 
 def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
-    """A sentence about a run that failed."""
+    """The note for a failed run."""
     if error is None:
         return ()
     how = "failed"
@@ -172,15 +172,15 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
         how = "was interrupted"
     elif isinstance(error, RunLateError):
         how = "did not end"
-    return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
+    return (f"run {done + 1} of {wanted} {how}, so measurements of complete runs are missing: {error}",)
 
 
 def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[str, ...]:
-    """A note on the figures when a run exceeded the time limit after others; none without others."""
+    """The note for a run that exceeded the time limit after complete runs; none without complete runs."""
     if not done:
         return ()
-    lost = "; times of nodes and copies are missing, for ONNX Runtime writes its profile after the last run"
+    lost = "; times of nodes and copies are missing because ONNX Runtime writes its profile after the last run"
     return (
-        f"run {done + 1} of {wanted} did not end before the {seconds:g} s for runs (`run_seconds`) were "
-        f"over, so figures are of {plural(done, 'run')}{lost if left else ''}",
+        f"run {done + 1} of {wanted} exceeded the time limit of {seconds:g} s (`run_seconds`), "
+        f"so the measurements are of {plural(done, 'run')}{lost if left else ''}",
     )

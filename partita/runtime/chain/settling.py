@@ -1,6 +1,6 @@
-"""The providers of a chain: plugin libraries are registered, and what ONNX Runtime left out gets its reason.
+"""The state of each provider of a chain: registers plugin libraries and finds why ONNX Runtime left a provider out.
 
-ONNX Runtime skips a provider that it cannot start, drops one for a model, or registers one without its backend.
+ONNX Runtime may skip a provider that it cannot start, drop one for a model, or register one without its backend.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from partita.runtime.ort.session import NativeFailureError, Opening, Session, op
 WHOLE = 20_000
 """Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""
 LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
-"""The library of a provider in a line that says why it does not load; the name is ours for those that have one."""
+"""The name of a provider library in a load error."""
 OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
-CRASHED = Remedy("name another provider, or see whether this one starts by itself", ("partita", "providers"))
+CRASHED = Remedy("use another provider, or check whether this provider starts alone", ("partita", "providers"))
 START_MODEL = Path("start.onnx")
-"""The name of `PROBE_MODEL` in messages; it is no file."""
+"""The name of `PROBE_MODEL` in messages; there is no such file."""
 
 
 def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The providers that are still to be used."""
+    """The active providers of a chain."""
     return tuple(resolution for resolution in chain if resolution.status == "active")
 
 
@@ -46,17 +46,17 @@ def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
 
 
 def nothing_left(chain: Sequence[Resolution]) -> str:
-    """One line on why no provider of the chain can run; `what_helps` has what to do."""
+    """One line on why no provider of the chain can run; see `what_helps` for a remedy."""
     return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
 
 
 def what_helps(chain: Sequence[Resolution]) -> Remedy | None:
-    """What to do about providers that cannot run, those of the chain's first one first."""
+    """The remedy for providers that cannot run; the first provider's remedy comes first."""
     return any_of(r.remedy for r in chain if r.remedy is not None)
 
 
 def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
-    """The provider with the reason for which it is not used. A remedy that sets an option to its value is replaced."""
+    """The resolution of an unused provider, with the reason. A remedy that sets an option to its value is replaced."""
     provider, options = resolution.provider, resolution.options
     values = (f"{provider.name}.{each.name}={options.get(each.name, each.default)}" for each in provider.options)
     remedy: Remedy | None = failure.remedy
@@ -66,14 +66,14 @@ def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
 
 
 def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
-    """The chain without one provider."""
+    """The chain with the provider `blamed` unavailable."""
     return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
 
 
 def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
-    """The chain without providers whose native code ended a process; `crashed`: by provider name, how it ended.
+    """The chain without providers whose native code crashed. `crashed`: how the process ended, by provider name.
 
-    The remedies of a provider that does not start do not apply: it started, and ended over a graph.
+    Remedies for a provider that does not start do not apply: it started and crashed on a graph.
     """
     return tuple(
         replace(
@@ -90,7 +90,7 @@ def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> 
 
 
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
+    """The chain after plugin libraries are registered; a plugin that does not load or has no device is unavailable."""
     return tuple(
         _register(entry) if entry.library is not None and entry.status == "active" else _overwritten(entry)
         for entry in chain
@@ -98,7 +98,7 @@ def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
 
 
 def _overwritten(resolution: Resolution) -> Resolution:
-    """A provider that the build lacks although a wheel that contains it is installed: another wheel overwrote it."""
+    """A provider missing from the build although an installed wheel contains it: another wheel overwrote its files."""
     if resolution.status == "active" or resolution.reason != "not_in_build":
         return resolution
     owners = runtime_wheels()
@@ -109,7 +109,7 @@ def _overwritten(resolution: Resolution) -> Resolution:
 
 
 def _register(resolution: Resolution) -> Resolution:
-    """Register the library of one provider, which may give its provider another name than the user does."""
+    """Register the library of one provider. It may name its provider differently than the user does."""
     assert resolution.library is not None
     provider, raised, offered = resolution.provider, "", None
     with captured_output() as captured:
@@ -131,16 +131,16 @@ def _register(resolution: Resolution) -> Resolution:
 
 
 def messages_of(failure: NativeFailureError) -> list[str]:
-    """Messages of ONNX Runtime about a session that it could not open, the most specific first."""
+    """ONNX Runtime's messages about a session that it could not open, most specific first."""
     texts = (str(failure), *complaints(failure.log), *headless(failure.log))
     return [one_line(text, WHOLE) for text in texts]
 
 
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
-    """The provider whose fault it is that the session could not be opened; None when it is the model's.
+    """The provider that prevents the session from opening; None if the model is the cause.
 
-    A provider whose name or own words are in the message is to blame. Otherwise the first that does not start with a
-    model of one node; where all start, the first that is not the CPU provider.
+    A provider named or quoted in the message is to blame. Otherwise it is the first provider that does not start with a
+    model of one node; if all start, the first provider that is not CPU.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
     if not others or not blames_provider(failure.error):
@@ -156,9 +156,9 @@ def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resol
 
 
 def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
-    """The one provider besides the CPU's, when ONNX Runtime opens the same model without it; None otherwise.
+    """The single provider other than CPU, if ONNX Runtime opens the model without it; None otherwise.
 
-    An exception in a kernel's constructor reads like that of an invalid model.
+    An exception in a kernel's constructor looks like that of an invalid model.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
     if len(others) != 1:
@@ -168,7 +168,7 @@ def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> 
 
 
 def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
-    """Whether ONNX Runtime opens the model so."""
+    """Whether ONNX Runtime opens the model with these providers."""
     try:
         open_native(path, active, opening).close()
     except NativeFailureError:
@@ -177,7 +177,7 @@ def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
 
 
 def starts(resolution: Resolution) -> bool:
-    """Whether ONNX Runtime opens a model of one node with the provider in the session."""
+    """Whether ONNX Runtime opens a model of one node on the provider."""
     cpu = known_providers()["cpu"]
     behind = [] if resolution.provider.ort_name == cpu.ort_name else [Resolution(cpu, "active")]
     try:
@@ -191,7 +191,7 @@ def starts(resolution: Resolution) -> bool:
 
 
 def by_experiment(resolution: Resolution, found: Failure) -> Failure:
-    """The failure, as `option_rejected` where the provider starts without one of its options, or without all of them.
+    """The failure, as `option_rejected` if the provider starts without one of its options, or without all of them.
 
     Only a failure of unknown cause is tested. Messages about options differ by provider, and some name no option.
     """
@@ -209,7 +209,7 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
         return found
     named = " and ".join(f"{name}={options[name]}" for name in rejected)
     them = "it" if len(rejected) == 1 else "them"
-    evidence = f"with {named} it does not start, without {them} it does: {found.evidence}"
+    evidence = f"it does not start with {named}, but does without {them}: {found.evidence}"
     return failure(resolution.provider, "option_rejected", evidence)
 
 
@@ -217,17 +217,19 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
 
 
 def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
-    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with its reason.
+    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with a reason.
 
-    Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
-    always registered; outside the chain it holds no node, or opening would have failed.
+    Raises ProviderError if no provider is left, or ONNX Runtime registered one outside the chain. The CPU provider is
+    always registered; outside the chain it has no nodes.
     """
     settled = settled_chain(chain, session)
     if not active_of(settled):
         raise ProviderError(nothing_left(settled), remedy=what_helps(settled))
     strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
     if strangers:
-        raise ProviderError(f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not name")
+        raise ProviderError(
+            f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not include"
+        )
     return settled
 
 
@@ -241,7 +243,7 @@ def settled_chain(chain: Sequence[Resolution], session: Session) -> tuple[Resolu
 def settle_one(
     resolution: Resolution, names: Sequence[str], log: tuple[str, ...], chain: Sequence[Resolution]
 ) -> Resolution:
-    """One provider of the chain: not among the registered `names`, dropped for this model, or active."""
+    """The state of one provider: not registered (absent from `names`), dropped for this model, or active."""
     provider = resolution.provider
     if resolution.status != "active":
         return resolution
@@ -260,7 +262,7 @@ def settle_one(
 
 
 def without_backend(resolution: Resolution, session: Session) -> Resolution:
-    """A provider that compiles may be registered without its own backend, take no node, and only log why (QNN)."""
+    """A compiling provider may be registered without its backend, run no nodes, and only log the reason (QNN)."""
     provider = resolution.provider
     if resolution.status != "active" or not provider.compiles:
         return resolution

@@ -1,4 +1,4 @@
-"""Python packages with ONNX Runtime and its plugins, and whether they fit together, by their metadata alone."""
+"""Installed Python packages with ONNX Runtime and its plugins, and conflicts between them, from metadata alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.remedies import Remedy
 
-REINSTALL = Remedy("put its files back", ("pip", "install", "--force-reinstall", "{wheel}=={version}"))
-UNINSTALL = Remedy("install only the one you want, after", ("pip", "uninstall", "--yes", "{wheels}"))
-FITTING = Remedy("install the one that it needs", ("pip", "install", "{wheel}{specifier}"))
+REINSTALL = Remedy("reinstall it to restore its files", ("pip", "install", "--force-reinstall", "{wheel}=={version}"))
+UNINSTALL = Remedy("install only the wheel you need, after", ("pip", "uninstall", "--yes", "{wheels}"))
+FITTING = Remedy("install the required version", ("pip", "install", "{wheel}{specifier}"))
 MARK = "onnxruntime/__init__.py"
-"""The file that every ONNX Runtime wheel installs, and that two of them overwrite for each other."""
+"""A file in every ONNX Runtime wheel; two wheels in one folder overwrite it."""
 HOSTS = frozenset(
     {"onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-directml"}
 )
@@ -31,11 +31,11 @@ class Wheel(NamedTuple):
     name: str
     version: str
     folder: str
-    """Where it installed the package."""
+    """The folder of the package."""
 
 
 def runtime_wheels() -> tuple[Wheel, ...]:
-    """Every distribution that owns the onnxruntime package, in the order in which Python looks for it."""
+    """Every distribution that owns the onnxruntime package, in the order of Python's path."""
     owners = (
         Wheel(str(found.metadata["Name"]), found.version, str(Path(str(found.locate_file(""))).resolve()))
         for found in metadata.distributions()
@@ -45,12 +45,12 @@ def runtime_wheels() -> tuple[Wheel, ...]:
 
 
 def owns_runtime(record: str) -> bool:
-    """Whether a RECORD lists the package itself. Looked for as text: the records of large packages are long."""
+    """Whether a RECORD lists the package itself. Searched as text, because the RECORD of a large package is long."""
     return record.startswith(f"{MARK},") or f"\n{MARK}," in record
 
 
 def plugin_wheels(providers: Iterable[Provider]) -> dict[str, str]:
-    """Version of every installed plugin package of these providers, by its name."""
+    """Versions of the installed plugin packages of these providers, by package name."""
     wheels = (provider.plugin.wheel for provider in providers if provider.plugin)
     return {wheel: version for wheel in wheels if (version := installed_version(wheel))}
 
@@ -58,18 +58,18 @@ def plugin_wheels(providers: Iterable[Provider]) -> dict[str, str]:
 def environment_findings(
     providers: Sequence[Provider], *, imported_version: str | None, import_error: str | None
 ) -> tuple[EnvironmentFinding, ...]:
-    """Problems of the packages, most serious first.
+    """Problems of the installed packages, most serious first.
 
-    `imported_version`: of the ONNX Runtime that Python imports, None when it cannot. `import_error`: then why not.
+    `imported_version`: of the ONNX Runtime that Python imports; None if the import fails. `import_error`: its error.
     """
     owners, plugins = runtime_wheels(), plugin_wheels(providers)
     found = [duplicate_runtime(owners)] if len(owners) > 1 else []
     if not owners and imported_version is None:
-        needing = f"{_shown(plugins.items())} needs an ONNX Runtime, and none is installed"
-        evidence = needing if plugins else "no ONNX Runtime is installed"
+        needing = f"{_shown(plugins.items())} needs ONNX Runtime, which is not installed"
+        evidence = needing if plugins else "ONNX Runtime is not installed"
         found.append(_finding("not_in_build", evidence, extras.runtime_remedy()))
     elif imported_version is None:
-        evidence = f"{_names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}"
+        evidence = f"{_names(owners)} is installed, but cannot be imported: {import_error or 'unknown reason'}"
         found.append(_finding("initialisation_failed", evidence, _reinstall(owners[0])))
     elif len(owners) == 1 and owners[0].version != imported_version:
         evidence = f"{_names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}"
@@ -94,7 +94,7 @@ def _names(owners: Iterable[Wheel]) -> str:
 
 
 def _reinstall(owner: Wheel) -> Remedy:
-    """How to put the files of a wheel back."""
+    """The remedy that reinstalls a wheel."""
     return REINSTALL.filled(wheel=owner.name, version=owner.version)
 
 
@@ -104,18 +104,18 @@ def said(remedy: Remedy) -> dict[str, Any]:
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
-    """Several wheels: in one folder they overwrite each other's files, in several the first one hides the others."""
+    """The finding for several wheels: they overwrite each other in one folder, or the first hides the others."""
     mixed = [owner for owner in owners if owner.folder == owners[0].folder]
     if len(mixed) > 1:
-        evidence = f"{_names(mixed)} share one folder, {owners[0].folder}, and overwrote each other's files"
+        evidence = f"{_names(mixed)} share the folder {owners[0].folder} and overwrote each other's files"
     else:
         hidden = _names(owner for owner in owners if owner.folder != owners[0].folder)
-        evidence = f"{_names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
+        evidence = f"{_names(mixed)} in {owners[0].folder} hides {hidden}, later on Python's path"
     return _finding("duplicate_runtime", evidence, duplicate_remedy(owners))
 
 
 def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
-    """Uninstall all of them: each has lost files to the others."""
+    """The remedy that uninstalls all of them, because each has lost files to the others."""
     return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
 
 

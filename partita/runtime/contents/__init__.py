@@ -1,1 +1,1 @@
-"""What a folder or file holds, read without running anything and without reading weights: for `partita inspect`."""
+"""Contents of a folder or file for `partita inspect`, read without running a model or loading weights."""

@@ -1,7 +1,6 @@
 """The contents of a folder or an ONNX file as one record; faults become findings.
 
-Nothing is run and no weight is read. Hashes come from the manifest or from the names of a hub snapshot's files, and are
-computed only on request.
+Hashes come from the manifest or from the file names of a Hugging Face cache snapshot, and are computed only on request.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from partita.runtime.contents.modules import UNKNOWN, Stored, module_precisions
 from partita.runtime.place.onnx_model import PROTOBUF_LIMIT_BYTES
 
 LARGEST = 8
-"""Tensors in the list of the largest."""
+"""Length of the list of largest tensors."""
 PLACES = ("", "onnx")
-"""Folders in which exporters put graphs; the second is that of the hub's ONNX community."""
+"""Subfolders in which exporters write graphs; `onnx` is that of the Hub's ONNX community."""
 
 
 def graphs_in(folder: Path) -> tuple[str, ...]:
@@ -96,12 +95,12 @@ def inspect(
 
 
 def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | None) -> list[PackageError]:
-    """Errors about files that are missing, cut off or too large."""
+    """Errors about files that are missing, truncated or too large."""
     found = []
     for graph in read:
         size = graph.facts.size_bytes
         if size > PROTOBUF_LIMIT_BYTES:
-            why = f"{size:,} bytes; ONNX Runtime opens no ONNX file above 2 GiB: its weights have to be external data"
+            why = f"{size:,} bytes; ONNX Runtime opens no ONNX file above 2 GiB; store its weights as external data"
             found.append(PackageError(f"{folder / graph.facts.file}: {why}"))
         found += _wrong_data(folder, graph)
     if manifest is None:
@@ -119,7 +118,7 @@ def _wrong_record(folder: Path, record: FileRecord, known: set[str]) -> PackageE
     if not path.is_file():
         return None if record.name in known else PackageError(f"{path}: missing from the package")
     if path.stat().st_size != record.size_bytes:
-        return PackageError(f"{path}: {path.stat().st_size:,} bytes, the manifest says {record.size_bytes:,}")
+        return PackageError(f"{path}: {path.stat().st_size:,} bytes, but the manifest states {record.size_bytes:,}")
     return None
 
 
@@ -142,12 +141,14 @@ def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
             found.append(PackageError(f"{folder / graph.facts.file}: its weights file {name!r} is missing"))
         elif path.stat().st_size < end:
             size = path.stat().st_size
-            found.append(PackageError(f"{path}: {size:,} bytes, its graph reads up to byte {end:,}: it is cut off"))
+            found.append(
+                PackageError(f"{path}: {size:,} bytes, but its graph reads up to byte {end:,}; the file is truncated")
+            )
     return found
 
 
 def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
-    """Facts of the model, by the manifest or config.json."""
+    """Facts of the model, from the manifest or config.json."""
     if manifest is not None:
         source, graph = manifest.source, manifest.graph
         return ModelFacts(
@@ -172,7 +173,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
 
 
 def _text(value: object) -> str | None:
-    """A value of config.json that is a text and not empty; None for any other."""
+    """A value of config.json if it is a non-empty string, else None."""
     return value if isinstance(value, str) and value else None
 
 
@@ -206,7 +207,7 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
 
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
-    """Stored tensors by type; a tensor that several graphs share counts once."""
+    """Stored tensors by type; a tensor shared by several graphs counts once."""
     kept: dict[object, Stored] = {}
     for graph in read:
         for tensor in graph.tensors:
@@ -246,8 +247,9 @@ def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
 def _files(
     path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
 ) -> tuple[FileFacts, ...]:
-    """Files in the manifest; of a folder without one all files in it. An ONNX file and its external data are listed
-    with `hashes` only.
+    """Files of the manifest, or all files of a folder without one.
+
+    For an ONNX file: the file and its external data, with `hashes` only.
     """
     if path.is_file():
         data = (name for graph in read for name in graph.facts.data_files if _is_inside(folder, name))
@@ -274,7 +276,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) -> FileFacts:
-    """One file; it has no size where it is missing."""
+    """One file; size None if it is missing."""
     path = folder / name
     if not path.is_file():
         return FileFacts(name=name, size_bytes=None, sha256=sha256)
@@ -283,7 +285,7 @@ def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) 
 
 
 def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
-    """The origin of the model, by the manifest or by config.json."""
+    """The origin of the model, from the manifest or config.json."""
     if manifest is None or manifest.foreign is not None:
         config = read_json(folder / "config.json")
         version = _text(config.get("transformers_version"))
@@ -337,7 +339,7 @@ ENTRY = re.compile(r"^(?P<key>license|license_name|license_link)\s*:\s*(?P<value
 
 
 def tokenizer_of(folder: Path, kind: str | None) -> TokenizerFacts:
-    """The tokenizer in a folder, not loaded. `kind`: its reader by the manifest; None without one."""
+    """Facts of the tokenizer in a folder, not loaded. `kind`: its reader by the manifest; None without a manifest."""
     files = tuple(name for name in TOKENIZER_FILES if (folder / name).is_file())
     tokenizer = read_json(folder / "tokenizer.json")
     config = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
@@ -357,7 +359,7 @@ def tokenizer_of(folder: Path, kind: str | None) -> TokenizerFacts:
 
 
 def _vocabulary(model: Mapping[str, Any], added: Any) -> int | None:
-    """Entries of the vocabulary and of the added tokens; None where tokenizer.json has no vocabulary."""
+    """Number of vocabulary entries and added tokens; None if tokenizer.json has no vocabulary."""
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         names = set(vocabulary)
@@ -370,14 +372,14 @@ def _vocabulary(model: Mapping[str, Any], added: Any) -> int | None:
 
 
 def _token(value: Any) -> str:
-    """A special token, which is a text or a record with one."""
+    """The text of a special token, which is a string or a record with its text."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty when the file is missing or holds something else."""
+    """A JSON object from a file; empty if the file is missing or holds another type."""
     try:
         found = read_json_value(path)
     except (OSError, ValueError):
@@ -386,7 +388,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def licence_of(folder: Path) -> LicenceFacts:
-    """The licence by the first model card or licence text that names one."""
+    """The licence from the first model card or licence file that names one."""
     for name in CARDS:
         front = FRONT.match(_beginning(folder, name))
         found = ENTRY.finditer(front["matter"]) if front is not None else ()
@@ -403,7 +405,7 @@ def licence_of(folder: Path) -> LicenceFacts:
 
 
 def _beginning(folder: Path, name: str) -> str:
-    """The beginning of a text file; empty when it cannot be read. Raises PackageError for a file outside the folder."""
+    """The beginning of a text file; empty if it cannot be read. Raises PackageError for a file outside the folder."""
     try:
         with inside(folder, name).open("rb") as stream:
             return stream.read(MOST_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")

@@ -26,16 +26,16 @@ MAIN = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class ReadGraph:
-    """An ONNX file that was read."""
+    """The facts and stored tensors of an ONNX file."""
 
     facts: GraphFacts
     tensors: tuple[Stored, ...]
-    """Every stored tensor, of subgraphs and constants too."""
+    """Every stored tensor, including those in subgraphs and constants."""
     weights: tuple[Weight, ...]
 
 
 def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
-    """Read the ONNX file `name` of a folder. Raises PackageError when it is missing, damaged or not readable."""
+    """Read the ONNX file `name` of a folder. Raises PackageError if it is missing, damaged or unreadable."""
     path = inside(folder, name)
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)

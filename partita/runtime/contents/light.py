@@ -1,6 +1,6 @@
-"""An ONNX file without the values of its weights, so that the size of the weights costs neither time nor memory.
+"""Reads an ONNX file without the values of its weights, in time and memory independent of their size.
 
-Protobuf's own parser copies every byte. This one walks the wire format (https://protobuf.dev/programming-guides/encoding)
+Protobuf's parser copies every byte. This one walks the wire format (https://protobuf.dev/programming-guides/encoding)
 over a memory map and drops the values of large tensors before it parses. Field numbers are those of onnx.proto3.
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import onnx
 
 LARGE_BYTES = 4096
-"""Messages up to this size keep their values."""
+"""Messages up to this size in bytes keep their values."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LONGEST_VARINT = 10
 DEEPEST = 64
-"""Nesting of messages, far above that of real graphs."""
+"""Maximum nesting of messages, far above that of real graphs."""
 INSIDE: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -32,16 +32,15 @@ INSIDE: Mapping[str, Mapping[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-"""Fields that hold messages with tensors in them, by kind of message."""
+"""Fields whose messages contain tensors, by message type."""
 VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
-"""Fields of a tensor with its values: float_data, int32_data, string_data, int64_data, raw_data, double_data and
-uint64_data."""
+"""Fields of a tensor's values: float_data, int32_data, string_data, int64_data, raw_data, double_data, uint64_data."""
 
 
 def read_light(path: Path) -> onnx.ModelProto:
-    """The model in the file, without the values of large tensors.
+    """Read a model without the values of large tensors.
 
-    Raises ValueError when it is cut off or no ONNX file, OSError when it cannot be read.
+    Raises ValueError if the file is truncated or no ONNX file, OSError if it cannot be read.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -64,9 +63,9 @@ def read_light(path: Path) -> onnx.ModelProto:
 
 
 def _reduced(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> Iterator[bytes]:
-    """The bytes of the message at `start`, without values of large tensors. Raises ValueError where it is damaged."""
+    """The bytes of the message at `start`, without values of large tensors. Raises ValueError if it is damaged."""
     if depth > DEEPEST:
-        raise ValueError("its messages are nested too deep")
+        raise ValueError("its messages are nested too deeply")
     inside = INSIDE[kind]
     position = start
     while position < end:
@@ -74,13 +73,13 @@ def _reduced(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> It
         key, position = _varint(data, position, end)
         number, wire = key >> 3, key & 7
         if not number or wire not in (VARINT, FIXED64, LENGTH, FIXED32):
-            raise ValueError("it is no protobuf message")
+            raise ValueError("it is not a protobuf message")
         size = {FIXED64: 8, FIXED32: 4}.get(wire, 0)
         if wire in (VARINT, LENGTH):
             value, position = _varint(data, position, end)
             size = value if wire == LENGTH else 0
         if size > end - position:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if wire == LENGTH and number in inside and size > LARGE_BYTES:
             body = b"".join(_reduced(data, position, position + size, inside[number], depth + 1))
             yield _varint_bytes(key) + _varint_bytes(len(body)) + body
@@ -90,7 +89,7 @@ def _reduced(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> It
 
 
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """A number of variable length, and its end."""
+    """A variable-length integer, and its end position."""
     value = shift = 0
     for place in range(position, min(position + LONGEST_VARINT, end)):
         byte = data[place]
@@ -98,11 +97,11 @@ def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place + 1
         shift += 7
-    raise ValueError("it is cut off, or no protobuf message")
+    raise ValueError("it is truncated, or not a protobuf message")
 
 
 def _varint_bytes(value: int) -> bytes:
-    """A number of variable length as bytes."""
+    """An integer as variable-length bytes."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

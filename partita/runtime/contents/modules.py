@@ -1,8 +1,8 @@
 """The precision of each module's weights, from the nodes that read them.
 
-A weight belongs to the module of the node that computes with it. Cast, Transpose and similar nodes are skipped, and so
-is DequantizeLinear. Small codes that constant nodes decode (a Cast, or a Gather of a table, and a Mul with scales) form
-one weight with their scales. Where no node has a module, a tensor name that is a path gives it.
+A weight belongs to the module of the node that computes with it, after nodes that only convert it (Cast, Transpose,
+DequantizeLinear). Codes decoded by constant nodes (a Cast or Gather, and a Mul with scales) form one weight with their
+scales. Without node metadata, a tensor name that is a module path gives the module.
 
 Inputs and attributes of quantised operators follow onnx/docs/Operators.md and onnxruntime/docs/ContribOperators.md.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 CARRIERS = frozenset({"Cast", "Transpose", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand"})
-"""Operators that pass a weight on unchanged, or in another type."""
+"""Operators that pass a weight on, possibly in another type."""
 RESTORES = "DequantizeLinear"
 TABLED, SMALL_FLOATS = "uint4", "float8"
-"""Types of codes that index a table, and of codes that are numbers."""
+"""Types of codes that index a table, and of numeric codes."""
 SMALL_ELEMENTS = 1024
-"""Fewer integers than this are sizes, axes and indices, not weights."""
+"""Integer tensors with fewer elements are sizes, axes or indices, not weights."""
 DEEPEST = 8
-"""Longest chain of carriers; weights have two or three."""
+"""Maximum length of a chain of carriers; weights have two or three."""
 
 
 class Packed(NamedTuple):
-    """Input positions of one quantised weight, its scales and its zero points; None or -1: it has no such input."""
+    """Input positions of a quantised weight, its scales and its zero points. None or -1: no such input."""
 
     weight: int
     scales: int
@@ -48,13 +48,13 @@ class Unpacking:
 
     weights: tuple[Packed, ...]
     bits: str = ""
-    """Attribute with the bits of a weight; empty: the element type has them."""
+    """Attribute with the bits per weight; empty: given by the element type."""
     default_bits: int | None = None
     block: str = ""
-    """Attribute with the block size; empty: a row, column or tensor shares a scale."""
+    """Attribute with the block size; empty: one scale per row, column or tensor."""
     default_block: int = 0
     kinds: tuple[str, ...] = ()
-    """Names of the values of the attribute `quant_type`, for weights that are not integers."""
+    """Names of the values of the attribute `quant_type`, for non-integer weights."""
 
 
 UNPACKING: Mapping[str, Unpacking] = {
@@ -76,27 +76,27 @@ UNPACKING: Mapping[str, Unpacking] = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How a stored tensor is read."""
+    """How a node reads a stored tensor."""
 
     module: str
     packed: str = ""
     precision: str = ""
-    """Empty: the element type."""
+    """Empty: given by the element type."""
     block_size: int | None = None
     zero_points: bool | None = None
     computed: str = ""
     parameters: int | None = None
-    """None: as many as it has elements."""
+    """Number of weights; None: its number of elements."""
     companions: tuple[str, ...] = ()
     """Names of its scales and zero points."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoding:
-    """How constant nodes decode a weight of small codes."""
+    """How constant nodes decode a weight of codes."""
 
     reads: str
-    """The operator that reads the codes: a Cast, or the Gather of their table."""
+    """The node that reads the codes: a Cast, or the Gather of their table."""
     product: onnx.NodeProto
     scales: str
     companions: tuple[str, ...]
@@ -105,17 +105,17 @@ class _Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A stored tensor that is a weight, and how it is read."""
+    """A stored tensor that is a weight, and its uses."""
 
     tensor: Stored
     uses: tuple[Use, ...]
     """One per node that computes with it; at least one."""
     size_bytes: int
-    """With its scales and zero points."""
+    """Including its scales and zero points."""
 
 
 def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) -> tuple[Weight, ...]:
-    """The weights among the stored `tensors` of a file, by the names that nodes use for them."""
+    """The weights among the stored `tensors` of a file, by tensor name."""
     named = dict(tensors)
     readers = _Readers(proto, named)
     companions = readers.companions()
@@ -126,14 +126,14 @@ def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) ->
             continue
         first, *others = uses or (Use(""),)
         scales = sum(named[other].size_bytes for other in first.companions if other in named)
-        # The name of a tensor is a path in checkpoints only.
+        # Only in checkpoints is the name of a tensor a module path.
         module = first.module or ("" if "::" in name or "/" in name else name.rpartition(".")[0])
         found.append(Weight(tensor, (replace(first, module=module), *others), tensor.size_bytes + scales))
     return tuple(found)
 
 
 def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
-    """One row per module and way of storage. A tensor that several graphs share counts once."""
+    """One row per module and precision. A tensor shared by several graphs counts once."""
     once: dict[object, Weight] = {}
     for weight in weights:
         once.setdefault(weight.tensor.place, weight)
@@ -146,7 +146,7 @@ def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
 
 
 def _counted(row: ModulePrecision, weights: Sequence[Weight]) -> ModulePrecision:
-    """The row with the sums over its weights."""
+    """The row with the totals of its weights."""
     uses = [use.module for weight in weights for use in weight.uses[1:]]
     sizes = [(weight.uses[0].parameters, weight.tensor.elements) for weight in weights]
     counts = {
@@ -159,7 +159,7 @@ def _counted(row: ModulePrecision, weights: Sequence[Weight]) -> ModulePrecision
 
 
 def _is_weight(tensor: Stored) -> bool:
-    """Whether a stored tensor is one of the model's numbers, not a size or an index."""
+    """Whether a stored tensor is a weight, not a size or an index."""
     return tensor.elements > 1 if dtypes.is_float(tensor.dtype) else _is_packed(tensor)
 
 
@@ -170,7 +170,7 @@ def _is_packed(tensor: Stored) -> bool:
 
 
 class _Readers:
-    """The nodes of a file by the tensors they read."""
+    """The nodes of a file by the tensors that they read."""
 
     def __init__(self, proto: onnx.ModelProto, stored: Mapping[str, Stored]) -> None:
         self._stored = stored
@@ -192,7 +192,7 @@ class _Readers:
         return frozenset(found)
 
     def _decoding(self, name: str, tensor: Stored) -> _Decoding | None:
-        """How nodes decode a tensor of codes; None for another tensor."""
+        """How nodes decode a tensor of codes; None for other tensors."""
         tabled = tensor.dtype == TABLED
         if not tabled and not tensor.dtype.startswith(SMALL_FLOATS):
             return None
@@ -210,7 +210,7 @@ class _Readers:
         return _Decoding("Gather" if tabled else "Cast", product, scales, companions) if known else None
 
     def uses(self, name: str, tensor: Stored) -> Iterator[Use]:
-        """One use per node that computes with a stored tensor; none for a tensor that is not a weight."""
+        """One use per node that computes with a stored tensor; none if it is not a weight."""
         decoding = self._decoding(name, tensor)
         if decoding is not None:
             blocks = self._stored[decoding.scales].elements
@@ -249,7 +249,7 @@ class _Readers:
         )
 
     def _through(self, name: str, computed: str, depth: int) -> Iterator[tuple[onnx.NodeProto, int, str]]:
-        """Nodes that compute with a tensor, after its carriers; input position; the type it is cast to."""
+        """Nodes that compute with a tensor after its carriers, with input position and the type it is cast to."""
         for node, position in self._by_name.get(name, ()):
             if node.op_type in CARRIERS and position == 0 and node.output and depth < DEEPEST:
                 cast = dtypes.name_of(_integers(node).get("to", 0)) if node.op_type == "Cast" else computed
@@ -271,17 +271,17 @@ def _companions(node: onnx.NodeProto, packed: Packed) -> tuple[str, ...]:
 
 
 def _input(node: onnx.NodeProto, position: int | None) -> str:
-    """The name of an input; empty where there is none."""
+    """The name of an input; empty if the node has none at this position."""
     return node.input[position] if position is not None and 0 <= position < len(node.input) else ""
 
 
 def _integers(node: onnx.NodeProto) -> Mapping[str, int]:
-    """Attributes of a node that are one integer."""
+    """Integer attributes of a node, by name."""
     return {attribute.name: attribute.i for attribute in node.attribute if attribute.HasField("i")}
 
 
 def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: Stored) -> int:
-    """Number of weights in a packed tensor."""
+    """Number of weights in a quantised tensor."""
     if "K" in attributes and "N" in attributes:
         return attributes["K"] * attributes["N"]
     stored_bits = dtypes.bits_of(tensor.dtype) or 8
@@ -290,19 +290,19 @@ def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: Stored) -
 
 
 def _precision(how: Unpacking, attributes: Mapping[str, int], dtype: str) -> str:
-    """Name of the precision, such as int4 or nf4; `dtype`: of the tensor that holds the weights."""
+    """Name of the precision, e.g. int4 or nf4. `dtype`: of the tensor with the weights."""
     if how.kinds:
         kind = attributes.get("quant_type", 0)
         return how.kinds[kind] if 0 <= kind < len(how.kinds) else f"bnb type {kind}"
     if not dtype.removeprefix("u").startswith("int"):
-        return dtype  # eight or four bits of float
+        return dtype  # 8-bit or 4-bit float
     own = dtypes.bits_of(dtype)
     bits = attributes.get(how.bits, how.default_bits) if how.bits else None
     return f"int{own if bits is None or (own or 8) < 8 else bits}"
 
 
 def _module(node: onnx.NodeProto) -> str:
-    """The module of a node; empty where it has none."""
+    """The module of a node; empty if unknown."""
     return graph_node(node).module or ""
 
 
@@ -315,14 +315,14 @@ class Stored:
 
     name: str
     dtype: str
-    """Element type; unknown for a number that ONNX does not have."""
+    """Element type; `unknown` for a number that ONNX does not define."""
     shape: tuple[int, ...]
     size_bytes: int
     """0 for strings."""
     file: str
-    """The ONNX file, or the external data file that holds the values."""
+    """The ONNX file, or the external data file with the values."""
     place: tuple[object, ...]
-    """Equal for tensors that are the same bytes of the same file."""
+    """Equal for tensors of the same bytes in the same file."""
 
     @property
     def elements(self) -> int:
@@ -343,7 +343,7 @@ def stored(tensor: onnx.TensorProto, file: str) -> Stored:
 
 
 def beside(file: str, location: str) -> str:
-    """An external data file of the ONNX file `file`, relative to the same folder as `file`."""
+    """The path of an external data file of the ONNX file `file`, relative to the folder that `file` is relative to."""
     return str(PurePosixPath(file).parent / location)
 
 
@@ -361,7 +361,7 @@ def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator
 
 
 def _scoped(tensor: Stored, scope: str) -> Stored:
-    """The tensor with a place of its own, where another graph of the file may have one of the same name."""
+    """The tensor with a unique location, for graphs of one file with tensors of the same name."""
     if not scope or tensor.place != (tensor.file, tensor.name):
         return tensor
     return replace(tensor, place=(tensor.file, scope, tensor.name))

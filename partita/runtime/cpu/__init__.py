@@ -1,1 +1,1 @@
-"""How the CPU provider is set up on this machine: threads, spinning, the path through attention."""
+"""Settings of the CPU provider on this machine: threads, spinning, attention path."""

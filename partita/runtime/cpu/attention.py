@@ -1,7 +1,7 @@
-"""The path of GroupQueryAttention on the CPU: flash, which tiles a prompt, or naive, which makes all scores at once.
+"""The path of GroupQueryAttention on the CPU: flash tiles the prompt, naive computes all scores at once.
 
-ONNX Runtime prefers flash. Sources: group_query_attention.cc and gqa_attention_base.h in
-onnxruntime/contrib_ops/cpu/bert. The measurements behind the rule are in docs/cpu.md.
+ONNX Runtime's default is flash. Sources: group_query_attention.cc and gqa_attention_base.h in
+onnxruntime/contrib_ops/cpu/bert. Measurements: docs/cpu.md.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ if TYPE_CHECKING:
     import onnx
 
 VARIABLE = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-"""Of the environment, 1: naive. Read when a session builds its kernels."""
+"""Environment variable; 1 selects naive. Read when a session builds its kernels."""
 OPERATOR = "GroupQueryAttention"
 PREFILL_TOKENS = 512
-"""Longest part of a prompt that a run gets at once unless the user says otherwise."""
+"""Default maximum number of prompt tokens per run."""
 LEAST_TOKENS = 128
-"""Shortest prompt for which naive was measured."""
+"""Shortest prompt in tokens for which naive was measured."""
 MOST_HEAD_SIZE = 64
 """Largest head size for which naive was faster in every measurement."""
 MOST_UNEVEN = 1.4
-"""Naive gives each thread whole heads. One thread needs at most 0.62 of flash's time for 512 tokens, so this keeps it
-below 0.9.
-"""
+"""Naive gives each thread whole heads. One thread needs at most 0.62 of flash's time (512 tokens); this keeps it below
+0.9."""
 MOST_SCRATCH = 256 * 2**20
-"""Bytes that the matrix of scores may take."""
+"""Maximum bytes of the matrix of scores."""
 PAST_KEY, SINK, BIAS = 3, 11, 10
 FLOAT32 = 1
-"""Number of the element type in ONNX."""
+"""ONNX element type number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Attributes of the operator that the choice depends on."""
+    """Attributes of the operator that determine the path."""
 
     heads: int
     head_size: int
     windowed: bool
-    """It has a sliding window."""
+    """Whether a layer has a sliding window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The attention of one graph that has two paths on the CPU."""
+    """The attention of a graph that has both paths on the CPU."""
 
     forms: frozenset[Form]
     batch: int
     tokens: int
-    """The longest part of a prompt that a run is given."""
+    """Maximum prompt tokens per run."""
     length: int
-    """Tokens that the cache holds."""
+    """Cache length in tokens."""
 
     @property
     def scratch_bytes(self) -> int:
-        """What the matrix of scores takes: of every head, as wide as the cache is long."""
+        """Bytes of the matrix of scores: batch x heads x tokens per run x cache length, in float32."""
         return max((4 * self.batch * form.heads * self.tokens * self.length for form in self.forms), default=0)
 
 
 def find_attention(model: onnx.ModelProto) -> Attention | None:
     """The attention of a graph for which ONNX Runtime's CPU provider has both paths; None without.
 
-    Flash takes float32 without soft cap, smooth softmax, sink, bias and output of scores; other nodes are naive anyway.
+    Flash supports float32 without soft cap, smooth softmax, sink, bias and output of scores; other nodes always use
+    naive.
     """
     shapes = {port.name: port.type.tensor_type for port in model.graph.input}
     found: set[Form] = set()
@@ -80,7 +80,7 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
             continue
         dims = [size.dim_value for size in past.shape.dim]
         if len(dims) != 4 or not all(dims) or not given.get("num_heads"):
-            continue  # a cache that grows, or one of unknown size
+            continue  # a growing cache, or one of unknown size
         found.add(Form(int(given["num_heads"]), dims[3], int(given.get("local_window_size", -1)) > 0))
         sizes.add((dims[0], dims[2]))
     if not found:
@@ -95,7 +95,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
-    """Whether the flash path does not take the node."""
+    """Whether flash does not support the node."""
     inputs = list(node.input)
     beside = any(len(inputs) > place and inputs[place] for place in (BIAS, SINK))
     said = any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output"))
@@ -103,14 +103,14 @@ def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
 
 
 def within(attention: Attention | None, tokens: int | None) -> Attention | None:
-    """The attention of a graph that takes so many tokens in a run, None: any number."""
+    """The attention of a graph with at most `tokens` prompt tokens per run. None: unlimited."""
     if attention is None or tokens is None:
         return attention
     return replace(attention, tokens=min(attention.tokens, tokens))
 
 
 def by_word(option: str, variable: str) -> AttentionChoice | None:
-    """The choice of whoever made one: with the option of the provider, or in the environment; None for neither."""
+    """The path set by the user with the provider's option or the environment variable; None for neither."""
     if option in ("flash", "naive"):
         path: Literal["flash", "naive"] = "flash" if option == "flash" else "naive"
         return AttentionChoice(path=path, reason="option", detail=f"cpu.attention={path}")
@@ -123,16 +123,18 @@ def by_word(option: str, variable: str) -> AttentionChoice | None:
 
 
 def choose(attention: Attention, threads: int, *, avx512: bool) -> AttentionChoice | None:
-    """The path for all nodes of a graph; None for one that reads prompts in parts of less than 128 tokens.
+    """The path for all nodes of a graph; None if prompts are run in chunks below 128 tokens.
 
-    Naive with AVX-512 and head sizes of at most 64; flash, ONNX Runtime's default, everywhere else.
+    Naive with AVX-512 and head sizes up to 64; otherwise flash, ONNX Runtime's default.
     """
     if attention.tokens < LEAST_TOKENS:
         return None
     if attention.scratch_bytes > MOST_SCRATCH:
         need = f"the naive path would need {human_bytes(attention.scratch_bytes)} for {attention.tokens} tokens"
-        return AttentionChoice(path="flash", reason="memory", detail=f"{need}, more than {human_bytes(MOST_SCRATCH)}")
-    against = "" if avx512 else "the processor is not known to have AVX-512"
+        return AttentionChoice(
+            path="flash", reason="memory", detail=f"{need}, above the limit of {human_bytes(MOST_SCRATCH)}"
+        )
+    against = "" if avx512 else "the processor does not report AVX-512"
     for form in attention.forms:
         heads = attention.batch * form.heads
         if form.head_size > MOST_HEAD_SIZE:

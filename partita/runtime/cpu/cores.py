@@ -1,7 +1,7 @@
-"""How many threads the CPU provider should have: cores, affinity and the control group's share of time.
+"""How many threads the CPU provider should have: cores, affinity and the control group's CPU quota.
 
-ONNX Runtime counts the physical cores of the machine and ties a thread to each, also to those that the process may not
-use (1.31.1, seen with taskset). So the number is given to it whenever the process has less than the machine.
+ONNX Runtime creates a thread for each physical core of the machine, including cores outside the process's affinity
+(1.31.1). So the number is set explicitly whenever the process has fewer cores than the machine.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import psutil
 ROOT = Path("/")
 CPU_INFO = Path("/proc/cpuinfo")
 INTEGER_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni", "asimddp")
-"""Flags of processors with instructions for products of 8-bit integers, the fastest first."""
+"""Processor flags for 8-bit integer dot products, fastest first."""
 Reason = Literal["option", "cores", "affinity", "quota"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What this process may compute on."""
+    """The CPU resources of this process."""
 
     machine: int
     """Physical cores of the machine."""
     allowed: int
-    """Physical cores that the process may run on."""
+    """Physical cores in the process's affinity."""
     quota: float | None
-    """CPUs' worth of time that its control group may use; None without a limit."""
+    """CPU quota of the control group, in CPUs; None without a limit."""
 
     def threads(self, wanted: int | None = None) -> tuple[int, Reason]:
-        """How many threads to compute with, at least one, and what decides it; `wanted` is the user's word."""
+        """Number of threads, at least one, and the reason for it. `wanted`: set by the user."""
         if wanted is not None:
             return wanted, "option"
         if self.quota is not None and math.floor(self.quota) < self.allowed:
@@ -43,15 +43,15 @@ class Cores:
         return self.allowed, "cores" if self.allowed >= self.machine else "affinity"
 
     def crowded(self, threads: int) -> bool:
-        """Whether so many threads cannot all run at once."""
+        """Whether there are more threads than cores or quota."""
         return threads > self.allowed or (self.quota is not None and threads > max(1, math.floor(self.quota)))
 
 
 def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> Cores:
-    """The cores of this machine and process. `root`, `affinity`: in place of the system's, for tests."""
+    """The cores of this machine and process. `root`, `affinity`: replacements for tests."""
     every = range(os.cpu_count() or 1)
     may = _affinity() if affinity is None else affinity
-    if may is None:  # a system that ties no process to CPUs
+    if may is None:  # no CPU affinity on this system
         physical = psutil.cpu_count(logical=False) or len(every)
         return Cores(physical, physical, None)
     siblings = {cpu: _core_of(root, cpu) for cpu in {*every, *may}}
@@ -60,12 +60,12 @@ def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> 
 
 
 def _affinity() -> Collection[int] | None:
-    """Numbers of the CPUs that this process may run on; None where the system cannot say."""
+    """Numbers of the CPUs in this process's affinity; None if unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def _core_of(root: Path, cpu: int) -> str:
-    """What tells the physical core of a CPU from others; CPUs that share a core have the same."""
+    """A key equal for CPUs of the same physical core."""
     try:
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -73,7 +73,7 @@ def _core_of(root: Path, cpu: int) -> str:
 
 
 def _quota(root: Path) -> float | None:
-    """CPUs' worth of time that the tightest control group around this process leaves it; None without a limit."""
+    """The lowest CPU quota of the control groups that contain this process, in CPUs; None without a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -81,7 +81,7 @@ def _quota(root: Path) -> float | None:
     limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        # Inside a container its own group is mounted as the root, and the path may be that outside.
+        # Inside a container its own group is mounted as the root, but the path may be that outside.
         if not controllers:
             for folder in _up(root / "sys/fs/cgroup", path):
                 limits.append(_pair(folder / "cpu.max"))
@@ -93,13 +93,13 @@ def _quota(root: Path) -> float | None:
 
 
 def _up(mount: Path, path: str) -> list[Path]:
-    """The folder of a control group and of those around it."""
+    """The folder of a control group and of its ancestors."""
     parts = [part for part in path.split("/") if part not in {"", ".."}]
     return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _pair(*files: Path) -> float | None:
-    """Quota by period, from one file that has both or from two; None for no limit."""
+    """Quota divided by period, from one file with both or from two; None without a limit."""
     try:
         quota, period = (float(word) for file in files for word in file.read_text(encoding="utf-8").split())
     except (OSError, ValueError):  # no such group, or `max`
@@ -115,16 +115,16 @@ def cpu_name(info: Path = CPU_INFO) -> str:
 
 
 def cpu_flags(info: Path = CPU_INFO) -> frozenset[str]:
-    """The words in Linux's description of the processor, its instruction sets among them; empty where there is none."""
+    """Words of /proc/cpuinfo, including the instruction sets; empty on other systems."""
     return frozenset(_cpu_info(info).split())
 
 
 def integer_unit(info: Path = CPU_INFO) -> str | None:
-    """The fastest of `INTEGER_UNITS` that the processor has; empty when it has none, None when it is not known."""
+    """The fastest of `INTEGER_UNITS` of the processor; empty if it has none, None if unknown."""
     known = cpu_flags(info)
     return next((flag for flag in INTEGER_UNITS if flag in known), "") if known else None
 
 
 def _cpu_info(info: Path) -> str:
-    """Linux's description of the processors; empty on other systems."""
+    """Contents of /proc/cpuinfo; empty on other systems."""
     return info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""

@@ -1,11 +1,10 @@
-"""Packed weights in huge pages: what a session has allocated is asked to be put into pages of 2 MiB.
+"""Moves packed weights into huge pages (2 MiB), which makes decode steps faster.
 
-ONNX Runtime packs weights into ordinary memory, and a decode step reads all of it once, so with pages of 4 KiB the
-processor spends much of the step on finding them, most of all in a virtual machine. Linux makes huge pages of what
-asks for them (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled, the usual setting), which malloc does not.
-MADV_COLLAPSE (madvise(2), Linux 6.1) does it after the fact, by copying: before the first decode step, because a
-prompt computes more than it reads and is no quicker for it. Only memory that came while the session was opened is
-touched, and only where all of it is in use, so that no more of it is used afterwards.
+A decode step reads all weights once; with 4 KiB pages, address translation takes much of that time. ONNX Runtime
+allocates ordinary memory, and Linux uses huge pages only on request (`madvise` in
+/sys/kernel/mm/transparent_hugepage/enabled). MADV_COLLAPSE (madvise(2), Linux 6.1) copies existing memory into huge
+pages. It runs before the first decode step, on memory that was allocated while the session opened and is fully in use,
+so that memory use does not grow.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from pathlib import Path
 import numpy as np
 
 HUGE = 2 << 20
-"""Bytes of a huge page on x86-64, and on ARM with base pages of 4 KiB, the only ones that are handled."""
+"""Bytes of a huge page on x86-64, and on ARM with 4 KiB base pages; other systems are not supported."""
 PAGE = 4096
 COLLAPSE = 25
 """MADV_COLLAPSE of linux/mman.h."""
 LEAST_BYTES = 16 << 20
-"""Less is found without: processors remember some 2,000 pages of any size."""
+"""Minimum bytes for a measurable gain: a TLB has about 2,000 entries of any page size."""
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MAPS, PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 PRESENT = np.uint64(1 << 63)
 
 Range = tuple[int, int]
-"""First address, and the one after the last."""
+"""First address and end address (exclusive)."""
 
 
 def allowed() -> bool:
-    """Whether the system makes huge pages for who asks; False where it does not, or cannot say."""
+    """Whether the system provides huge pages on request; False if unknown."""
     if sys.platform != "linux" or _page_size() != PAGE:
         return False
     try:
@@ -51,7 +50,7 @@ def _page_size() -> int:
 
 
 def anonymous_memory() -> tuple[Range, ...]:
-    """Memory of this process that is of no file and may be written, by address; none where the system does not say."""
+    """Writable anonymous memory of this process, by address; empty if unknown."""
     try:
         lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -66,7 +65,7 @@ def anonymous_memory() -> tuple[Range, ...]:
 
 
 def make_huge(memory: Sequence[Range]) -> int:
-    """Put into huge pages what is in use of `memory`; bytes that are in such pages then."""
+    """Collapse the used blocks of `memory` into huge pages; return the bytes that are then in huge pages."""
     blocks = [block for part in memory for block in full_blocks(part)]
     if len(blocks) * HUGE < LEAST_BYTES:
         return 0
@@ -78,7 +77,7 @@ def make_huge(memory: Sequence[Range]) -> int:
 
 
 def added(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
-    """What of `now` is not in `before`; neighbours may have become one."""
+    """Ranges of `now` that are not in `before`; adjacent ranges may have been merged."""
     found = []
     for first, last in now:
         inside = sorted(entry for entry in before if entry[0] < last and entry[1] > first)
@@ -89,7 +88,7 @@ def added(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
 
 
 def full_blocks(memory: Range) -> list[int]:
-    """Addresses of the parts of `memory` that could be huge pages and are in use as a whole."""
+    """Addresses of the huge-page-sized blocks of `memory` that are fully in use."""
     first = -(-memory[0] // HUGE) * HUGE
     count = (memory[1] - first) // HUGE
     if count <= 0:
@@ -107,7 +106,7 @@ def full_blocks(memory: Range) -> list[int]:
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbouring blocks as one: address and size."""
+    """Address and size of each run of adjacent blocks."""
     found: list[tuple[int, int]] = []
     for block in blocks:
         if found and sum(found[-1]) == block:

@@ -1,4 +1,4 @@
-"""How a session's CPU provider is configured: the options of the user and the properties of the machine."""
+"""Configures a session's CPU provider, from the user's options and the machine."""
 
 from __future__ import annotations
 
@@ -25,32 +25,30 @@ from partita.runtime.place.model_file import all_graphs, all_nodes
 
 SPINNING = "session.intra_op.allow_spinning"
 STOPPING = "session.force_spinning_stop"
-"""Threads leave their loop when a run ends. Without it they stay in it for 30 to 40 ms."""
+"""Threads stop spinning when a run ends. Without it they spin for another 30 to 40 ms."""
 PACKING = "session.prepack.enable_parallel"
-"""Weights are packed by all threads; ONNX Runtime's default, of 1.31 too, is one."""
+"""All threads pack weights; ONNX Runtime's default (1.31) is one thread."""
 EXACT = "session.x64quantprecision"
-"""Products of 8-bit integers are exact on processors of x86 without an instruction for them, where pairs of products
-saturate at 16 bits otherwise (onnxruntime_session_options_config_keys.h). It is slower, so it is set only there.
-"""
+"""Exact products of 8-bit integers on x86 processors without an instruction for them; otherwise pairs of products
+saturate at 16 bits (onnxruntime_session_options_config_keys.h). Slower, so set only there."""
 
 
 def set_up(
     path: Path, active: Sequence[Resolution], opening: Opening, attention: Attention | None
 ) -> tuple[Opening, CpuSession | None]:
-    """The opening with what the CPU provider needs in it, and the settings as a report has them; None without the
-    provider.
+    """The opening with the CPU provider's settings, and these as a report record; None if CPU is not in the chain.
 
-    `attention`: that of the graph, where it has two paths.
+    `attention`: attention of the graph, if it has both paths.
     """
     cores = usable_cores()
     threads, why = cores.threads(opening.threads)
-    # ONNX Runtime's own choice ties threads to cores, and is left alone where all of them are there to be tied to.
+    # ONNX Runtime's default pins threads to cores, which is correct if the process may use all cores.
     opening = replace(opening, threads=None if why == "cores" else threads)
     cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
     if cpu is None:
         return opening, None
     spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.crowded(threads))
-    # What other providers do when they pack need not be made for several threads.
+    # Other providers may not support packing with several threads.
     packing = len(active) == 1 and cpu.options.get("parallel_packing") != "0"
     stopping = spinning and cpu.options.get("spinning_after") == "0"
     config = {SPINNING: str(int(spinning)), PACKING: str(int(packing)), STOPPING: str(int(stopping))}
@@ -77,14 +75,14 @@ def set_up(
 def takes_exact(path: Path) -> bool:
     """Whether the model in `path` runs with `EXACT`.
 
-    With it ONNX Runtime turns constant int8 weights into uint8, and gives a DequantizeLinear without zero point one of
-    the wrong shape; the run then fails (1.31.1, seen). Constants may also come from nodes that ONNX Runtime folds.
+    With it, ONNX Runtime (1.31.1) converts constant int8 weights to uint8, and gives a DequantizeLinear without zero
+    point one of the wrong shape, so the run fails. The weights may also be computed by constant folding.
     """
     import onnx
 
     try:
         model = read_light(path)
-    except (OSError, ValueError):  # ONNX Runtime reports what is wrong with the file
+    except (OSError, ValueError):  # ONNX Runtime reports the error in the file
         return False
     graphs = list(all_graphs(model.graph))
     safe = {port.name for graph in graphs for port in graph.input}
@@ -98,7 +96,7 @@ def takes_exact(path: Path) -> bool:
 
 
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
-    """What the process has allocated, where what a session adds to it is to go into huge pages; None where not."""
+    """Memory of the process before a session that will be moved into huge pages; None if it will not be moved."""
     first = active[0]
     if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages.allowed():
         return None
@@ -106,19 +104,16 @@ def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
 
 
 def into_huge_pages(before: Sequence[Range] | None) -> Callable[[], int] | None:
-    """Puts what has been allocated since `before` and up to now into huge pages when it is called, and says how many
-    bytes that are; None where that is not to be.
-    """
+    """A function that moves memory allocated since `before` into huge pages and returns the bytes; None without it."""
     if before is None:
         return None
     return partial(huge_pages.make_huge, huge_pages.added(before, huge_pages.anonymous_memory()))
 
 
 def will_repeat(session: Session) -> float:
-    """Do what makes a run quicker that reads all weights, once for a session; how many seconds that took.
+    """Prepare a session for many runs that read all weights; return the seconds that it took.
 
-    It takes longer than it saves in a few runs, and saves nothing where a run computes more than it reads, as that of a
-    prompt does.
+    Not worthwhile for a few runs, or for compute-bound runs such as prefill.
     """
     later, session.later = session.later, None
     if later is None or session.cpu is None:
@@ -131,7 +126,7 @@ def will_repeat(session: Session) -> float:
 
 
 def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:
-    """Whether threads wait for work in a loop, and why."""
+    """Whether threads spin while they wait for work, and why."""
     if said is not None:
         return said == "1", "option"
     return (False, "crowded") if crowded else (True, "default")
@@ -140,10 +135,10 @@ def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", 
 def _attention_choice(
     attention: Attention | None, active: Sequence[Resolution], cpu: Resolution, threads: int
 ) -> AttentionChoice | None:
-    """The path through attention; None where nothing is chosen, and ONNX Runtime decides.
+    """The attention path; None if ONNX Runtime's default applies.
 
-    ONNX Runtime reads the path from an environment variable, which the process of another program keeps as it is.
-    Raises UsageError there for an option that needs another value.
+    ONNX Runtime reads the path from an environment variable, which Partita does not change in another program's
+    process. Raises UsageError there for an option that needs another value.
     """
     option, variable = cpu.options.get("attention", ""), os.environ.get(VARIABLE, "")
     said = by_word(option, variable)
@@ -151,7 +146,7 @@ def _attention_choice(
         if not streams.own_process and (said.path == "naive") != (variable not in ("", "0")):
             needed = "1" if said.path == "naive" else "0"
             raise UsageError(
-                f"`provider_options`: cpu.attention={said.path} needs a process of its own, or the environment "
+                f"`provider_options`: cpu.attention={said.path} needs a separate process, or the environment "
                 f"variable {VARIABLE}={needed}; load the package with process='child'"
             )
         return said

@@ -1,4 +1,4 @@
-"""The adapters beside the weights of a package: found by name, and held against the inputs that they are for."""
+"""The switchable adapters of a package: looked up by name, and validated against the graphs' adapter inputs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from partita.runtime.ort.adapters import read_adapter
 from partita.runtime.ort.buffers import Buffer, host_buffer
 
 SHOWN = 5
-OTHER_ADAPTER = Remedy("take one that was made for this model")
+OTHER_ADAPTER = Remedy("use an adapter that was exported for this model")
 Given = Mapping[str, Buffer]
-"""Values of inputs that have defaults, by name."""
+"""Values of adapter inputs, by input name."""
 NOTHING: Given = {}
-"""Of no adapter."""
+"""Values without an adapter."""
 
 
 @dataclass(slots=True)
 class Adapters:
-    """The adapters of a package; each is read when it is first asked for, and kept."""
+    """The adapters of a package; each is loaded at its first use."""
 
     folder: Path
     manifest: Manifest
     kept: dict[str, Given] = field(default_factory=dict)
 
     def named(self, name: str | None) -> Given:
-        """What an adapter has for the graphs' inputs; nothing of None.
+        """Input values of an adapter; empty for None.
 
-        Raises UsageError for a name that is not there, PackageError for a file that is damaged or of other graphs.
+        Raises UsageError for an unknown name, PackageError for a file that is damaged or for other graphs.
         """
         check_adapter(self.folder, self.manifest, name)
         if name is None:
@@ -50,10 +50,9 @@ class Adapters:
 
 
 def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
-    """One value for each input whose first axis has those of all rows, padded with zeros to the largest rank.
+    """One value per input with the values of all rows on the first axis, padded with zeros to the largest rank.
 
-    Only of inputs that have an axis for rows, where `rows` have 1 each. `every`: each row is to have its own, also
-    where all have the same; else that is left as it is, for all of them.
+    `rows`: values with a first axis of 1. Without `every`, an input whose value is the same in all rows keeps axis 1.
     """
     if all(each is rows[0] for each in rows) and (not every or not rows[0]):
         return rows[0]
@@ -70,7 +69,7 @@ def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
 
 
 def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
-    """The values of an adapter file, which fit the inputs of the graphs."""
+    """The values of an adapter file, validated against the inputs of the graphs."""
     ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
     found: dict[str, Buffer] = {}
     ranks: dict[str, int] = {}
@@ -78,7 +77,7 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
     for name, (buffer, shape) in read_adapter(path, remedy).items():
         port = ports.get(name)
         if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
-            asked = "no graph has it" if port is None else f"the graphs ask for {port.dtype} {list(port.shape)}"
+            asked = "no graph has it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
             wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {asked}")
         found[name] = buffer
     if wrong or not found:
@@ -89,7 +88,7 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
 
 
 def _fits(shape: tuple[int, ...], port: AdapterInput, ranks: dict[str, int]) -> bool:
-    """Whether a shape is that of an input, for one row; a symbolic size is the same wherever it has the same name."""
+    """Whether a shape matches an input, for one row; equal symbolic sizes must have equal values."""
     wanted = (1, *port.shape[1:]) if port.by_row else port.shape
     return len(shape) == len(wanted) and all(
         size == (each if isinstance(each, int) else ranks.setdefault(each, size))

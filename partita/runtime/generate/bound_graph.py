@@ -1,7 +1,7 @@
-"""The buffers of one graph of a package: a step writes into them, runs, and looks at what came.
+"""The bound buffers of one graph: a step writes tokens and cursors into them, runs, and reads the logits.
 
-Feeds strictly by role: what a port means comes from the contract, its name is only handed on. Every buffer is allocated
-and bound once, but for those whose length is another in each step.
+Ports are identified by their role in the contract. Every buffer is allocated and bound once, except buffers whose
+length changes with each step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from partita.runtime.ort.session import Session
 from partita.runtime.place.model_file import ModelFile
 
 FEW_TOKENS = 16
-"""Steps of so many at most keep their buffers each, and logits on the device: of S rows, which is not much."""
+"""Steps of at most S tokens keep their buffers, and keep their logits on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedGraph:
-    """One ONNX file of the package, opened."""
+    """An opened ONNX file of the package."""
 
     graph: GraphFile
     model: ModelFile
@@ -55,10 +55,10 @@ class LoadedGraph:
 
 
 class BoundGraph:
-    """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or those of a span.
+    """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or a span of rows.
 
-    `tokens` [held, S] is there to be written before each run; a run reads those of its span. Where one sequence is held
-    it is fed to every row of the batch. `phase` is what the run counts as.
+    Write `tokens` [held, S] before each run; a run reads the tokens of its span. If the cache holds one sequence, it is
+    fed to every row. `phase`: the phase that runs are counted under.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class BoundGraph:
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
         self.is_bound = True
-        """Until it is released."""
+        """None after `release`."""
         self.observed = False
-        """The last run was profiled."""
+        """Whether the last run was profiled."""
         cache.bind(self.binding, span)
         self._recording: Recording | None = None
         if session.captures and span is None and _repeats(phase, new_tokens):
@@ -105,7 +105,7 @@ class BoundGraph:
         outputs = bound(graph.outputs, shapes, lambda name, buffer: self._bind_output(session, name, buffer, made))
         fed = _required(inputs, "tokens", graph.file)
         self.fed = fed.array
-        """[rows of the span, S]: what a run reads."""
+        """[rows of the span, S]: input of a run."""
         self._batch = batch
         is_fed_as_held = span is None and held == batch
         self.tokens = self.fed if is_fed_as_held else np.empty((held, new_tokens), self.fed.dtype)
@@ -121,15 +121,13 @@ class BoundGraph:
         writers = {role: cursor_writer(role, new_tokens) for role in inputs if role not in fixed}
         self._writers = [(writer, inputs[role].array) for role, writer in writers.items() if writer is not None]
         self.cursors = {role: inputs[role].array for role, writer in writers.items() if writer is not None}
-        """Inputs that follow from where the rows are, by role."""
+        """Inputs computed from the rows' cache positions, by role."""
         self._whole_mask = inputs["mask"].array if "mask" in inputs else None
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
 
     def _bind_output(self, session: Session, name: str, buffer: Buffer, made: dict[str, Buffer]) -> None:
-        """Have the graph write `name` into `buffer`, or into memory of the device that is put into `made`: where a step
-        makes it there, and it can be had from there when it is wanted.
-        """
+        """Bind the output `name` to `buffer`, or to device memory (added to `made`) if a step computes it there."""
         if self.rows <= FEW_TOKENS and session.on_device(name):
             device = session.state_buffer(name, buffer.host.shape, buffer.dtype)
             if device.readable:
@@ -139,7 +137,7 @@ class BoundGraph:
         self.binding.bind_output(name, buffer)
 
     def place(self, starts: Starts, rope_length: int) -> None:
-        """Write every cursor input. `starts` [held]; `rope_length`: of the text whose rotary frequencies apply."""
+        """Write every cursor input. `starts`: [held]; `rope_length`: text length for the rotary frequencies."""
         starts = np.broadcast_to(starts[self._first : self._end], self._batch)
         for write, array in self._writers:
             write(starts, array)
@@ -149,7 +147,7 @@ class BoundGraph:
             self.binding.bind_input(self._mask.name, self._mask.written(starts))
 
     def masked(self, values: Sequence[int]) -> None:
-        """Write these values [T] into the mask in place of those that `place` wrote, and 0 beyond them."""
+        """Replace the mask by the values [T], and 0 beyond them."""
         if self._mask is not None:
             self.binding.bind_input(self._mask.name, self._mask.written_as(values))
         elif self._whole_mask is not None:
@@ -157,7 +155,7 @@ class BoundGraph:
             self._whole_mask[:, : len(values)] = values
 
     def choose(self, positions: Sequence[int]) -> None:
-        """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
+        """Request logits at at most K positions of 0 .. S-1; unused places repeat the last position."""
         if self._chosen is None:
             return
         self._columns = {position: column for column, position in enumerate(positions)}
@@ -165,7 +163,7 @@ class BoundGraph:
         self._chosen[len(positions) :] = positions[-1]
 
     def run(self) -> float:
-        """One session run with the buffers as they are bound; seconds that it took."""
+        """Run the session with the bound buffers; return the seconds."""
         window = self._window
         self.observed = window.open
         if self.tokens is not self.fed:
@@ -186,7 +184,7 @@ class BoundGraph:
             self._cache.look(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens, self._some)
         except PartitaError:
-            window.close()  # the profile would count a run that nobody can describe
+            window.close()  # the profile would contain a run without a record
             raise
         except BaseException:
             window.cut_short(self.phase, self.new_tokens, self._some)
@@ -195,12 +193,12 @@ class BoundGraph:
 
     @property
     def repeats(self) -> bool:
-        """Whether a run needs nothing but tokens and cursors: no profiled run, no buffer or mask that grows."""
+        """Whether `repeat` is possible: no profiled run, and no growing buffer or mask."""
         fixed = self._mask is None and self._rope is None and not self._cache.has_moving
         return fixed and not self._window.open and len(self._cache.filled) >= self._batch
 
     def repeat(self) -> float:
-        """Run once more with the buffers as they are; seconds that it took. Only where it `repeats`."""
+        """Run again with the same buffers; return the seconds. Requires `repeats`."""
         began = time.perf_counter()
         for name, buffer in self._moving:
             self.binding.bind_input(name, buffer)
@@ -213,84 +211,84 @@ class BoundGraph:
         return seconds
 
     def _as_of_all(self, outputs: dict[str, int]) -> dict[str, int]:
-        """Where a run left its outputs, the states as if all rows had taken part: of a part, where its whole begins."""
+        """Addresses of the outputs, with those of states shifted to the beginning of all rows."""
         buffers = self.binding.buffers
         parts = {name: buffers[name] for name in outputs if name in buffers and buffers[name].part is not None}
         moved = {name: outputs[name] - part.address() + part.keeps.address() for name, part in parts.items()}
         return {**outputs, **moved}
 
     def _column(self, position: int) -> int:
-        """Where the logits of a position are. Raises GenerationError where the graph gives none of it: some of other
-        exporters give those of the last token of a step alone, and a row may end before that.
+        """Index of the logits of a position.
+
+        Raises GenerationError if the graph does not compute them: some foreign graphs give only the last token's
+        logits, and a row may end before.
         """
         column = self._columns.get(position)
         if column is None:
             raise GenerationError(
-                f"{self.file} gives logits at {listing(map(str, self._columns))} of the {self.new_tokens} tokens of a "
-                f"step, and a row ends at {position}; give prompts of one length, or export it with those of all tokens"
+                f"{self.file} computes logits at {listing(map(str, self._columns))} of {self.new_tokens} tokens of a "
+                f"step, but a row ends at {position}; use prompts of equal length, or export with logits of all tokens"
             )
         return column
 
     def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
-        """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
+        """Logits [vocab] of one row at a chosen position; valid until the next run."""
         return self._logits.row(row - self._first, self._column(position))
 
     def host_logits(self, row: int) -> npt.NDArray[np.float32] | None:
-        """Logits [vocab] after the last token of a row, in the memory that each run writes; None where they are on a
-        device or of another dtype.
-        """
+        """Logits [vocab] after the last token of a row, in the memory that runs write; None on a device or if not
+        float32."""
         return self._logits.written(row - self._first)
 
     def largest(self, row: int, position: int, count: int) -> Found | None:
-        """The `count` largest of these, all being finite, and those that equal the last; None where all are needed."""
+        """The `count` largest logits and all equal to the last of them; None if the host needs all logits."""
         return self._logits.largest(row - self._first, self._column(position), count)
 
     def release(self) -> None:
-        """Free what it has of a device, before the session that it is of; what is known of it stays."""
+        """Free its device memory before its session closes; facts stay available."""
         self.is_bound = False
         self.binding.release()
         self._logits.release()
 
     @property
     def recorded(self) -> bool:
-        """Whether its runs are captured, to be replayed."""
+        """Whether its runs are captured for replay."""
         return self._recording is not None
 
     @property
     def crossing(self) -> dict[str, int]:
-        """Bytes of inputs and outputs of the last run that went between host and device beside it."""
+        """Bytes of inputs and outputs that were copied between host and device outside the last run."""
         fed = {} if self._recording is None else self._recording.fed_bytes
         return {**fed, self._logits_name: self._logits.copied_bytes} if self._logits.on_device else fed
 
 
 def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: Cache) -> list[tuple[str, Buffer]]:
-    """Inputs to bind anew before each run: binding copies what is not in the memory the session wants, there and then.
+    """Inputs to bind before each run, because binding copies the values of buffers outside the session's memory.
 
-    What is written into the buffer later would not be seen (shown with WebGPU, ONNX Runtime 1.27).
+    Values written to the buffer after binding are not seen (WebGPU, ONNX Runtime 1.27).
     """
     names = [*ports, *cache.staying]
     return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
 
 
 def _repeats(phase: PhaseName, new_tokens: int) -> bool:
-    """Whether every step of a generation is this run, with other numbers in the same places."""
+    """Whether every decode step of a generation is the same run with new values in the same buffers."""
     return phase == "decode" and new_tokens == 1
 
 
 def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
-    """The buffer of a role that no graph can do without."""
+    """The buffer of a role that every graph needs."""
     if role not in feeds:
         raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
     return feeds[role]
 
 
 class Logits:
-    """[B, K, vocab] of the last run."""
+    """The logits [B, K, vocab] of the last run."""
 
     def __init__(self, feed: Feed, made: Buffer | None, choice: DeviceChoice | None = None) -> None:
-        """`feed`: their place on the host. `made`: where runs write them; None where that is this place. `choice`:
-        selects among them there.
-        """
+        """`feed`: the host buffer. `made`: the device buffer that runs write; None if they write `feed`. `choice`:
+        selects the largest logits on the device."""
         self.on_device = made is not None
         self._feed, self._made = feed, made
         self._choice = choice if made is not None else None
@@ -299,15 +297,15 @@ class Logits:
         self._here, self._selected = True, False
         self._selection: Selection | None = None
         self.copied_bytes = feed.buffer.size_bytes
-        """Bytes that came to the host after the last run, or would have."""
+        """Bytes copied to the host after the last run; without an execution, bytes that would be copied."""
 
     def ran(self) -> None:
-        """A run has made others."""
+        """Invalidate the copy on the host after a run."""
         if self._made is not None:
             self._here, self._selected, self.copied_bytes = False, False, 0
 
     def row(self, row: int, column: int) -> npt.NDArray[np.float32]:
-        """Those of one row [vocab], after the K-th of its tokens that was chosen; valid until the next run."""
+        """Logits [vocab] of one row after the K-th of its chosen tokens; valid until the next run."""
         if not self._here:
             assert self._made is not None
             self._values = self._made.copy(self._feed.buffer).reshape(self._feed.array.shape)
@@ -315,7 +313,7 @@ class Logits:
         values: npt.NDArray[Any] = self._values[row, column]
         dtype = self._feed.buffer.dtype
         if dtype == "float32":
-            return values  # no copy when they are float32
+            return values  # no copy if float32
         wide: npt.NDArray[np.float32] = self._wide[row]
         if dtypes.named(dtype).upper_half:
             np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
@@ -324,15 +322,16 @@ class Logits:
         return wide
 
     def written(self, row: int) -> npt.NDArray[np.float32] | None:
-        """The last of one row [vocab] where runs write float32 to the host; None where they do not."""
+        """Last logits [vocab] of one row if runs write float32 to the host, else None."""
         if self.on_device or self._feed.buffer.dtype != "float32":
             return None
         values: npt.NDArray[np.float32] = self._values[row, -1]
         return values
 
     def largest(self, row: int, column: int, count: int) -> Found | None:
-        """The `count` largest of a row, all of it finite, and those that equal the last of them, as the device selects
-        them; None where the host has to look at all logits.
+        """The `count` largest logits of a row and all equal to the last of them, selected on the device.
+
+        None if the host has to select among all logits, which may not all be finite.
         """
         if self._here or self._choice is None or not self._choice.is_used:
             return None
@@ -344,7 +343,7 @@ class Logits:
                 self._selection.run()
                 self._selected = True
                 self.copied_bytes += self._selection.size_bytes
-        except FAILURES as error:  # where the device is lost, the copy of the logits raises
+        except FAILURES as error:  # if the device is lost, the copy of the logits raises
             self._choice.fail(error)
             self._let_go()
             return None
@@ -356,6 +355,6 @@ class Logits:
         self._selection = None
 
     def release(self) -> None:
-        """Free what it has of a device."""
+        """Free its device memory."""
         self._let_go()
         self._made, self._choice = None, None

@@ -1,4 +1,4 @@
-"""What requests have to be so that a package can take them, and what to do about those that are not."""
+"""Validation of requests against the limits of a package, and remedies."""
 
 from __future__ import annotations
 
@@ -14,61 +14,60 @@ from partita.remedies import Remedy
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
 PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
-"""What only the user knows."""
+"""Value of an option that only the user knows."""
 SHORTEN = Remedy("shorten it")
 SHORTEN_OR_ANEW = replace(
     SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
 )
 SHORTEN_OR_ALLOW = replace(
-    SHORTEN, otherwise=Remedy("open the folder for longer texts", options=("--max-length", "{max_length}"))
+    SHORTEN, otherwise=Remedy("open the folder with a longer cache", options=("--max-length", "{max_length}"))
 )
 SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
-BEGIN_WITH_ONE = Remedy("give one or more")
-BEGIN = Remedy("give at least one token to begin with")
+BEGIN_WITH_ONE = Remedy("pass one or more tokens")
+BEGIN = Remedy("pass at least one token")
 
 
 class RowLimits(Protocol):
-    """What a row of a batch can take."""
+    """The limits of a row of a batch."""
 
     @property
     def max_length(self) -> int:
-        """N: prompt and answer together, in tokens."""
+        """Maximum prompt plus completion tokens (N)."""
 
     @property
     def vocab_size(self) -> int:
-        """Of which token ids are below."""
+        """Size of the vocabulary; token ids are below it."""
 
     @property
     def longest(self) -> int | None:
-        """What N can be set to where the package is opened; None where its export has decided it."""
+        """Maximum N when the package is opened; None if fixed by its export."""
 
     @property
     def model_positions(self) -> int | None:
-        """Most positions that the model supports; None where that is unknown."""
+        """Maximum positions of the model; None if unknown."""
 
 
 def check_budget(max_new_tokens: int) -> None:
-    """Raise UsageError for a number of new tokens that makes no sense."""
+    """Raise UsageError for a number of new tokens below 1."""
     if max_new_tokens < 1:
         raise UsageError(f"`max_new_tokens` is {max_new_tokens}; it must be at least 1")
 
 
 def check_chunk(prefill_chunk: int) -> None:
-    """Raise UsageError for a number of prompt tokens per run that makes no sense."""
+    """Raise UsageError for a prefill chunk below 1."""
     if prefill_chunk < 1:
         raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
 
 
 def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:
-    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it.
+    """Raise GenerationError for token ids that a row cannot hold. `where`: the subject of the message.
 
-    `answered`: an answer is wanted, of which a token at least must have room beside them. The loop itself takes a
-    prompt that fills the cache, and adds nothing to it.
+    `answered`: require room for at least one completion token.
     """
     if not len(prompt):
         raise GenerationError(f"{where} is empty", remedy=BEGIN)
     if len(prompt) + answered > limits.max_length:
-        full = ", which leaves no room for an answer" if len(prompt) == limits.max_length else ""
+        full = ", which leaves no room for a completion" if len(prompt) == limits.max_length else ""
         raise GenerationError(
             f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
             remedy=room_for(len(prompt), limits),
@@ -82,7 +81,7 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
 
 
 def room_for(tokens: int, limits: RowLimits) -> Remedy:
-    """What gives a text of so many tokens room, and an answer."""
+    """Remedy for a text of this number of tokens that leaves no room for a completion."""
     most = limits.model_positions if limits.longest is None else limits.longest
     if most is not None and tokens >= most:
         return SHORTEN_TO_MODEL.filled(positions=most)
@@ -93,7 +92,7 @@ def room_for(tokens: int, limits: RowLimits) -> Remedy:
 
 
 def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
-    """Raise UsageError, which lists the names, where the package has no adapter called `name`."""
+    """Raise UsageError, with the available names, if the package has no adapter `name`."""
     names = [record.name for record in manifest.switchable]
     if name is None or name in names:
         return
@@ -105,7 +104,9 @@ def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
     elif manifest.foreign is not None:
         takes = manifest.foreign.adapter_inputs
         told = (
-            "no *.onnx_adapter file lies in it" if takes else "its graph has no inputs that an adapter gives values for"
+            "it contains no *.onnx_adapter file"
+            if takes
+            else "its graph has no inputs that an adapter gives values for"
         )
     else:
         told = "it has none; export it with `with_adapters`"

@@ -1,4 +1,4 @@
-"""An opened package: its graphs, one cache, and the buffers that each graph is bound to."""
+"""An opened package: its graphs, one cache, and the bound buffers of each graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from partita.runtime.ort.buffers import Buffer, host_buffer
 
 
 class Runner:
-    """The opened graphs of a package and its cache: a plan in, logits out. One loop at a time uses it.
+    """The opened graphs of a package and its cache: plan in, logits out. Used by one loop at a time.
 
     Close it, or use it as a context manager.
     """
@@ -52,20 +52,21 @@ class Runner:
         self.cache = Cache(contract.states, decode.session, contract.batch_size)
         apart = self.cache.separate and not contract.rereads and not _needs_even_rows(graphs)
         self.rows = contract.batch_size if apart else 1
-        """Sequences at a time. Where it is 1, every row of the batch is fed the same."""
+        """Sequences at a time. If 1, every row of the batch has the same tokens."""
         if self.rows == 1:
             self.cache.hold_one()
         self.capacity = self._capacity()
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
         self.takes_rope_length = roped or contract.rereads_at is not None
         self.choice: DeviceChoice | None = None
-        """Selects tokens on the device; None where logits are made on the host."""
+        """Selects tokens on the device; None if logits are in host memory."""
         logits = logits_port(decode.graph)
         if decode.session.on_device(logits.name):
             shape = as_declared(logits.shape, (contract.batch_size, 1, contract.vocab_size))
             self.choice = DeviceChoice(decode.session, logits, shape, contract.batch_size)
         self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
-        """By graph, and S for steps that verify draft tokens; else S is 1 for decode steps of several tokens, or 0."""
+        """By graph and S. S is 1 for decode steps of several tokens, 0 for others; actual S for steps with draft
+        tokens."""
         self._observed: dict[GraphName, BoundGraph] = {}
         """Buffers of the last profiled run, for the report."""
         self._adapters: list[Given] = [NOTHING] * contract.batch_size
@@ -102,16 +103,16 @@ class Runner:
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
-        """The outcome of each provider of the chain, after the sessions were opened."""
+        """The state of each provider of the chain after the sessions were opened."""
         return self.graphs[-1].session.resolutions
 
     # --- adapters -----------------------------------------------------------------------------------------------------
 
     def use_adapters(self, *names: str | None) -> None:
-        """Use these adapters from the next run on: one for all rows, or one for each row [B]; None for no adapter.
+        """Use these adapters in following runs: one for all rows, or one for each row [B]; None for no adapter.
 
-        The cache of a row stays as its earlier adapter computed it. Raises UsageError for an unknown name, PackageError
-        for a damaged file.
+        Cached tokens keep the values of their earlier adapter. Raises UsageError for an unknown name, PackageError for
+        a damaged file.
         """
         if self.adapters is None:
             return
@@ -129,7 +130,7 @@ class Runner:
         self._stacked.clear()
 
     def _adapter_inputs(self, entry: LoadedGraph, span: Span) -> Mapping[str, Buffer]:
-        """Values of a graph's adapter inputs. Without an adapter an input has its default, or zeros if it has none."""
+        """Values of a graph's adapter inputs. Without an adapter: the input's default, or zeros."""
         zeros = {}
         for port in entry.graph.adapter_inputs:
             if port.name in entry.model.inputs:
@@ -158,9 +159,9 @@ class Runner:
     def bound(
         self, name: GraphName, new_tokens: int, rows: int, span: Span = None, *, drafts: bool = False
     ) -> BoundGraph:
-        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits, of the rows in `span`.
+        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits, for the rows in `span`.
 
-        The last ones of a graph are kept, and with `drafts` those of each small S.
+        The last buffers of each graph are reused, and with `drafts` those of each small S.
         """
         entry = self.graph(name)
         given = logits_given(entry.graph)
@@ -174,9 +175,9 @@ class Runner:
         place = name, new_tokens if drafts and 1 < new_tokens <= FEW_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
-            old = self._bound.pop(place, None)  # free the old buffers before the new ones are made
+            old = self._bound.pop(place, None)  # free the old buffers before the new are allocated
             if old is not None and old.recorded:
-                self._release(old)  # else the device keeps the captured graph as long as the session lives
+                self._release(old)  # otherwise the device keeps the captured graph until the session closes
             kept = self._bound[place] = BoundGraph(
                 entry,
                 self.cache,
@@ -196,12 +197,12 @@ class Runner:
         self._observed = {name: kept for name, kept in self._observed.items() if kept is not graph}
 
     def seen_bound(self, name: GraphName) -> BoundGraph:
-        """The buffers of a graph's last profiled run; else of its last run, else those of a first run."""
+        """The buffers of a graph's last profiled run, else of its last run, else new buffers."""
         kept = self._observed.get(name) or self._bound.get((name, 0))
         return kept if kept is not None else self.bound(name, self.capacity.chunk or 1 if name == "prefill" else 1, 1)
 
     def prepare(self, plan: StepPlan) -> BoundGraph:
-        """The graph of a plan with its logits chosen. Write `tokens` [B, S] before `run`."""
+        """The bound graph of a plan, with its logits positions set. Write `tokens` [B, S] before `run`."""
         rows = len(plan.positions)
         if logits_given(self.graph(plan.graph).graph) == "kept":
             rows = plan.new_tokens - plan.positions[0]
@@ -210,14 +211,14 @@ class Runner:
         return graph
 
     def will_decode(self) -> float:
-        """Prepare the decode session for many runs; seconds that this took, 0 once it is prepared."""
+        """Prepare the decode session for many runs; return the seconds that it took, 0 if already prepared."""
         seconds = will_repeat(self.graph("decode").session)
         return seconds + (0.0 if self.choice is None else self.choice.check())
 
     def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> float:
-        """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors; seconds of the session run.
+        """Run a plan on the tokens in `graph.tokens` and move the rows' cursors; return the seconds of the session run.
 
-        Raises GenerationError, ProviderError or ResourceError. After any exception the cache is dirty.
+        Raises GenerationError, ProviderError or ResourceError. After any exception the cache is invalid.
         """
         try:
             if plan.begins:
@@ -252,9 +253,9 @@ class Runner:
 
 
 def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> bool:
-    """Whether an active provider has a node that it computes correctly only for rows of equal length.
+    """Whether an active provider has a node that is only correct for rows of equal length.
 
-    A node in no list counts as its own, because the list can miss nodes (see `Session.assigned`).
+    Nodes in no list count as its own, because the lists may lack nodes (see `Session.assigned`).
     """
     for entry in loaded:
         listed = {node.name: node.provider for node in entry.session.assigned() or ()}

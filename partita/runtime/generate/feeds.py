@@ -1,7 +1,6 @@
-"""What a graph is fed besides tokens and states, and where its logits go: buffers by role, and who writes them.
+"""Buffers of a graph's inputs and logits by role, and functions that fill its cursor inputs.
 
-A port has the shape of its role, or the same sizes in more or fewer dimensions: [B] may be declared as [B, 1], and one
-row's as [].
+A port may declare the sizes of its role with more or fewer dimensions: [B] as [B, 1], or [] for one row.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from partita.runtime.ort.buffers import Buffer, host_buffer, reshaped
 Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""
 Cursor = Callable[[Starts, npt.NDArray[Any]], object]
-"""Writes one cursor input, given the starts."""
+"""Writes a cursor input for these starts."""
 LogitsGiven = Literal["chosen", "kept", "last", "all"]
-"""Which positions a graph computes logits for: those that it is told, as many of the last ones as it is told, the last
-one, or all.
-"""
+"""Positions that a graph computes logits for: `indices` as requested, `count` of the last, only the last, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +29,11 @@ class Feed:
 
     buffer: Buffer
     array: npt.NDArray[Any]
-    """The same memory in the shape of the role."""
+    """The same memory in the role's shape."""
 
 
 def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
-    """How an input of `role` follows from the starts when S = `new_tokens`; None for inputs that are no cursor."""
+    """The function that writes an input of `role` when S = `new_tokens`; None if the role is no cursor."""
     steps, last = np.arange(new_tokens), new_tokens - 1
     writers: dict[str, Cursor] = {
         "positions": lambda starts, out: np.add(starts[:, None], steps, out=out, casting="unsafe"),
@@ -51,13 +48,13 @@ def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
 
 
 def write_mask(valid: Starts, out: npt.NDArray[Any]) -> None:
-    """Write [B, T]: 1 up to the `valid` [B] rows of the cache, 0 beyond."""
+    """Write a mask [B, T]: 1 for the first `valid` [B] cache positions, 0 beyond."""
     np.less(np.arange(out.shape[1])[None, :], valid[:, None], out=out, casting="unsafe")
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A mask [B, T] whose T is another in each step; in one buffer that has room for all of them."""
+    """A mask [B, T] whose T changes with each step, in one buffer of the maximum size."""
 
     name: str
     room: Buffer
@@ -67,21 +64,21 @@ class Mask:
 
     @classmethod
     def of(cls, port: Port, contract: Contract, new_tokens: int) -> Mask | None:
-        """The mask of a port; None where T is fixed, and it is a cursor like others."""
+        """The mask of a port; None if T is fixed."""
         if len(port.shape) != 2 or isinstance(port.shape[1], int):
             return None
         room = host_buffer((contract.batch_size, contract.max_length), port.dtype)
         return cls(port.name, room, contract.batch_size, new_tokens)
 
     def written(self, starts: Starts) -> Buffer:
-        """The mask of a step, with T = max start + S."""
+        """The mask of a step, with T = max(starts) + S."""
         valid = starts + self.new_tokens
         mask = reshaped(self.room, (self.batch, int(valid.max())))
         write_mask(valid, mask.host)
         return mask
 
     def written_as(self, values: Sequence[int]) -> Buffer:
-        """The mask of a step with these values [T] in every row."""
+        """The mask of a step, with these values [T] in every row."""
         mask = reshaped(self.room, (self.batch, len(values)))
         mask.host[...] = values
         return mask
@@ -120,17 +117,16 @@ def bound(
 
 
 def repeated(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a role [B, S], as often as a port has it: positions [3, B, S] are of the time, row and column of a
-    picture, and three times the same for text.
+    """The shape [B, S] with the leading dimension of the port, e.g. [3, B, S].
+
+    Positions [3, B, S] are time, row and column of an image, and equal for text.
     """
     times = port.shape[0] if port.role == "positions" and len(port.shape) == 3 else None
     return (times, *shape) if isinstance(times, int) else shape
 
 
 def as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a role in as many dimensions as a port has: sizes of 1 come before it, behind it where the port
-    declares them there, or are left out.
-    """
+    """The shape of a role in the port's number of dimensions: sizes of 1 are added or removed."""
     missing = len(declared) - len(shape)
     if missing >= 0:
         behind = next((count for count in range(missing) if declared[len(declared) - 1 - count] != 1), missing)
@@ -144,12 +140,12 @@ def port_by_role(graph: GraphFile, role: str) -> Port | None:
 
 
 def logits_port(graph: GraphFile) -> Port:
-    """The output that has logits. Raises StopIteration for a graph without."""
+    """The output with logits. Raises StopIteration if the graph has none."""
     return next(port for port in graph.outputs if port.role == "logits")
 
 
 def logits_given(graph: GraphFile) -> LogitsGiven:
-    """Which logits a graph gives."""
+    """The positions that a graph computes logits for."""
     if port_by_role(graph, "logits_rows") is not None:
         return "chosen"
     if port_by_role(graph, "logits_kept") is not None:

@@ -1,4 +1,4 @@
-"""The loop: schedule, plan, run, sample. Rows join with a request and leave when it has finished."""
+"""The generation loop: schedule, plan, run, sample. Rows join with a request and leave when it has finished."""
 
 from __future__ import annotations
 
@@ -35,60 +35,60 @@ from partita.runtime.generate.steady import SteadyStep, steady_step
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
-"""Any id of the vocabulary will do."""
+"""Any id of the vocabulary works."""
 
 
 @dataclass
 class Engine:
-    """The rows of one batch. One at a time per runner."""
+    """The rows of one batch. A runner supports one engine at a time."""
 
     runner: Runner
     prefill_chunk: int = PREFILL_CHUNK_TOKENS
     policy: Policy = prompts_first
     shares: bool = False
-    """Common beginnings of prompts are read once and copied."""
+    """Prefix cache: common prefixes of prompts are prefilled once and copied."""
     patience: int | None = None
-    """Prompt tokens to read at most before decoding rows have a step; None: prompts first."""
+    """Maximum prompt tokens to prefill between steps of decoding rows; None: prompts first."""
     records: bool = False
-    """Requests and steps go to the runner's recorder."""
+    """Record requests and steps with the runner's recorder."""
     control: DraftControl | None = None
     """Chooses the number of draft tokens; None: as many as fit."""
     new_drafter: Callable[[], Drafter] | None = None
-    """Makes the drafter of a request that has none."""
+    """Makes the drafter of a request without one."""
     prefix: Prefix | None = None
-    """Every prompt begins with it."""
+    """A prefix of every prompt."""
     rows: list[Row | None] = field(init=False)
     """[B]: None for a free row."""
     rope_length: int = field(default=0, init=False)
-    """The text length that the rotary frequencies of the last step were for."""
+    """Text length of the last step's rotary frequencies."""
     mark: float = field(default=0.0, init=False)
-    """When the last step ended."""
+    """End time of the last step."""
     longest_rope: int = field(default=0, init=False)
     """The largest `rope_length` so far."""
     read: int = field(default=0, init=False)
-    """Tokens of prompts, padding included, since the last decode step."""
+    """Prompt tokens since the last decode step, padding included."""
     prefixes: Prefixes | None = field(default=None, init=False)
     steady: SteadyStep | None = field(default=None, init=False)
-    """The decode step to repeat; None once a row has changed."""
+    """The decode step to repeat; None after a row has changed."""
 
     def __post_init__(self) -> None:
         runner = self.runner
         self.rows = [None] * runner.rows
         self.adapter = runner.adapter_names[0]
-        """The adapter of requests that name none."""
+        """The adapter of requests without one."""
         runner.cache.prepare()
         self.tokens = NextTokens(runner.cache)
         if self.shares and not runner.contract.rereads:
             self.prefixes = Prefixes(runner.cache, runner.capacity, self.keeps_keys)
         self._rested = True
-        """No row was running, so the time until the next step is no overhead."""
+        """No row was running, so the time until the next step is not overhead."""
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def join(self, request: Request) -> int:
-        """Give a request a free row of the batch; its index.
+        """Give a request a free row of the batch; return its index.
 
-        Raises GenerationError when there is none, and for a bad prompt; UsageError and PackageError for its adapter.
+        Raises GenerationError if no row is free or the prompt is invalid; UsageError and PackageError for its adapter.
         """
         self._changes()
         check_prompt(request.prompt, self.runner.contract, "the prompt")
@@ -98,7 +98,7 @@ class Engine:
             )
         row, cache = self.rows.index(None), self.runner.cache
         if not any(self.rows):
-            self.rope_length = 0  # that of earlier texts
+            self.rope_length = 0  # discard the length of earlier texts
         request = replace(
             request,
             adapter=self.adapter if request.adapter is None else request.adapter,
@@ -132,36 +132,36 @@ class Engine:
             self._use_adapters(row)
 
     def _changes(self) -> None:
-        """A row is about to begin or continue."""
+        """Discard state that is invalid after a row begins or continues."""
         self.steady = None
         self._rested = self._rested or not any(row is not None and row.finish is None for row in self.rows)
 
     def _use_adapters(self, index: int) -> None:
-        """Run each row with its adapter; all rows with that of row `index` where they cannot have their own."""
+        """Run each row with its adapter, or all rows with that of row `index` if a batch supports one adapter."""
         names = [self.adapter if row is None else row.request.adapter for row in self.rows]
         self.runner.use_adapters(*(names if self.runner.contract.adapters_by_row else names[index : index + 1]))
 
     def give(self, prefix: Prefix) -> None:
-        """Let prompts that begin with a prefix copy its states. Raises GenerationError where no row can."""
+        """Add a prefix that is copied into prompts that begin with it. Raises GenerationError if unsupported."""
         if self.prefixes is None:
             check_loads(self.runner.cache, len(prefix.tokens), usable=False)
         else:
             self.prefixes.give(prefix)
 
     def saved(self, row: int) -> Prefix:
-        """The tokens that a row has read, and its states. Raises GenerationError where they cannot be read back."""
+        """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
         entry, count = self.row(row), self.runner.cache.filled[row]
         return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))
 
     def keeps_keys(self, length: int) -> bool:
-        """Whether the cached keys of a text of this length hold for any longer one."""
+        """Whether the cached keys of a text of this length are valid for any longer text."""
         limit = self.runner.contract.rereads_at
         if limit is None:
             return not (self.runner.takes_rope_length or self.runner.contract.rereads)
         return max(length, self.longest_rope) <= limit
 
     def halt(self, row: int) -> None:
-        """End a row as a stop token would. It keeps its cache."""
+        """End a row like a stop token. It keeps its cache."""
         entry = self.row(row)
         self.steady = None
         entry.finish = entry.finish or "stop"
@@ -169,17 +169,17 @@ class Engine:
     def extend(
         self, row: int, tokens: Sequence[int], sampler: Sampler | None = None, max_new_tokens: int | None = None
     ) -> None:
-        """Give a row the tokens of a next turn, which follow its cache; with its whole budget, also if it had finished.
+        """Append the tokens of a next turn to a row, with its full token budget, even if it had finished.
 
-        Raises GenerationError for tokens that it cannot take, and for a row that failed.
+        Raises GenerationError for invalid tokens, and for a row that failed.
         """
         entry, contract, cache = self.row(row), self.runner.contract, self.runner.cache
         self._changes()
-        check_prompt(tokens, contract, "what follows")
+        check_prompt(tokens, contract, "the next turn")
         known = entry.known + len(tokens)
         if known > contract.max_length:
             raise GenerationError(
-                f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}",
+                f"{plural(len(tokens), 'token')} after {entry.known} exceed the cache length of {contract.max_length}",
                 remedy=room_for(known, contract),
             )
         if entry.error is not None:
@@ -191,23 +191,23 @@ class Engine:
         entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
         limit = contract.rereads_at
         outgrows = limit is not None and self.rope_length <= limit < known
-        if outgrows or row in cache.spoiled or row in cache.unjudged:  # all is read again
+        if outgrows or row in cache.spoiled or row in cache.unjudged:  # all tokens are read again
             cache.release_row(row)
         entry.extend(tokens)
         if self.records:
             self.runner.recorder.on_turn(row, entry, len(tokens))
 
     def rewind(self, row: int, tokens: int) -> bool:
-        """Remove so many of a row's last known tokens; it continues from there, also if it had finished.
+        """Remove the last `tokens` of a row; it continues from there, even if it had finished.
 
-        The last token that stays is fed again, for its logits. False, and nothing done, where the cache cannot go back:
-        a recurrent state, or rotary frequencies that depend on the length of the text. Raises GenerationError unless a
-        token is left.
+        The last remaining token is fed again for its logits. False, without a change, if the cache cannot be rewound: a
+        recurrent state, or rotary frequencies that depend on the text length. Raises GenerationError if no token
+        remains.
         """
         entry, cache = self.row(row), self.runner.cache
         self.steady = None
         if not 0 < tokens < entry.known:
-            raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
+            raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
         changes = self.runner.takes_rope_length or self.runner.contract.rereads_at is not None
         if entry.error is not None or changes or not cache.rewind(row, back):
@@ -218,7 +218,7 @@ class Engine:
         return True
 
     def row(self, index: int) -> Row:
-        """The request of a row. Raises GenerationError for a free one."""
+        """The request of a row. Raises GenerationError for a free row."""
         entry = self.rows[index]
         if entry is None:
             raise GenerationError(f"row {index} of the batch is free")
@@ -227,14 +227,14 @@ class Engine:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self) -> Step | None:
-        """Make the next step; None when no row has anything to do.
+        """Run the next step; None when no row has pending tokens.
 
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
         began = time.perf_counter()
         if self._rested:
             self.mark, self._rested = began, False
-        steady, self.steady = self.steady, None  # none where this step fails
+        steady, self.steady = self.steady, None  # stays None if this step fails
         steady = steady if steady is not None and steady.graph.is_bound else None
         drafts = NO_DRAFTS
         if steady is None:
@@ -253,10 +253,10 @@ class Engine:
         return step
 
     def _step(self, plan: StepPlan, drafts: Drafts, began: float) -> Step:
-        """Make the step of a plan."""
+        """Run the step of a plan."""
         runner, filled = self.runner, self.runner.cache.filled
         if not plan.reads:
-            ready = runner.will_decode()  # once; in the time of no step
+            ready = runner.will_decode()  # once; not counted in a step's time
             self.mark, began = self.mark + ready, began + ready
         graph = runner.prepare(plan)
         _write_tokens(graph.tokens, plan, self.rows, filled)
@@ -347,9 +347,7 @@ class Engine:
         return step
 
     def _kept(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
-        """[B]: tokens that each row took in. Rejected draft tokens do not count, nor what a graph without a cache reads
-        again to make a token.
-        """
+        """[B]: new tokens that each row took in, without rejected draft tokens and tokens that are read again."""
         rereads = self.runner.contract.rereads and not plan.reads
         anew = [row is not None and row.again for row in self.rows]
         return [
@@ -358,14 +356,14 @@ class Engine:
         ]
 
     def _note_judged(self, plan: StepPlan) -> None:
-        """Note the rows in the middle of a prompt, whose logits are not looked at."""
+        """Record the rows in the middle of a prompt, whose logits are not checked."""
         unjudged, ended = self.runner.cache.unjudged, {index for index, _ in plan.ends}
         if plan.reads:
             unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
         unjudged -= ended
 
     def plan(self) -> StepPlan | None:
-        """The next step of the rows as they are."""
+        """The next step of the current rows."""
         capacity, filled = self.runner.capacity, self.runner.cache.filled
         if self.runner.contract.rereads:
             views = [self._begin_again(index, row) for index, row in enumerate(self.rows)]
@@ -383,7 +381,7 @@ class Engine:
         return plan_step(policy(views, capacity), capacity, self.prefill_chunk)
 
     def _begin_again(self, index: int, row: Row | None) -> RowView:
-        """A row of a graph without a cache: all of its text is fed again."""
+        """The planner's view of a row of a graph without a cache: all of its text is fed again."""
         cache = self.runner.cache
         if row is None or row.finish is not None or cache.filled[index] == row.known:
             return RowView(0, 0, live=False)
@@ -394,7 +392,7 @@ class Engine:
     # --- rotary frequencies that depend on the length of the text -----------------------------------------------------
 
     def _reread_if_outgrown(self) -> None:
-        """Have running rows read again when the text outgrows the length that the cached keys are for."""
+        """Read running rows again when the text exceeds the length that the cached keys are for."""
         limit = self.runner.contract.rereads_at
         if limit is None or not self.rope_length or not self.rope_length <= limit < self._next_length():
             return
@@ -405,12 +403,12 @@ class Engine:
         self.rope_length = 0
 
     def _next_length(self) -> int:
-        """Tokens of the longest row after the next step. Finished rows count: other keys were computed with theirs."""
+        """Tokens of the longest row after the next step, including finished rows, which other keys depend on."""
         taken = [(row, n) for row, n in zip(self.rows, self.runner.cache.filled, strict=True) if row is not None]
         return max((count + (row.finish is None) for row, count in taken), default=0)
 
     def _next_rope_length(self, plan: StepPlan) -> int:
-        """The text length for this step's rotary frequencies."""
+        """The text length of this step's rotary frequencies."""
         rows = [row for row in self.rows if row is not None]
         wanted = max((row.request.rope_length for row in rows), default=0)
         going = (row.read_until for row in rows if row.finish is None)
@@ -426,7 +424,7 @@ def serve(
     control: DraftControl | None = None,
     records: bool = False,
 ) -> Generator[Step, None, None]:
-    """The steps of requests that all begin now, at most one per row, until every one has finished.
+    """The steps of requests that begin together, at most one per row, until all have finished.
 
     `records`: begin a new record of the runner.
     """

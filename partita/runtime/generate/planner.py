@@ -1,13 +1,12 @@
-"""Which graph takes which tokens next: a pure function of the rows and of what the package's graphs can take.
+"""Plans the next step: a pure function of the rows and of what the package's graphs support.
 
-A step feeds S tokens to every row of the batch; a row that has fewer is padded on the right. Two facts decide how much
-of that is allowed. Keys and values beyond a row's cursor are never read and are overwritten by its next tokens, so
-padding is free as long as it stays inside the cache. A recurrent state takes in whatever its row is fed, so S is then
-what the row with fewest tokens has.
+A step feeds S tokens to every row; a row with fewer is padded on the right. Keys and values beyond a row's cursor are
+never read and are overwritten by its next tokens, so padding is free within the cache. A recurrent state takes in
+padding, so S is then the number of tokens of the shortest row.
 
-Where a step may be of some rows alone, all of that is looked at for those rows only. A prompt is then read in steps of
-its row, or of neighbours that are read as fast together, and the others neither take part nor are touched; after the
-prompts, a step is of the rows from the first that goes on to the last.
+If a step may run on a span of rows, only these rows matter. A prompt is then prefilled in steps of its row, or with
+neighbours of similar length; other rows are untouched. Decode steps run on the span from the first to the last decoding
+row.
 """
 
 from __future__ import annotations
@@ -18,62 +17,61 @@ from typing import Literal, NamedTuple
 
 GraphName = Literal["prefill", "decode"]
 FEW_TOKENS = 16
-"""A run of so many tokens takes about as long as one of a single token, for reading the weights bounds both. Measured
-on a CPU: prompts are read 6 (4-bit weights) to 22 (32-bit weights) times as fast as tokens are generated.
-"""
+"""A run of up to this many tokens takes about as long as one of a single token, because both are bound by reading the
+weights. Measured on a CPU: prefill is 6 (4-bit weights) to 22 (float32) times as fast as decoding per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a package's graphs and cache can take."""
+    """The limits of a package's graphs and cache."""
 
     max_length: int
-    """N: tokens that a row of the cache holds."""
+    """N: cache length in tokens."""
     chunk: int | None = None
-    """S of the graph that reads prompts, when it is fixed in the file."""
+    """S of the prefill graph, if fixed in the file."""
     logits_rows: int | None = None
-    """K of that graph, when it is fixed in the file."""
+    """K of the prefill graph, if fixed in the file."""
     appends_chunks: bool = True
-    """False: only a step in which every row is at its beginning takes more than one token per row."""
+    """False: steps of several tokens per row require every row to be at its beginning."""
     padding_is_safe: bool = True
-    """False: a row that has begun must be fed tokens of its own only."""
+    """False: a row that has begun must not be padded."""
     decode_takes_several: bool = False
-    """The graph for prompts is another than that for what comes after them, which takes any number of tokens, too."""
+    """Prefill has its own graph; the other graph also supports any number of tokens."""
 
     prefill_reads_past: bool = True
-    """False: the graph that reads prompts knows no past, and takes only what rows begin with."""
+    """False: the prefill graph has no past, so it only runs a text's first tokens."""
 
     takes_fewer_rows: bool = False
-    """A step may be of neighbouring rows alone; one row alone takes chunks after past tokens, whatever a batch does."""
+    """A step may run on a span of rows; a single row supports chunks after past tokens even if a batch does not."""
 
     def chunk_of(self, asked: int, longest: int) -> int:
-        """Prompt tokens per run, which is not always what was asked for. `longest`: tokens of the longest prompt."""
+        """Prompt tokens per run for a requested chunk. `longest`: tokens of the longest prompt."""
         return self.chunk or (asked if self.appends_chunks or self.takes_fewer_rows else longest)
 
     def appends(self, rows: int) -> bool:
-        """Whether a step of so many rows may take several tokens of each after past ones."""
+        """Whether a step of this many rows may append several tokens to each."""
         return self.appends_chunks or (self.takes_fewer_rows and rows == 1)
 
 
 class RowView(NamedTuple):
-    """One row of the batch as the planner sees it. A tuple, because one is made per row and step."""
+    """The planner's view of one row. A tuple for speed: one is made per row and step."""
 
     filled: int
-    """Tokens in the cache, which is where the next one goes."""
+    """Cached tokens, the cache position of the next token."""
     pending: int
-    """Known tokens that are not in the cache; 0 for a row that is free or has finished."""
+    """Tokens that are not cached yet; 0 if the row is free or has finished."""
     reads: bool = False
-    """The pending tokens are part of its prompt."""
+    """Whether the pending tokens belong to its prompt."""
     every_logit: bool = False
-    """The logits of all its tokens are wanted, and not only those of the last one that is known."""
+    """Whether logits of all its tokens are needed, not only of the last."""
     live: bool = True
-    """False: what it has in the cache is not read any more."""
+    """False: its cached tokens are not read any more."""
     most: int | None = None
-    """So many of the pending tokens may be fed in this step; 0 for a row that waits. None: all of them."""
+    """Maximum pending tokens to feed in this step; 0 for a waiting row. None: all."""
 
     @property
     def ready(self) -> int:
-        """Tokens that may be fed in this step."""
+        """Number of tokens that may be fed in this step."""
         return self.pending if self.most is None else min(self.pending, self.most)
 
 
@@ -84,31 +82,30 @@ class StepPlan(NamedTuple):
     new_tokens: int
     """S."""
     take: tuple[int, ...]
-    """[B]: how many of the S tokens are the row's own; the rest is padding."""
+    """[B]: number of the row's own tokens among the S; the rest is padding."""
     starts: tuple[int, ...]
-    """[B]: the cache position of the row's first token."""
+    """[B]: cache position of the row's first token."""
     positions: tuple[int, ...]
-    """Positions of 0 .. S-1 whose logits are wanted, ascending."""
+    """Positions of 0 .. S-1 whose logits are needed, ascending."""
     ends: tuple[tuple[int, int], ...]
-    """(row, position) of the rows that are fed their last known token: their next token follows from its logits."""
+    """(row, position) of rows whose last token is fed; their next token is sampled from its logits."""
     begins: tuple[int, ...] = ()
-    """Rows that are fed their first token: recurrent states are zeroed before."""
+    """Rows whose first token is fed; their recurrent states are zeroed before."""
     reads: bool = False
-    """Part of a prompt is read, so the step counts as prefill."""
+    """Part of a prompt is run, so the step counts as prefill."""
     span: tuple[int, int] | None = None
-    """The run is of the rows from the first to before the second of these, and others have no tokens; None: of all."""
+    """First and end (exclusive) of the rows of the run; others have no tokens. None: all rows."""
 
 
 Policy = Callable[[Sequence[RowView], Capacity], list[RowView]]
-"""Chooses the rows of the next step, and tokens of each at most."""
+"""Chooses the rows of the next step, and the maximum tokens of each."""
 
 
 def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """While a prompt is read, rows that only go on wait: their step would cost as much as a whole chunk.
+    """Prefill first: decoding rows wait, because a chunk with them would take much longer.
 
-    Not where padding would spoil a state, unless the prompt is read in steps of its row: every row that has begun must
-    take part then. Nor where a prompt beside rows that have begun is read token by token: such a step costs no more
-    with them in it.
+    Except when padding is not allowed and the prompt is not prefilled in steps of its own, since then every row must
+    take part; and when a prompt is prefilled token by token, since decoding rows add no cost.
     """
     waits = capacity.padding_is_safe or capacity.takes_fewer_rows
     one_by_one = (
@@ -120,9 +117,8 @@ def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
 
 
 def rows_at_work_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """The step between chunks of prompts: rows that only go on have it, and prompts wait. Where `prompts_first` has no
-    row wait, none does here.
-    """
+    """The step between prompt chunks: decoding rows run, prompts wait. No row waits where none does in
+    `prompts_first`."""
     goes_on = any(not row.reads and row.pending for row in rows)
     if not capacity.padding_is_safe or not goes_on or prompts_first(rows, capacity) == list(rows):
         return prompts_first(rows, capacity)
@@ -130,7 +126,7 @@ def rows_at_work_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowV
 
 
 def one_row_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """Like `prompts_first`, and prompts are read one after the other, where a step may be of a row alone."""
+    """Like `prompts_first`, but prompts are prefilled one after the other if a step may run on a single row."""
     first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)
     if first is None or not capacity.takes_fewer_rows:
         return prompts_first(rows, capacity)
@@ -138,12 +134,12 @@ def one_row_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
 
 
 def one_token_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """Like `prompts_first`, and every row begins with a single token, so that a chunk begins elsewhere than at 0."""
+    """Like `prompts_first`, but every row begins with a single token, so that no chunk begins at position 0."""
     return [row._replace(most=1) if not row.filled else row for row in prompts_first(rows, capacity)]
 
 
 def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> StepPlan | None:
-    """The next step; None when no row has a pending token. `most_tokens`: largest S, where it is not fixed."""
+    """The next step; None when no row has pending tokens. `most_tokens`: maximum S, if not fixed."""
     ready = [row.ready for row in rows]
     if not any(ready):
         return None
@@ -155,19 +151,19 @@ def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> 
 
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> StepPlan:
-    """A step of all these rows, of which one has a pending token at least. `ready`: tokens that each may be fed."""
+    """A step of all these rows, at least one with a pending token. `ready`: maximum tokens of each."""
     if max(ready) == 1 and not any(row.reads and count for row, count in zip(rows, ready, strict=True)):
         return _decode_step(rows, ready, capacity)
     graph, size, take, reads = _taken(rows, ready, capacity, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
-    # Where every row has to be at its beginning, one that rests is put there, too, and reads what it had anew.
+    # If every row has to be at its beginning, an idle row is moved there and reads its text again.
     beginning = size > 1 and not capacity.appends(len(rows))
     return StepPlan(
         graph=graph,
         new_tokens=size,
         take=take,
-        # What is written over the last token of a full row is never read: it is fed nothing more, and a row that goes
-        # back is fed its last known token once more (`Engine.rewind`).
+        # Overwriting the last token of a full row is safe: it gets no more tokens, and after a rewind its last token
+        # is fed again (`Engine.rewind`).
         starts=tuple(0 if beginning and not row.live else min(row.filled, capacity.max_length - size) for row in rows),
         positions=_wanted_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
         ends=ends,
@@ -179,7 +175,7 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
 def _taken(
     rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int
 ) -> tuple[GraphName, int, tuple[int, ...], bool]:
-    """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is read."""
+    """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is run."""
     turn = ready
     if not capacity.padding_is_safe:
         least = min(filter(None, ready))
@@ -190,10 +186,10 @@ def _taken(
 
 
 def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> tuple[int, int]:
-    """The rows of the next step, from the first to before the second, where it need not be of all.
+    """The rows of the next step: first and end (exclusive).
 
-    The first one with a part of a prompt to read, and neighbours for as long as a run of all is no slower than theirs
-    one by one, and gives none of them less. Without a prompt: all that have something to do, and what is between them.
+    Prefill: the first row with prompt tokens, and neighbours as long as a common run is no slower than single runs and
+    gives no row fewer tokens. Decoding: from the first to the last row with pending tokens.
     """
     reading = [index for index, row in enumerate(rows) if row.reads and ready[index]]
     if not reading:
@@ -217,7 +213,7 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
 
 
 def _within(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
-    """The plan of some rows as one of the batch: the others have no tokens."""
+    """The plan of a span as a plan of the batch: other rows have no tokens."""
     before, after = (0,) * first, (0,) * (batch - end)
     return plan._replace(
         take=(*before, *plan.take, *after),
@@ -229,7 +225,7 @@ def _within(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
 
 
 def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity) -> StepPlan:
-    """One token of each row that has one: what nearly every step of a generation is."""
+    """One token of each row with pending tokens."""
     last = capacity.max_length - 1
     return StepPlan(
         graph="decode",
@@ -245,11 +241,11 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capaci
 def _choose_graph(
     rows: Sequence[RowView], turn: Sequence[int], capacity: Capacity, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
-    """The graph, and S. `turn` [B]: tokens that each row may be fed."""
+    """The graph, and S. `turn` [B]: maximum tokens of each row."""
     longest, furthest = max(turn), max(row.filled for row in rows if row.live)
     appends = capacity.appends(len(rows))
     may_append = appends or furthest == 0
-    room = capacity.max_length - furthest  # padding must not be written over what another row has in the cache
+    room = capacity.max_length - furthest  # padding must not overwrite cached tokens of another row
     fixed = capacity.chunk
     if fixed is None:
         later = not capacity.prefill_reads_past and furthest > 0
@@ -265,7 +261,7 @@ def _choose_graph(
 def _wanted_positions(
     rows: Sequence[RowView], take: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
 ) -> tuple[int, ...]:
-    """Positions whose logits somebody wants: the last ones, where the graph gives fewer. At least one."""
+    """Positions whose logits are needed, at least one; the last of them if the graph gives fewer."""
     wanted = {position for _, position in ends}
     for row, count in zip(rows, take, strict=True):
         if row.every_logit:

@@ -1,8 +1,8 @@
-"""A prefix in a file: tokens, and the states of a row that has taken them in, for later runs of the same package.
+"""A prefix file: tokens, and the states of a row that has read them, for later runs of the same package.
 
-A safetensors file. `tokens` [T] are int64, `state.NAME` what a row has in the state that graphs read as NAME: keys and
-values [KV, T, D], other states as they are without the axis of the batch. bfloat16 is stored by its bits, as uint16.
-The metadata names the package by the hashes of its graphs and weights.
+A safetensors file. `tokens` [T] is int64; `state.NAME` is the row's state NAME: keys and values [KV, T, D], other
+states without the batch axis. bfloat16 is stored as uint16. The metadata names the package by the hashes of its graphs
+and weights.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ SAVE_AGAIN = Remedy("save it again with this package")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a prefix says: text that goes on, a message of the system, or tokens alone."""
+    """The content of a prefix: a beginning of text, a system message, or token ids."""
 
     tokens: tuple[int, ...]
     text: str | None = None
     system: str | None = None
     adapter: str | None = None
-    """Name of the adapter of the package that it was read with."""
+    """Name of the adapter that the prefix was computed with."""
 
 
 def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], adapter: str | None = None) -> str:
-    """A hash of what computes: the package's graphs and weights, those of an adapter, and what inputs were taken for.
+    """A hash of everything that affects the states: graphs, weights, adapter and contract.
 
-    Where nobody recorded hashes, in a folder of another exporter, the files are read for them.
+    Hashes come from the manifest; the files of a foreign folder are hashed.
     """
     names = [record.file for record in manifest.switchable if record.name == adapter and record.file is not None]
     for entry in graphs:
@@ -63,7 +63,7 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], ad
     for name in sorted(set(names)):
         record = manifest.file(name)
         digest.update((record.sha256 if record is not None else "").encode() or _hash_of(folder, name))
-    if manifest.foreign is not None:  # which a contract may say otherwise
+    if manifest.foreign is not None:  # its contract may be set by the user
         roles = [(port.name, port.role) for file in manifest.graph.files for port in (*file.inputs, *file.outputs)]
         digest.update(json.dumps(roles).encode())
     return digest.hexdigest()
@@ -74,7 +74,7 @@ def _hash_of(folder: Path, name: str) -> bytes:
 
 
 def write_prefix(path: Path, prefix: Prefix, said: Said, package: str) -> int:
-    """Write a prefix; its size in bytes. `package`: see `identity`. Raises ReportError when it cannot be written."""
+    """Write a prefix; return its size in bytes. `package`: see `identity`. Raises ReportError if this fails."""
     from safetensors.numpy import save
 
     tensors = {f"{STATE}{name}": np.ascontiguousarray(values) for name, values in prefix.states.items()}
@@ -86,27 +86,28 @@ def write_prefix(path: Path, prefix: Prefix, said: Said, package: str) -> int:
 
 
 def read_said(path: Path) -> Said:
-    """What a prefix says, without its states. Raises GenerationError for a file that is none."""
+    """The content of a prefix, without its states. Raises GenerationError if the file is not a prefix."""
     tokens, about, _ = _read(path)
     return Said(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
 
 
 def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes, vocab_size: int) -> Prefix:
-    """Read a prefix for a package, with the adapter that is switched on. `shapes`: of a row's states, by name, for the
-    tokens of `read_said`. Raises GenerationError for a damaged file, and for one of another package or adapter.
+    """Read a prefix for a package and the selected adapter. `shapes`: of a row's states after the prefix's tokens.
+
+    Raises GenerationError for a damaged file, and for a prefix of another package or adapter.
     """
     from safetensors import safe_open
 
     tokens, about, metadata = _read(path)
     if about.get("adapter") != adapter:
         raise GenerationError(
-            f"read with {_adapter(about.get('adapter'))}, and this run has {_adapter(adapter)}",
+            f"saved with {_adapter(about.get('adapter'))}, but this run uses {_adapter(adapter)}",
             where=path,
             remedy=SAVE_AGAIN,
         )
     if metadata["package"] != package:
         raise GenerationError(
-            "of another package, or another adapter of that name: what its model made of the text means nothing here",
+            "saved with another package, or another adapter of the same name, so its states are not valid here",
             where=path,
             remedy=SAVE_AGAIN,
         )
@@ -116,7 +117,7 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
     for name, (shape, dtype) in shapes.items():
         found = states.get(name)
         if found is None or found.shape != shape or found.dtype != np.dtype(dtypes.storage(dtype)):
-            raise _damaged(path, f"the state {name} is not as the package has it")
+            raise _damaged(path, f"the state {name} does not match the package")
         if dtypes.is_float(dtype) and not _all_finite(found, dtype):
             raise _damaged(path, f"the state {name} has NaN or infinite numbers")
     if int(tokens.max()) >= vocab_size:
@@ -135,7 +136,7 @@ def _adapter(name: str | None) -> str:
 
 
 def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[str, str | None], dict[str, str]]:
-    """Tokens, what is told of them, and the metadata."""
+    """Tokens, their description, and the metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -144,7 +145,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
             metadata = dict(file.metadata() or {})
             if metadata.get("schema") != SCHEMA:
                 raise GenerationError(
-                    f"not a prefix: its schema is {metadata.get('schema')!r}, and this Partita reads {SCHEMA!r}",
+                    f"not a prefix: its schema is {metadata.get('schema')!r}; this version of Partita reads {SCHEMA!r}",
                     where=path,
                     remedy=SAVE_AGAIN,
                 )
@@ -152,71 +153,72 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                 raise ValueError(f"it has no tokens, or more than {MOST_TOKENS:,}")
             tokens, about = file.get_tensor("tokens"), dict(parsed_record(metadata["said"]))
             if tokens.ndim != 1 or tokens.dtype != np.int64 or tokens.min() < 0 or "package" not in metadata:
-                raise ValueError("its tokens are no token ids, or it names no package")
+                raise ValueError("its tokens are not token ids, or it names no package")
             if not all(value is None or isinstance(value, str) for value in about.values()):
-                raise ValueError("text, system and adapter are no texts")
+                raise ValueError("text, system and adapter are not strings")
             return tokens, about, metadata
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, why: str) -> GenerationError:
-    return GenerationError(f"no prefix that can be read ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN)
+    return GenerationError(f"not a readable prefix ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN)
 
 
 ENDINGS = ("a", " b", "1", ".", "\n", "(", '"', "中")
-"""What may follow a text. A tokenizer joins some of it with the end of the text, and a template trims some of it."""
+"""Possible continuations of a text. Tokenizers join some of them with the end of the text; templates trim some."""
 
 
 def said_by_text(text: Text, begin: str, adapter: str | None = None) -> Said:
-    """The prefix of prompts that begin with a text. Raises GenerationError for one without a token of its own."""
+    """The prefix of prompts that begin with a text. Raises GenerationError if all tokens depend on the continuation."""
     return Said(_whatever_follows(lambda end: text.encode(begin + end)), text=begin, adapter=adapter)
 
 
 def said_by_system(text: Text, system: str, adapter: str | None = None) -> Said:
-    """The prefix of conversations with a message of the system, up to where the user's begins.
+    """The prefix of conversations with a system message, up to the beginning of the user's.
 
-    Raises UsageError without a chat template, GenerationError when it refuses the message.
+    Raises UsageError without a chat template, GenerationError when the template rejects the message.
     """
     tokens = _whatever_follows(lambda end: text.encode_messages(conversation(end, system)))
     return Said(tokens, system=system, adapter=adapter)
 
 
 def _whatever_follows(encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
-    """Tokens that a text begins with, whatever follows."""
+    """Tokens that a text begins with for every continuation."""
     tokens = tuple(commonprefix([list(encode(end)) for end in ENDINGS]))
     if not tokens:
-        raise GenerationError("the prefix has no token that does not depend on what follows it; give more text")
+        raise GenerationError("every token of the prefix depends on the text after it; use a longer prefix")
     return tokens
 
 
 def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> tuple[int, ...]:
-    """Tokens of a prompt that goes on with a prefix: the same as of both in one piece.
+    """Tokens of a prompt that continues a prefix, equal to those of the joined text.
 
     Raises UsageError for a prefix of another kind than the prompt.
     """
     if chat or said.system is not None:
         return tuple(text.encode_messages(conversation(prompt, system_of(said))))
     if said.text is None:
-        raise UsageError("the prefix is one of token ids, which text cannot go on with; give token ids")
+        raise UsageError("the prefix was saved from token ids and cannot be continued with text; pass token ids")
     return tuple(text.encode(said.text + prompt))
 
 
 def ids_after(said: Said | None, ids: Sequence[int]) -> tuple[int, ...]:
-    """Token ids that go on with a prefix, if there is one. Raises UsageError for one of text: what its last tokens are
-    depends on what follows, so the file leaves them open.
+    """Token ids that continue a prefix, if there is one.
+
+    Raises UsageError for a prefix of text, whose last tokens depend on the text after it.
     """
     if said is None:
         return tuple(ids)
     if said.text is not None or said.system is not None:
-        raise UsageError("the prefix is one of text, which token ids cannot go on with; give text")
+        raise UsageError("the prefix was saved from text and cannot be continued with token ids; pass text")
     return (*said.tokens, *ids)
 
 
 def system_of(said: Said) -> str:
-    """The message of the system that a prefix is of. Raises UsageError for one without."""
+    """The system message of a prefix. Raises UsageError if it has none."""
     if said.system is None:
         raise UsageError(
-            "the prefix has no message of the system, so no conversation begins with it; save one that has"
+            "the prefix has no system message, so no conversation can continue it; save one with a system message"
         )
     return said.system

@@ -1,16 +1,16 @@
-"""What prompts begin with alike is read once: the states after it are kept, and copied into the rows that begin so.
+"""The prefix cache: common beginnings of prompts are prefilled once, and their states are copied into other rows.
 
-A row copies from a row that is still there, or from what was kept of earlier ones. One whose prompt begins as that of a
-row does which is being read waits for that row, for as long as it reads what both have:
+A row copies from a running row, or from saved states of earlier rows. If another row is currently reading the common
+tokens, it waits for them:
 
     row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
-    row 1   ...............▒▒▒▒       the same 15, copied as soon as row 0 has read them, and a question of 4
+    row 1   ...............▒▒▒▒       the same 15, copied when row 0 has read them, and a question of 4
 
-On the host that costs next to nothing. A device's memory is read and written as a whole, so there a row copies only
-what takes longer to read, by the time that steps and copies were seen to take.
+Copies are cheap on the host. Device memory is read and written as a whole, so a row only copies if that is faster than
+prefill, by measured times.
 
-Keys and values can be given out up to any token. A recurrent state is what it is after the last token that its row took
-in, so a row whose state others will want stops there for a step.
+Keys and values can be saved after any token. A recurrent state exists only after the row's last token, so a row pauses
+there for one step if others need the state.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from partita.runtime.generate.planner import Capacity, RowView
 from partita.runtime.generate.request import Prefix, Row, Tokens, check_loads, common_tokens, cut, most_shared
 
 LEAST_TOKENS = 16
-"""Fewer than these are read sooner than looked after."""
+"""Shorter prefixes are prefilled faster than looked up."""
 SEEN_PROMPTS = 16
-"""Prompts that are remembered, to find what they have in common."""
+"""Number of past prompts that are compared for common prefixes."""
 KEPT = 8
-"""States that are kept at most; the one that was not used for longest goes first."""
+"""Maximum number of saved states; the least recently used is dropped."""
 DEVICE_PASSES = 3
-"""A device's cache is read to give out a row, and read and written to take one in."""
+"""Passes over a device's cache: one to save a row, two to load one."""
 DEVICE_BYTES_PER_SECOND = 4e9
-"""Of such a pass, until one was seen: what a bus of some years ago does."""
+"""Assumed bytes per second of a pass before a measurement: an older PCIe bus."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What a row that reads its prompt has to do with others."""
+    """How a prefilling row shares states with others."""
 
     row: Row
     keep_at: int | None = None
-    """Tokens after which its states are kept for others."""
+    """Tokens after which its states are saved for others."""
     waits_for: tuple[int, Row, int] | None = None
-    """The row of the batch, and the tokens of it, that this one copies as soon as they are there."""
+    """The row, and the number of its tokens, that this row will copy."""
 
 
 class Prefixes:
-    """What the rows of one batch have in common, and what is kept of rows that have gone.
+    """Common prefixes of the rows of one batch, and saved states of earlier rows.
 
-    `usable(length)`: whether what a prompt of this length has in common with another has the same keys in both.
-    `most_bytes`: of what is kept, on the host; None: as many as the cache itself has when it is full.
+    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts. `most_bytes`: maximum
+    bytes of saved states on the host; None: the full size of the cache.
     """
 
     def __init__(
@@ -66,38 +66,35 @@ class Prefixes:
         self._cache, self._capacity, self._usable = cache, capacity, usable
         self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
         self._given: list[Prefix] = []
-        """What was read in an earlier run, and stays."""
+        """Prefixes loaded from files; never dropped."""
         self._kept: list[Prefix] = []
         self._seen: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
         self._plans: dict[int, _Plan] = {}
         self.copied_tokens = 0
-        """Tokens that were copied into rows instead of read, so far."""
+        """Number of tokens that were copied instead of prefilled."""
         self.copies = 0
-        """Rows that were begun so."""
+        """Number of rows that began with copied tokens."""
         self._untold: dict[int, int] = {}
-        """Of them, those that nobody was told of yet, by row."""
+        """Copied tokens by row that were not reported yet."""
         self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
-        """A copy took last, or is taken to take."""
+        """Seconds of the last copy, or the assumed seconds."""
         self._read_seconds: float | None = None
-        """A token of a prompt took in the last step that read some; None: not known yet."""
+        """Seconds per prompt token in the last prefill step; None before the first."""
 
     @property
     def kept(self) -> tuple[Prefix, ...]:
-        """What is kept, the one that was used last behind the others."""
+        """The saved prefixes, most recently used last."""
         return tuple(self._kept)
 
     def give(self, prefix: Prefix) -> None:
-        """Have rows begin with a prefix of an earlier run, from now on and for good.
-
-        Raises GenerationError where no row could.
-        """
+        """Add a prefix from a file permanently. Raises GenerationError if no row could load it."""
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
         self._given.append(prefix)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def join(self, index: int, rows: Sequence[Row | None]) -> None:
-        """A row has joined: copy what is there of its prompt, and plan what is to come."""
+        """Copy available states into a new row, and plan later copies."""
         row = rows[index]
         assert row is not None
         plan = self._plans[index] = _Plan(row)
@@ -124,43 +121,41 @@ class Prefixes:
             plan.keep_at = wanted
 
     def leave(self, index: int) -> None:
-        """A row is free."""
+        """Mark a row as free."""
         self._plans.pop(index, None)
         self._untold.pop(index, None)
 
     def before_step(self, rows: Sequence[Row | None]) -> None:
-        """Copy into the rows that wait what has come by now."""
+        """Copy states that have become available into waiting rows."""
         for index, plan in self._plans.items():
             if plan.waits_for is not None:
                 self._copy_from_row(index, plan, rows)
 
     def views(self, rows: Sequence[Row | None], views: Sequence[RowView]) -> list[RowView]:
-        """The rows for the planner: those that wait have nothing to do, and those whose states others will want stop
-        where they do.
-        """
+        """The planner's rows: waiting rows have no tokens, and rows whose states others need pause there."""
         return [self._view(index, rows[index], view) for index, view in enumerate(views)]
 
     def after_step(self, read_tokens: int, seconds: float) -> None:
-        """Keep the states of rows that have got as far as others want them.
+        """Save the states of rows that have reached the tokens that others need.
 
-        `read_tokens`: of prompts, that the step took in within `seconds`; 0 when it read none.
+        `read_tokens`: prompt tokens of the step, which took `seconds`; 0 for a decode step.
         """
         if read_tokens:
             self._read_seconds = seconds / read_tokens
         if self._cache.dirty:
-            self._kept.clear()  # nobody knows since when it is not finite
+            self._kept.clear()  # it is unknown since when values are not finite
             return
         for index, plan in self._plans.items():
             count, filled = plan.keep_at, self._cache.filled[index]
             if count is not None and filled >= count:
-                intact = index not in self._cache.spoiled and plan.row.error is None  # else it was wiped
+                intact = index not in self._cache.spoiled and plan.row.error is None  # otherwise the row was zeroed
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     states = self._cache.save_row(index, count)
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.keep_at = None
 
     def told(self, rows: int) -> tuple[int, ...]:
-        """Tokens that each row [B] has copied since this was asked last; empty where none has."""
+        """Tokens that each row [B] has copied since the last call; empty if none."""
         if not self._untold:
             return ()
         untold, self._untold = self._untold, {}
@@ -169,22 +164,21 @@ class Prefixes:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _pays(self, rows: Sequence[Row | None], index: int) -> bool:
-        """Whether a row that begins in the middle is read faster. Where graphs take chunks only while every row is at
-        its beginning, its first token ends that for all of them, unless another has ended it.
+        """Whether a row that begins in the middle is faster.
+
+        Where graphs run chunks only while every row is at its beginning, its first token ends that for all rows.
         """
         others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
         return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
     def _limited(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
-        """Of tokens in common, those that may be copied: the last token of a prompt is always read. `given`: somebody
-        took the trouble to have them read before.
-        """
+        """How many common tokens may be copied: the last prompt token is always run. `given`: loaded from a file."""
         limited = min(common, len(prompt) - 1)
         worth = limited >= LEAST_TOKENS and self._is_worth(limited, given=given)
         return limited if worth and self._usable(len(prompt)) else 0
 
     def _is_worth(self, tokens: int, *, given: bool) -> bool:
-        """Whether reading so many tokens takes longer than copying them."""
+        """Whether prefilling this many tokens takes longer than copying them."""
         if self._cache.on_host:
             return True
         if self._read_seconds is None:
@@ -192,7 +186,7 @@ class Prefixes:
         return tokens * self._read_seconds > self._copy_seconds
 
     def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
-        """What has most tokens of a prompt of all that is kept of rows with this adapter, and how many."""
+        """The saved prefix of this adapter with the most tokens of a prompt, and their number."""
         found: tuple[Prefix | None, int] = None, 0
         for prefix in (*self._given, *self._kept):
             if prefix.adapter != adapter:
@@ -206,7 +200,7 @@ class Prefixes:
     def _source(
         self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int
     ) -> tuple[int, Row, int] | None:
-        """The row that has most tokens of a prompt, at least so many, or is on its way to them."""
+        """The row that has, or will have, the most tokens of a prompt, at least `least`."""
         best: tuple[int, Row, int] | None = None
         for place, row in enumerate(rows):
             if row is None or row.error is not None or place == index or self._waits(place):
@@ -226,14 +220,14 @@ class Prefixes:
         return plan is not None and plan.waits_for is not None
 
     def _ask_to_keep(self, source: tuple[int, Row, int]) -> None:
-        """Have a row that others wait for keep what they want of it."""
+        """Let a row save the states that others wait for."""
         place, row, count = source
         plan = self._plans.get(place)
         if plan is not None and plan.row is row and self._cache.filled[place] < count:
             plan.keep_at = count if plan.keep_at is None else min(plan.keep_at, count)
 
     def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
-        """Copy what a row waits for once it is there; where it will not be, the row reads its prompt itself."""
+        """Copy a row's awaited states when available; if they will not be, the row prefills its prompt itself."""
         assert plan.waits_for is not None
         place, row, count = plan.waits_for
         wanted, filled = plan.row.history[:count], self._cache.filled[place]
@@ -270,7 +264,7 @@ class Prefixes:
         self.copies += 1
 
     def _keep(self, prefix: Prefix) -> None:
-        """Keep a prefix in the place of those that it has all of, and let go of what was used longest ago."""
+        """Save a prefix, replace prefixes that it covers, and drop the least recently used."""
         self._kept = [other for other in self._kept if not _covers(prefix, other, self._cache)]
         self._kept.append(prefix)
         while len(self._kept) > KEPT or sum(entry.size_bytes for entry in self._kept) > self._most_bytes:
@@ -278,7 +272,7 @@ class Prefixes:
 
 
 def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:
-    """Whether whatever could be copied of another can be copied of this one."""
+    """Whether every state that can be copied from `other` can be copied from `prefix`."""
     if prefix.adapter != other.adapter:
         return False
     common = common_tokens(prefix.tokens, other.tokens)

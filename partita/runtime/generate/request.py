@@ -1,4 +1,4 @@
-"""One row of the batch: its request, how far it is, and the prefix that its prompt begins with."""
+"""One row of the batch: its request, its progress, and the prefix of its prompt."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ if TYPE_CHECKING:
 
 Tokens = npt.NDArray[np.int64]
 """[T]."""
-BY_LENGTH = "the rotary frequencies of this package depend on the length of the text, or it has no cache"
+BY_LENGTH = "the rotary frequencies of this package depend on the length of the text, or it has no KV cache"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """Tokens, and the states of a row that has taken them in. Equal to itself alone: arrays have no one truth."""
+    """Tokens, and the states of a row that has read them. Compares by identity, because arrays have no truth value."""
 
     tokens: Tokens
     states: RowStates
     adapter: str | None = None
-    """Name of the adapter of the row: states differ between adapters."""
+    """Name of the row's adapter; states differ between adapters."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the states."""
+        """Size of the states."""
         return sum(values.nbytes for values in self.states.values())
 
 
 def common_tokens(one: Tokens, other: Tokens) -> int:
-    """How many tokens two texts begin with alike."""
+    """Length of the common beginning of two texts, in tokens."""
     count = min(len(one), len(other))
     different = np.flatnonzero(one[:count] != other[:count])
     return int(different[0]) if len(different) else count
 
 
 def most_shared(common: Sequence[int]) -> int:
-    """Of how many tokens others have in common with a text, the number that spares them most: each copies that many or
-    none. 0 without any.
+    """The prefix length that saves the most tokens in total. `common`: tokens that each other text shares; 0 if empty.
+
+    Each text copies that many tokens or none.
     """
     return max(common, key=lambda count: count * sum(other >= count for other in common), default=0)
 
 
 def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
-    """The prefix of the first tokens of one; only where `cache.saves` them after all of it, or it has no more."""
+    """The first `tokens` of a prefix. Requires `cache.saves` for them, or that the prefix has no more."""
     if tokens == len(prefix.tokens):
         return prefix
     shapes = cache.row_shapes(tokens)
@@ -64,42 +65,42 @@ def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
 
 
 def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Prefix:
-    """What a row has taken in, which are these tokens. `usable`: a longer text has the same keys for them.
+    """The prefix of a row's cached tokens. `usable`: their keys are valid in longer texts.
 
-    Raises GenerationError where that cannot be given out.
+    Raises GenerationError if they cannot be saved.
     """
     if not usable:
-        raise GenerationError(f"{plural(len(tokens), 'token')} cannot be kept as a prefix: {BY_LENGTH}")
+        raise GenerationError(f"{plural(len(tokens), 'token')} cannot be saved as a prefix: {BY_LENGTH}")
     if not cache.saves(len(tokens), cache.filled[row]):
-        raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be kept")
+        raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
     return Prefix(tokens.copy(), cache.save_row(row, len(tokens)))
 
 
 def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
-    """Raise GenerationError where no row can begin a prompt of so many tokens with a prefix. `usable`: as there."""
+    """Raise GenerationError if no row can load a prefix for a prompt of this length. `usable`: see `saved_prefix`."""
     if not usable:
         raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
     if not cache.loads_rows:
         raise GenerationError(
-            "a prefix cannot be copied into this cache, because it is in bfloat16 on a device; export with another "
+            "a prefix cannot be loaded into this cache, because it is in bfloat16 on a device; export with another "
             "`precision`"
         )
 
 
 def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *, usable: bool) -> None:
-    """Have a row that has just joined begin with a prefix of its prompt.
+    """Load a prefix of its prompt into a row that has just joined.
 
-    `usable`: the prompt has the same keys for its tokens. The last token of a prompt is always read. Raises
-    GenerationError for a prompt that begins otherwise, and where a row cannot take it in.
+    `usable`: its keys are valid for the prompt. The last token of a prompt is always run. Raises GenerationError if the
+    prompt does not begin with the prefix, or the states cannot be loaded.
     """
     count, known = len(prefix.tokens), np.asarray(prompt, np.int64)
     check_loads(cache, len(known), usable=usable)
     common = min(common_tokens(prefix.tokens, known), len(known) - 1)
     if common < count and not cache.saves(common, count):
         raise GenerationError(
-            f"the prompt has {plural(common, 'token')} in common with a prefix of {count}, and a state that sums up or "
-            "drops tokens cannot go back to them; end the prefix where a token ends, at a line end as a rule, and give "
-            "more text after it"
+            f"the prompt has {plural(common, 'token')} in common with a prefix of {count}, and recurrent or "
+            "sliding-window states cannot be cut to these; end the prefix at a token boundary, e.g. a line end, and "
+            "put more text after it"
         )
     kept = cut(prefix, common, cache)
     cache.load_row(row, common, kept.states)
@@ -107,73 +108,71 @@ def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *
 
 Finish = Literal["stop", "length", "cache_full", "error"]
 Drafter = Callable[[npt.NDArray[np.int64], int], Sequence[int]]
-"""At most so many draft tokens that may follow the tokens of a row [n]. 0 are asked for when a prompt has been read."""
+"""Returns at most N draft tokens after the tokens of a row [n]. Called with 0 after a prompt was prefilled."""
 Listener = Callable[[int, npt.NDArray[np.float32]], object]
-"""Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
+"""Called with a 0-based position and the logits [vocab] after its token, valid until the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and what is wanted after it. Each has its own sampler, stop set, budget and end."""
+    """A prompt and its generation settings: sampler, stop tokens, budget."""
 
     prompt: Sequence[int]
     sampler: Sampler | None = None
-    """None: the row reads what it is given and adds nothing by itself."""
+    """None: the row reads its tokens and generates none."""
     max_new_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
     listener: Listener | None = None
-    """Asks for the logits of every token, where the graph gives them."""
+    """Called with the logits of every token, if the graph computes them."""
     listens_from: int = 0
-    """The first position whose logits it is given."""
+    """The first position that `listener` is called for."""
     any_logits: bool = False
-    """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
+    """Logits that are not finite are no error."""
     fails_alone: bool = False
-    """Logits that are not finite end this row, with `error`, and the others go on; else they end the run."""
+    """Logits that are not finite end only this row, with `error`; False: they end the run."""
     drafter: Drafter | None = None
-    """Proposes draft tokens, so that a step can verify several; the tokens are the same without. Not used with a
-    listener, nor where a row cannot be rewound.
-    """
+    """Proposes draft tokens; the output does not change. Not used with a listener, or if a row cannot be rewound."""
     rope_length: int = 0
-    """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
+    """Minimum text length for the rotary frequencies; 0: that of the text itself."""
     shares: int = 0
-    """Tokens of the prompt that others begin with, too, as far as is known; see `engine.prefixes`."""
+    """Prompt tokens known to be shared with other prompts; see `prefixes`."""
     prefix: Prefix | None = None
-    """What the prompt begins with, and the states after it: only what follows is read."""
+    """A prefix of the prompt with its states; only the following tokens are run."""
     adapter: str | None = None
-    """Name of the adapter that its row has: what others have with another one is not the same."""
+    """Adapter name of its row; states of other adapters are not shared."""
     continues_at: int | None = None
-    """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
+    """Position from which prompt tokens are run by decode steps; None: the whole prompt is prefilled."""
     singly: bool = False
-    """They are fed one by one, as new tokens are."""
+    """Tokens from `steps_from` are run one by one, like new tokens."""
     trial: bool = False
     """A warm-up request, whose adapter is not recorded."""
 
 
 @dataclass(slots=True)
 class Row:
-    """A request at work. Where its next token goes is the cache's to know."""
+    """A request in progress. Its position in the cache is kept by the cache."""
 
     request: Request
     history: npt.NDArray[np.int64]
-    """[N]: the known tokens, prompt and new ones, and then padding."""
+    """[N]: prompt and new tokens, then padding."""
     known: int
     given: int
-    """Tokens that it was given last, and those before them: the budget counts what is added after."""
+    """Length of the text at its last turn; the budget counts the tokens after it."""
     read_until: int
-    """Tokens that count as read rather than as generated; those of a prompt, or all that were known at a re-prefill."""
+    """Tokens that count as prefill: those of a prompt, or all known tokens when the row is read again."""
     finish: Finish | None = None
     error: str | None = None
-    """What went wrong in this row alone."""
+    """An error of this row only."""
     again: bool = field(default=False)
-    """What it reads until `read_until` had been read before."""
+    """Whether the tokens up to `read_until` had been read before."""
     drafted: int = 0
-    """Tokens of `history` after the known ones that are draft tokens, which the next step verifies."""
+    """Draft tokens in `history` after the known tokens; the next step verifies them."""
     gave_up: str | None = None
-    """Why the row has no draft tokens any more; None while it may have some."""
+    """The reason why drafting was stopped for the row; None while it may draft."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
-        """A row that has read nothing yet."""
+        """A new row with nothing cached."""
         history = np.zeros(max_length, np.int64)
         count = len(request.prompt)
         history[:count] = request.prompt
@@ -182,22 +181,22 @@ class Row:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that were added to what it was given last."""
+        """Number of tokens added since its last turn."""
         return self.known - self.given
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step without draft tokens adds one token to it, and nobody asks for its logits."""
+        """Whether a step without draft tokens adds one token to it, and it has no listener."""
         request = self.request
         return request.sampler is not None and request.listener is None and self.known < len(self.history)
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """The draft tokens after the known ones."""
+        """Its draft tokens."""
         return tuple(self.history[self.known : self.known + self.drafted].tolist())
 
     def view(self, filled: int) -> RowView:
-        """The row for the planner, with `filled` of its tokens in the cache."""
+        """The planner's view of the row with `filled` cached tokens."""
         if self.finish is not None:
             return RowView(filled, 0, live=False)
         listens = self.request.listener is not None
@@ -211,8 +210,9 @@ class Row:
         return RowView(filled, self.known - filled + self.drafted, reads, every, most=most)
 
     def room_for_drafts(self, filled: int) -> int:
-        """How many draft tokens the next step could verify, with `filled` tokens in the cache: only when the last known
-        token alone is still to be fed, and no more than the row can take.
+        """Maximum draft tokens in the next step with `filled` cached tokens.
+
+        0 unless the last token alone is pending.
         """
         if self.request.drafter is None or self.request.listener is not None or filled < self.read_until:
             return 0
@@ -221,7 +221,7 @@ class Row:
         return max(0, min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1)
 
     def draft(self, most: int) -> None:
-        """Write at most `most` draft tokens after the known ones; 0 lets the drafter read the row."""
+        """Get at most `most` draft tokens from the drafter; 0 only prefills it."""
         assert self.request.drafter is not None
         self.drafted = 0
         tokens = self.request.drafter(self.history[: self.known], most)[:most]
@@ -229,33 +229,32 @@ class Row:
         self.history[self.known : self.known + self.drafted] = tokens
 
     def stop_drafting(self, why: str) -> None:
-        """Go on without draft tokens."""
+        """Continue without draft tokens."""
         self.request = replace(self.request, drafter=None)
         self.drafted, self.gave_up = 0, why
 
     def read_again(self) -> None:
-        """Read all known tokens from the beginning."""
+        """Mark all known tokens to be read again from the beginning."""
         self.read_until, self.again = self.known, True
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Give it more tokens to read, after which it goes on with its whole budget."""
+        """Append tokens of a next turn, with the full token budget after them."""
         self.history[self.known : self.known + len(tokens)] = tokens
         self.known += len(tokens)
         self.given = self.read_until = self.known
         self.finish, self.again = None, False
 
     def rewind(self, tokens: int) -> None:
-        """Forget its last tokens, after which it goes on.
+        """Remove the last `tokens`; the row continues after the rest.
 
-        The last token that is kept is fed once more. That is a decode step, also where the token is one of the prompt:
-        it had been read, and the step makes what any decode step makes.
+        The last remaining token is fed again in a decode step, even if it belongs to the prompt.
         """
         self.known -= tokens
         self.given, self.read_until = min(self.given, self.known), min(self.read_until, self.known - 1)
         self.finish = None
 
     def add(self, token: int) -> None:
-        """Append a token, and note whether the row ends with it."""
+        """Append a token, and set the finish reason if the row ends with it."""
         self.history[self.known] = token
         self.known += 1
         if token in self.request.stop_ids:
@@ -267,12 +266,11 @@ class Row:
 
 
 Endings = tuple[tuple[Finish | None, ...], tuple[str | None, ...], tuple[str | None, ...]]
-"""[B] each: why rows have finished, their own errors, and why they gave up drafting; empty without any of the last two.
-"""
+"""[B] each: finish reasons, errors of single rows, reasons for stopped drafting; the last two are empty without any."""
 
 
 def endings(rows: Sequence[Row | None]) -> Endings:
-    """How the rows of a batch have ended."""
+    """The finish reasons and errors of the rows of a batch."""
     errors = tuple(None if row is None else row.error for row in rows)
     gave_up = tuple(None if row is None else row.gave_up for row in rows)
     finish = tuple(None if row is None else row.finish for row in rows)
@@ -280,7 +278,7 @@ def endings(rows: Sequence[Row | None]) -> Endings:
 
 
 def logprobs(rows: Sequence[Row | None]) -> tuple[tuple[TokenLogprobs, ...], ...]:
-    """[B]: log-probabilities that samplers have noted since the last call; empty where none has."""
+    """[B]: log-probabilities recorded by samplers since the last call; empty if none."""
     samplers = [None if row is None else row.request.sampler for row in rows]
     found = tuple(sampler.told() if isinstance(sampler, Watched) else () for sampler in samplers)
     return found if any(found) else ()

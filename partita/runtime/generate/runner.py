@@ -49,9 +49,9 @@ def load_runner(
     """Open the package in `folder` on the providers of `chain`.
 
     `threads`: intra-op threads; None: one per core of the process. `observe`: profile the first runs and record ONNX
-    Runtime's placement messages. `manifest`: of a package whose manifest is not written yet. `options`: provider
-    options, by provider name. `crashed`: providers to leave out, see `registering.without_crashed`. `wants_tokens`:
-    test a foreign package first. Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
+    Runtime's placement messages. `manifest`: of a package without a manifest file yet. `options`: provider options, by
+    provider name. `crashed`: providers to leave out, see `without_crashed`. `wants_tokens`: test a foreign package
+    first. Raises PackageError, ProviderError, ResourceError; UsageError when no node matches a pin.
     """
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
@@ -61,7 +61,7 @@ def load_runner(
     _check_rolling(folder, contract, chain)
     for graph, model in zip(contract.files, models, strict=True):
         _check_ports(folder / graph.file, contract, graph, model)
-    with captured_output():  # some plugin packages write to it when they are imported
+    with captured_output():  # some plugin packages print when they are imported
         resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
     graphs: list[LoadedGraph] = []
     anonymous_before = anonymous_bytes()
@@ -77,7 +77,7 @@ def load_runner(
             )
             session = recording_session(folder / graph.file, contract, graph, resolutions, opening)
             opened.callback(session.close)
-            resolutions = session.resolutions  # a provider that failed for one graph is not tried for the next
+            resolutions = session.resolutions  # a provider that failed for one graph is not used for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
         _check_defaults(folder, graphs)
@@ -92,7 +92,7 @@ def load_runner(
 
 
 def _rehearse(runner: Runner, *, rounds: bool) -> None:
-    """Test the contract that was inferred of foreign graphs. Raises PackageError."""
+    """Test the inferred contract of foreign graphs. Raises PackageError."""
     for entry in runner.graphs:
         entry.window.rehearses = True
     appends = rehearse(str(runner.folder), runner, rounds=rounds)
@@ -104,17 +104,17 @@ def _rehearse(runner: Runner, *, rounds: bool) -> None:
 
 
 def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) -> None:
-    """Raise ProviderError for a provider that may compute with a cache of a window as if it were a whole one."""
+    """Raise ProviderError for a provider that may treat a sliding-window cache as a full cache."""
     unknown = [provider.name for provider in chain if not provider.rolling_caches]
     if unknown and any(state.rolls for state in contract.states):
         raise ProviderError(
-            f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
-            "a cache; name another provider, or export with `cache=fixed`"
+            f"{folder}: some layers have a sliding-window cache, and {unknown[0]} is not known to support it; "
+            "use another provider, or export with `cache=fixed`"
         )
 
 
 def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
-    """Raise ProviderError where a provider would not read what an adapter has for its inputs."""
+    """Raise ProviderError for a provider that would ignore adapter values."""
     defaults = [
         port.name for entry in graphs for port in entry.graph.adapter_inputs if port.name not in entry.model.inputs
     ]
@@ -124,20 +124,20 @@ def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
         if resolution.status == "active" and resolution.provider.constant_defaults:
             name = resolution.provider.name
             raise ProviderError(
-                f"{folder}: {name} takes inputs that have a default for constants, and adapters are given to "
-                f"{plural(len(set(defaults)), 'input')} of that kind, so no token would be right; export with "
-                f"`static_shapes=True`, where they have none, or leave {name} out"
+                f"{folder}: {name} treats inputs with a default as constants, so it would ignore adapter values for "
+                f"{plural(len(set(defaults)), 'input')} and compute wrong tokens; export with "
+                f"`static_shapes=True`, which removes the defaults, or remove {name}"
             )
 
 
 def _grown(before: int | None) -> int | None:
-    """What of this process's memory is of no file, and was not there before; None where nobody can tell."""
+    """Growth of the process's anonymous memory since `before`; None if unknown."""
     now = anonymous_bytes()
     return None if before is None or now is None else max(0, now - before)
 
 
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
-    """Read the structure of one ONNX file, and check that the manifest lists all that belongs to it."""
+    """Read the structure of an ONNX file, and check that the manifest lists all its files."""
     path = inside(folder, graph.file)
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
@@ -153,9 +153,9 @@ def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
 
 
 def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelFile) -> None:
-    """Raise PackageError when a graph's inputs and outputs are not those of the contract.
+    """Raise PackageError when a graph's inputs and outputs differ from the contract.
 
-    It may give more than is asked for, and a graph that begins texts need not take what was cached before.
+    The graph may have more outputs, and a prefill graph may lack past states.
     """
     pasts = {state.past for state in contract.states}
     required = {port.name for port in graph.adapter_inputs if port.name in model.inputs}  # the others have a default

@@ -1,7 +1,7 @@
-"""The steady state of decoding: the same rows, one token more of each, in the buffers of the step before.
+"""Steady decode steps: the same rows, one more token each, in the buffers of the previous step.
 
-A steady step writes the tokens and cursors of its rows, runs, and leaves the choice of tokens to the loop. It holds for
-as long as its graph is bound and its rows go on; the loop drops it when a row joins, leaves, ends or is changed.
+A steady step writes tokens and cursors, runs, and leaves sampling to the loop. The loop drops it when a row joins,
+leaves, finishes or changes.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from partita.runtime.generate.request import Row, endings
 
 
 class LiveRow(NamedTuple):
-    """A row that goes on."""
+    """A decoding row."""
 
     place: int
-    """In the batch."""
+    """Index in the batch."""
     row: Row
     logits: npt.NDArray[np.float32] | None
-    """[vocab] of its token, as runs write it; None where it is on a device or of another dtype."""
+    """[vocab] in the memory that runs write; None if on a device or not float32."""
 
 
 class SteadyStep:
     """A decode step that can be repeated."""
 
     def __init__(self, graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> None:
-        """`rows` [B] of the batch and the `plan` of the step that is repeated, which `graph` has run."""
+        """`rows` [B] of the batch, and the `plan` of the step that `graph` has run and will repeat."""
         live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.take[index]]
         self.graph = graph
         self.rows = tuple(LiveRow(index, row, graph.host_logits(index)) for index, row in live)
         self.endings = endings(rows)
         self.watched = any(isinstance(row.request.sampler, Watched) for _, row in live)
-        """Some row notes log-probabilities."""
+        """Whether a row records log-probabilities."""
         self.drafts = any(entry.row.request.drafter is not None for entry in self.rows)
-        """Some row may have draft tokens when drafting is on."""
+        """Whether a row may have draft tokens when drafting is on."""
         self._filled = runner.cache.filled
         first = graph.span[0] if graph.span else 0
         cursors = graph.cursors
@@ -56,7 +56,7 @@ class SteadyStep:
             cursors["cache_branch"].fill(True)
 
     def run(self) -> float:
-        """Feed every row its last token, run, and move the rows' cursors; seconds that the run took."""
+        """Feed every row its last token, run, and move the cursors; return the seconds of the run."""
         filled, furthest, mask = self._filled, self._resting, self._mask
         for index, seat, history in self._places:
             start = filled[index]
@@ -76,14 +76,14 @@ class SteadyStep:
 
 
 OFFSETS = {"positions": 0, "last_index": 0, "write_start": 0, "valid_length": 1}
-"""Cursors [B] of a decode step, by role, less the position of the row's token."""
+"""Cursors [B] of a decode step, by role, minus the position of the row's token."""
 
 
 def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:
-    """The step after one that `graph` has just run by `plan`, if it is that one again with the next tokens; else None.
+    """The steady step after `plan`, which `graph` has just run; None if the next step may differ.
 
-    That is so when the step fed one token to each row that goes on, none of them ended with it, and nobody asks
-    for logits. Not while runs are profiled, nor where a step needs more than tokens and cursors.
+    It requires a step of one token for each row, of which none has finished or has a listener, no profiling, and no
+    inputs besides tokens and cursors.
     """
     if plan.reads or plan.new_tokens != 1 or not graph.repeats or runner.takes_rope_length:
         return None

@@ -1,4 +1,4 @@
-"""Generation with a loaded package: prompts in, steps out, kept in the runner's record."""
+"""Generation with a loaded package: prompts in, steps out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def generate(
     stop_ids: Collection[int] = frozenset(),
     prefill_chunk: int = PREFILL_CHUNK_TOKENS,
 ) -> Generator[Step, None, None]:
-    """Generate up to `max_new_tokens` tokens after each prompt, at most one prompt of token ids per row that is held.
+    """Generate up to `max_new_tokens` tokens after each prompt, at most one prompt of token ids per row of the cache.
 
     `sampler`: one for all rows, or one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or
-    `cache_full` (prompt and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option,
+    `cache_full` (prompt and new tokens fill the cache). Invalid arguments raise at once: UsageError for an option,
     GenerationError for a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or
-    ResourceError when a run fails. Closing it is always safe.
+    ResourceError when a run fails. It can be closed at any time.
     """
     check_budget(max_new_tokens)
     check_chunk(prefill_chunk)

@@ -1,1 +1,1 @@
-"""The laboratory: models of one node, opened on a real provider in a child process, and what came of each."""
+"""Placement experiments: opens models of one node on a provider in a worker process."""

@@ -1,4 +1,4 @@
-"""Other attributes: omitted, at other values, and an Einsum of fewer operands."""
+"""Variants with other attributes: omitted, with other values, and an Einsum of fewer operands."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     import onnx
 
 SIMPLE = frozenset({"int", "string", "ints"})
-"""Kinds of attributes of which other values are tried."""
+"""Attribute kinds whose values are varied."""
 MOST_VALUES = 8
-"""Other values that are tried on one node."""
+"""Maximum number of other values per node."""
 
 
 def other_attributes(variant: Variant) -> Iterator[Idea]:
-    """Every change of attributes."""
+    """Every attribute change."""
     yield from _without_each(variant)
     yield from _other_values(variant)
     yield from _fewer_operands(variant)
 
 
 def _without_each(variant: Variant) -> Iterator[Idea]:
-    """Each attribute that can be left out, left out; and without the optional outputs, which it may have called for."""
+    """Each optional attribute omitted; also without the optional outputs that it may have required."""
     operator = operator_of(variant)
     for attribute in variant.node.attribute:
         if may_omit(attribute, operator):
@@ -43,7 +43,7 @@ def _without_each(variant: Variant) -> Iterator[Idea]:
 
 
 def _other_values(variant: Variant) -> Iterator[Idea]:
-    """Attributes, given or not, with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
+    """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
     operator = operator_of(variant)
@@ -64,11 +64,11 @@ def _other_values(variant: Variant) -> Iterator[Idea]:
         default = _default(entry.default)
         now = _plain(given.get(name, default))
         values = [_plain(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
-        # A switch is one of which 0 is known to be legal: of a number of groups it is not.
+        # An attribute is a switch if 0 is known to be legal for it.
         switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
         others = [default, *values, *([1 - now] if switch else [])]
         for value in dict.fromkeys(_plain(other) for other in others):
-            # The default itself is tried by leaving the attribute out.
+            # The default is covered by omitting the attribute.
             if value is None or value == now or (value == _plain(default) and name in given):
                 continue
             if name == "axis" and not _is_axis(variant, value):
@@ -78,12 +78,12 @@ def _other_values(variant: Variant) -> Iterator[Idea]:
             left -= 1
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
-            before = f"{name}={_plain_text(now)}" if now is not None else f"{name} left out"
+            before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
             yield Idea("attribute", Change(attributes={name: made}), swap=Swap(f"{name}={_plain_text(value)}", before))
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:
-    """Whether the first input has such an axis, where its rank is known."""
+    """Whether the first input has this axis; True if its rank is unknown."""
     feed = variant.feed(variant.node.input[0]) if variant.node.input else None
     rank = rank_of(feed.kind) if feed is not None else None
     return rank is None or (isinstance(value, int) and -rank <= value < rank)
@@ -97,19 +97,19 @@ def _default(raw: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value of an attribute as one that can be compared and looked up."""
+    """An attribute value as a hashable Python value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _plain_text(value: Any) -> str:
-    """The same for people."""
+    """An attribute value as text."""
     return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def _fewer_operands(variant: Variant) -> Iterator[Idea]:
-    """An Einsum of its first two operands only: the equation has no default, and many providers know such products."""
+    """An Einsum of its first two operands, because many providers support only such products."""
     equation = next((entry for entry in variant.node.attribute if entry.name == "equation"), None)
     if equation is None or variant.node.op_type != "Einsum" or variant.node.domain or b"." in equation.s:
         return
@@ -125,7 +125,7 @@ def _fewer_operands(variant: Variant) -> Iterator[Idea]:
 
 
 def attributes_at_default(variant: Variant) -> Iterator[Idea]:
-    """Without any attribute that can be left out, where these are several."""
+    """All optional attributes omitted, if there are several."""
     operator = operator_of(variant)
     going = {attribute.name: None for attribute in variant.node.attribute if may_omit(attribute, operator)}
     if len(going) > 1:
@@ -135,7 +135,7 @@ def attributes_at_default(variant: Variant) -> Iterator[Idea]:
 
 
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
-    """Whether an attribute may be left out, and has another value than it would have then."""
+    """Whether an attribute is optional and differs from its default."""
     if (
         operator is None
         or (entry := operator.attributes.get(attribute.name)) is None
@@ -147,7 +147,7 @@ def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
 
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:
-    """An attribute with its value, for people."""
+    """An attribute with its value, as text."""
     import onnx
 
     value = _plain(onnx.helper.get_attribute_value(attribute))

@@ -1,4 +1,4 @@
-"""The smallest part of a graph that a provider does not open, found by opening ever smaller parts of it."""
+"""Finds the smallest part of a graph that a provider does not open, by opening ever smaller parts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from partita.runtime.lab.variant import part_model
 
 
 class OutOfTimeError(Exception):
-    """The budget is spent."""
+    """The time budget is exhausted."""
 
 
 @dataclass(slots=True)
 class Search:
-    """One bisection, and what it knows so far."""
+    """One bisection and its results so far."""
 
     graph: Graph
     lab: Lab
     tries: int = 0
     said: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """What was said of each part that failed."""
+    """Error message of each part that failed."""
     with_auxiliary: set[tuple[str, ...]] = field(default_factory=set)
-    """Those of them that had a Neg beside them."""
+    """Failed parts to which a Neg was added."""
     untried: str = ""
-    """Why the first part was not tried that could not be; empty when all could."""
+    """Why the first untested part could not be tested; empty if all could."""
 
     def fails(self, names: Sequence[str]) -> bool:
-        """Whether the provider does not open this part. Raises OutOfTimeError."""
+        """Whether the provider fails to open this part. Raises OutOfTimeError."""
         part = tuple(names)
         if not part:
             return False
@@ -48,7 +48,7 @@ class Search:
             raise OutOfTimeError
         self.tries += 1
         if answer.outcome == "invalid":
-            self.untried = self.untried or f"ONNX Runtime takes no such model ({answer.said})"
+            self.untried = self.untried or f"ONNX Runtime does not accept this model ({answer.said})"
         if answer.outcome in FAILED:
             self.said[part] = answer.said
             if len(model.graph.node) > len(part):
@@ -57,15 +57,15 @@ class Search:
 
 
 MOST_PARTS = 5
-"""Culprits that are looked for in one graph."""
+"""Maximum number of culprits per graph."""
 MORE_SECONDS = 15.0
-"""After so long no further culprit is looked for: one of a large graph takes a compiler half a minute to find."""
+"""Seconds after which no further culprit is searched for; in a large graph, compilers need half a minute for one."""
 FEW_TRIES = 16
-"""A culprit that took no more is one of a small graph; that it took long then is the machine's other work."""
+"""A search with fewer experiments was in a small graph, so its duration is ignored."""
 
 
 def find_rejected(search: Search) -> RejectedPart | None:
-    """The smallest rejected part, with others rejected without it; None when the whole graph opens or is untried."""
+    """The smallest rejected part, with others that are rejected without it; None if the graph opens or is untested."""
     left = tuple(node.name for node in search.graph.proto.graph.node)
     found: list[RejectedPart] = []
     opens, began = False, time.monotonic()
@@ -86,7 +86,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
 
 
 def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
-    """The smallest rejected part among some nodes; None when they are not rejected together, or cannot be tried."""
+    """The smallest rejected part of `best`; None if it opens or cannot be tested."""
     minimal = False
     try:
         if not search.fails(best):
@@ -105,7 +105,7 @@ def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
 
 
 def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
-    """The shortest `part(length)` that fails, where the one of full length does."""
+    """The shortest `part(length)` that fails, given that the full length does."""
     low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2
@@ -117,7 +117,7 @@ def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]
 
 
 def _without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
-    """`names` without everything that can go while they still fail, in pieces that get smaller."""
+    """`names` without all nodes that can be removed while the rest still fails, removed in ever smaller pieces."""
     size = max(len(names) // 2, 1)
     while len(names) > 1:
         for start in range(0, len(names), size):

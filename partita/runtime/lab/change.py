@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a variant has in place of what the node has; empty: nothing. Inputs go by their names in the variant."""
+    """The differences of a variant from its node; empty: none. Inputs are named as in the variant."""
 
     elements: Mapping[str, int] = field(default_factory=dict)
-    """Element types of inputs; the values of constants are cast."""
+    """Element types of inputs; constants are cast."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Sizes of inputs; constants keep theirs."""
     ranks: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of dimensions of inputs, all of which stay open."""
+    """Ranks of inputs; all their sizes stay symbolic."""
     fixed: bool = False
-    """All sizes are those of the run, and what follows from them is a constant."""
+    """Use the sizes of the run, and make constants of the values that depend on them."""
     constants: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
-    """Inputs that become constants of these values; None: of those in the run where they are known, else of zeros."""
+    """Inputs that become constants with these values; None: their values in the run if known, else zeros."""
     attributes: Mapping[str, onnx.AttributeProto | None] = field(default_factory=dict)
-    """Attributes with another value; None: left out."""
+    """Attributes with another value; None: omitted."""
     inputs_left_out: frozenset[int] = frozenset()
-    """Positions: one tensor can be read at several."""
+    """Input positions to omit, because a tensor may be read at several positions."""
     outputs_left_out: frozenset[int] = frozenset()
     opset: int | None = None
-    """Of the operator's domain."""
+    """Opset of the operator's domain."""
     declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Sizes of outputs that are declared."""
+    """Declared sizes of outputs."""
 
     def __or__(self, other: Change) -> Change:
-        """Both changes; where both change one thing, the other's counts."""
+        """Both changes; `other` takes precedence."""
         both = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(Change)}
         opset = self.opset if other.opset is None else other.opset
         return Change(**{**{name: mine | its for name, (mine, its) in both.items() if name != "opset"}, "opset": opset})
 
 
 def vary(variant: Variant, change: Change) -> Variant | None:
-    """The variant of a variant; None when no output would be left, or the operator set has no such form of the node."""
+    """The changed variant; None when no output would be left, or the operator set has no such node."""
     node = deepcopy(variant.node)
     attributes = {**{entry.name: entry for entry in variant.node.attribute}, **change.attributes}
     del node.attribute[:]
@@ -69,7 +69,7 @@ def vary(variant: Variant, change: Change) -> Variant | None:
     _leave_out(node.output, change.outputs_left_out)
     if not node.output:
         return None
-    left = set(reads(node))  # bodies read, too
+    left = set(reads(node))  # including inputs of subgraphs
     feeds = tuple(_vary_feed(variant, feed, change) for feed in variant.feeds if feed.name in left)
     varied = replace(variant, node=node, feeds=feeds)
     if change.elements or change.attributes or change.outputs_left_out:
@@ -80,7 +80,7 @@ def vary(variant: Variant, change: Change) -> Variant | None:
 
 
 def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[int]) -> None:
-    """Leave out inputs or outputs: none at the end, and an empty name where others follow."""
+    """Omit inputs or outputs: remove them at the end, else leave an empty name."""
     for position in positions:
         names[position] = ""
     while names and not names[-1] and positions:
@@ -105,7 +105,7 @@ def _vary_feed(variant: Variant, feed: Feed, change: Change) -> Feed:
 
 
 def fixed_feed(variant: Variant, feed: Feed) -> Feed:
-    """The feed with the sizes of the run; as a constant when its values follow from them."""
+    """The feed with the sizes of the run, as a constant if its values depend only on sizes."""
     folded = variant.folded.get(feed.name)
     if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
         return Feed(feed.name, tensor_type(folded.data_type, folded.dims), folded)
@@ -114,7 +114,7 @@ def fixed_feed(variant: Variant, feed: Feed) -> Feed:
 
 
 def constant(variant: Variant, feed: Feed, value: onnx.TensorProto | None) -> Feed:
-    """The feed as a constant; as it is where its type or its sizes are not known."""
+    """The feed as a constant; unchanged if its type or sizes are unknown."""
     element = element_of(feed.kind)
     sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
     if value is None:
@@ -151,7 +151,7 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
 
 
 def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
-    """Declared outputs of a variant, in the types that follow from its inputs; none when sizes of inputs changed."""
+    """Declared outputs of a variant, with inferred types; none when sizes of inputs changed."""
     if change.sizes:
         return {}
     sizes = {name: sizes_of(kind) for name, kind in variant.declared.items()} | dict(change.declared)
@@ -165,17 +165,17 @@ def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
 
 
 def _signed_output(variant: Variant) -> str:
-    """An output that can be negated, by the types that follow from those of the inputs; empty when none is known to."""
+    """An output with a signed type by type inference; empty if none is known."""
     types = tensor_types(variant_model(variant))
     return next((name for name in variant.node.output if name in types and is_signed(types[name])), "")
 
 
-# --- changes in words ---
+# --- descriptions of changes ---
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A variant of a node with its change in words; the other fields are those of its `Idea`."""
+    """A variant of a node with a description of its change; the other fields are those of its `Idea`."""
 
     factor: str
     change: str
@@ -185,7 +185,7 @@ class Variation:
     removes: bool = False
 
     def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
-        """This variation with another change, for each idea; of two changes at most."""
+        """This variation with one more change for each idea."""
         for after in made(self.variant, ideas):
             parts = after.parts or (after.factor,)
             if not self.parts:
@@ -197,20 +197,20 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """One thing that could be changed about a node."""
+    """One possible change of a node."""
 
     factor: str
     change: Change
     words: str = ""
     swap: Swap | None = None
-    """The change, where one thing takes the place of another; `words` is empty then."""
+    """The description, if something is replaced; `words` is empty then."""
     removes: bool = False
-    """The change leaves something out."""
+    """Whether the change removes something."""
     parts: tuple[str, ...] = ()
-    """The factors, when it counts as several changes."""
+    """The factors, if it counts as several changes."""
 
     def of(self, variant: Variant) -> Variation | None:
-        """The changed variant; None when nothing would change, or the change is not possible."""
+        """The changed variant; None if nothing would change, or the change is not possible."""
         varied = vary(variant, self.change)
         if varied is None or varied == variant:
             return None
@@ -219,21 +219,21 @@ class Idea:
 
 
 def made(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:
-    """The variations that come of ideas."""
+    """The variations from possible ideas."""
     return (variation for idea in ideas if (variation := idea.of(variant)) is not None)
 
 
-# --- what the schema says ------------------------------------------------------------------------------------------
+# --- operator schema -----------------------------------------------------------------------------------------------
 
 
 def operator_of(variant: Variant) -> Operator | None:
-    """The version of the operator that the variant has; None for an unknown operator."""
+    """The variant's version of the operator; None for an unknown operator."""
     node = variant.node
     return find_operator(node.domain, node.op_type, variant.opsets.get(node.domain, 1))
 
 
 def optional_inputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional inputs that are present: position and the schema's name."""
+    """Optional inputs that are present: position and schema name."""
     slots = {
         position: operator.input(position) for position, name in enumerate(variant.node.input) if name and operator
     }
@@ -241,13 +241,13 @@ def optional_inputs(variant: Variant, operator: Operator | None) -> dict[int, st
 
 
 def optional_outputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
-    """Optional outputs that are present, as `optional_inputs` has inputs."""
+    """Optional outputs that are present: position and schema name."""
     slots = zip(variant.node.output, operator.outputs if operator is not None else (), strict=False)
     return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
 
 
 def _at_opset(variant: Variant, opset: int) -> Variant | None:
-    """The variant in another opset: unchanged if that is legal there, else converted; None where neither works."""
+    """The variant in another opset: unchanged if legal there, else converted; None if neither is possible."""
     import onnx
 
     moved = replace(_without_unknown(variant, opset), opsets={**variant.opsets, variant.node.domain: opset})
@@ -257,9 +257,9 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
     del model.functions[:]
     try:
         converted = onnx.version_converter.convert_version(model, opset)
-    except Exception:  # noqa: BLE001 - the converter is native code that raises what it likes for what it cannot convert
+    except Exception:  # noqa: BLE001 - the native converter may raise any exception
         return None
-    # What was an attribute, the converter makes an input: a constant beside the node.
+    # The converter turns an attribute into an input: a constant next to the node.
     made = {node.output[0]: value for node in converted.graph.node if (value := constant_of(node)) is not None}
     nodes = [node for node in converted.graph.node if constant_of(node) is None]
     if [node.op_type for node in nodes] != [variant.node.op_type]:
@@ -282,7 +282,7 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
 
 
 def _without_unknown(variant: Variant, opset: int) -> Variant:
-    """The variant without attributes at their default that another opset does not have."""
+    """The variant without attributes at their default that another opset does not define."""
     now, then = operator_of(variant), find_operator(variant.node.domain, variant.node.op_type, opset)
     if now is None or then is None:
         return variant
@@ -299,7 +299,7 @@ def _without_unknown(variant: Variant, opset: int) -> Variant:
 
 
 def _legal(variant: Variant) -> bool:
-    """Whether attributes, number of inputs, and the inputs' types and ranks fit the opset."""
+    """Whether attributes, number of inputs, and input types and ranks fit the opset."""
     operator, node = operator_of(variant), variant.node
     if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
         return False
@@ -314,7 +314,7 @@ def _legal(variant: Variant) -> bool:
 
 
 def _allowed(variant: Variant, slot: Slot | None, name: str) -> bool:
-    """Whether an input has a type and a rank that its slot allows; an omitted one has."""
+    """Whether an input has a type and rank that its slot allows; True for an omitted input."""
     feed = variant.feed(name)
     if slot is None or feed is None:
         return True

@@ -1,4 +1,4 @@
-"""The experiments on a node: rounds of variants, each only where the rounds before left the cause open."""
+"""The experiments on a node: rounds of variants, each run only if earlier rounds found no cause."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ if TYPE_CHECKING:
 
 DECIDED = frozenset({"taken", "invalid"})
 MOST_WITH_OPTION = 24
-"""Changes of one node that are tried with another option of the provider; they count as combinations."""
+"""Maximum changes of one node to test with another provider option; they count as combinations."""
 MOST_FORMS_WITH_OPTION = 3
-"""Other nodes of its operator that are tried so."""
+"""Maximum other nodes of the operator to test with another provider option."""
 MOST_ALIKE = 4
-"""Of equal nodes, so many are tried with the nodes around them."""
+"""Maximum number of equal nodes to test with their neighbours."""
 MOST_TYPES = 10
-"""Other types of the plainest form of an operator."""
+"""Maximum number of other types for the plainest form of an operator."""
 MOST_COMPILED = 6
-"""Other nodes of the operator on a provider that compiles each."""
+"""Maximum number of other nodes of the operator on a compiling provider."""
 MOST_NAMED = 3
 USUAL = frozenset({"tensor(float)", "tensor(float16)", "tensor(int32)", "tensor(int64)", "tensor(uint8)"})
 Node = tuple[int, str]
-"""Number of the session, and name."""
+"""Index of the session, and name."""
 
 
 @dataclass(slots=True)
 class Subject:
-    """One distinct variant, the nodes that it stands for, and the trials so far."""
+    """One distinct variant, the nodes that it represents, and its trials so far."""
 
     variant: Variant
     nodes: list[Node]
     trials: list[Trial] = field(default_factory=list)
     around: dict[Node, list[Trial]] = field(default_factory=dict)
-    """Trials of one of the nodes with the nodes around it."""
+    """Trials of one node with its neighbours."""
     unprobed: str = ""
     left_out: int = 0
 
     def probe(self, node: str, session: int = 0) -> NodeProbe:
-        """The trials of one of the nodes."""
+        """The trials for one of the nodes."""
         trials = (*self.trials, *self.around.get((session, node), ()))
         return NodeProbe(node, trials, self.unprobed, self.left_out)
 
     @property
     def open(self) -> bool:
-        """Neither the unchanged node nor any variant was taken so far."""
+        """Whether neither the unchanged node nor any variant was supported so far."""
         return (
             not self.unprobed
             and bool(self.trials)
@@ -84,18 +84,18 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One model to be tried, and its trial without an outcome."""
+    """One model to test, and its trial without an outcome."""
 
     subject: Subject
     model: onnx.ModelProto
     trial: Trial
     place: int = 0
-    """Position in its round: once one is taken, those of a higher position decide nothing."""
+    """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
-    """The node whose surroundings are in the model."""
+    """The node whose neighbours are in the model."""
 
     def record(self, trial: Trial, answer: Answer) -> Trial:
-        """Add the trial with its outcome to those of the subject."""
+        """Add the trial with its outcome to the subject."""
         trials = self.subject.trials if self.node is None else self.subject.around.setdefault(self.node, [])
         found = replace(trial, outcome=answer.outcome, said=answer.said, cached=answer.cached, unfolded=answer.unfolded)
         trials.append(found)
@@ -103,7 +103,7 @@ class Experiment:
 
 
 def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
-    """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
+    """Subjects ordered so that every operator comes once before any comes twice, as the budget may run out."""
     seen: Counter[tuple[str, str]] = Counter()
 
     def place(subject: Subject) -> int:
@@ -115,7 +115,7 @@ def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """Try the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
+    """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
     _run([_experiment(subject, as_it_is(subject.variant), lab) for subject in subjects], lab)
     _try_options(subjects, lab)
     _try_defaults(subjects, lab)
@@ -148,10 +148,10 @@ def explore_surroundings(
     holders: dict[Node, str],
     lab: Lab,
 ) -> None:
-    """Nodes that are taken alone, with the nodes around them; then the first change that helps a node of a subgraph, in
-    a subgraph of that kind: some providers take nothing there.
+    """Test supported nodes with their neighbours, and the first helpful change of a node inside its type of subgraph.
 
-    `neighbours`: of a node, by session and name. `holders`: operators of the nodes whose subgraphs have the nodes.
+    Some providers support nothing in subgraphs. `neighbours`: of a node, by session and name. `holders`: operators of
+    the nodes that contain each node's subgraph.
     """
     if lab.seconds_left <= 0:
         return
@@ -179,7 +179,7 @@ def explore_surroundings(
 
 
 def _first_that_helps(subject: Subject) -> Variation | None:
-    """The first change of the node itself with which the provider took it; none at all where it takes it as it is."""
+    """The first change with which the provider supports the node; None if it supports the unchanged node."""
     trial = next((trial for trial in subject.trials if helps(trial) and trial.factor != OPTION), None)
     if trial is None or trial.factor == AS_IS:
         return None if trial is None else as_it_is(subject.variant)
@@ -188,7 +188,7 @@ def _first_that_helps(subject: Subject) -> Variation | None:
 
 
 def given_options(lab: Lab) -> list[Option]:
-    """Options with another value than their known default."""
+    """Options set to another value than their known default."""
     values = lab.resolution.options
     return [
         option
@@ -198,18 +198,18 @@ def given_options(lab: Lab) -> list[Option]:
 
 
 def lateness(trials: Sequence[Trial]) -> str:
-    """A note on experiments without an answer, where none of the others found what decides."""
+    """The note on experiments that timed out, if no other experiment was conclusive."""
     late = [trial for trial in trials if trial.outcome == "timed_out"]
     if not late or any(helps(trial) for trial in trials):
         return ""
     return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].said}"
 
 
-# --- carrying out --------------------------------------------------------------------------------------------------
+# --- running experiments -------------------------------------------------------------------------------------------
 
 
 def _open(subjects: Sequence[Subject]) -> list[Subject]:
-    """Those that nothing has decided yet."""
+    """Subjects without a conclusive trial."""
     return [subject for subject in subjects if subject.open]
 
 
@@ -219,7 +219,7 @@ def _untold(factor: str, change: str = "") -> Trial:
 
 
 def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
-    """The experiment on a variation. A changed node is also run: a provider may claim one that is not valid."""
+    """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
     model = variant_model(variation.variant, auxiliary=lab.compiles)
     trial = replace(
         _untold(variation.factor, variation.change),
@@ -236,7 +236,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
 
 
 def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, Trial]]:
-    """Carry out experiments. `complete`: a subject without one of its answers is not fully probed."""
+    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed."""
     numbers = {id(each.subject): number for number, each in enumerate(experiments)}
     turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
     answers = lab.try_all([each.model for each in experiments], turns=turns)
@@ -254,7 +254,7 @@ def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) 
 
 
 def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value: str | None = None) -> None:
-    """Carry out experiments with a value of an option; by default the one that may let the provider take more."""
+    """Run experiments with a value of an option, by default its value that may enable more nodes."""
     value = option.opens.value if value is None and option.opens is not None else value
     if value is None or not experiments:
         return
@@ -267,7 +267,7 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
 
 
 def _with_swap(trial: Trial, swap: Swap) -> Trial:
-    """A trial with another option of the provider, beside what else it changes."""
+    """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
         return replace(_untold(OPTION, swap.now), swap=swap, company=trial.company)
     if trial.factor == OTHER_FORM:
@@ -277,18 +277,18 @@ def _with_swap(trial: Trial, swap: Swap) -> Trial:
     return replace(_untold(COMBINED, f"{swap} and {trial.change}"), parts=parts, company=trial.company)
 
 
-# --- options of the provider ---------------------------------------------------------------------------------------
+# --- provider options ----------------------------------------------------------------------------------------------
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The unchanged nodes, where the provider has an option that may let it take them."""
+    """Test unchanged nodes with each provider option that may make the provider support them."""
     for option in lab.resolution.provider.options:
         concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
         _run_with(option, [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned], lab)
 
 
 def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The unchanged nodes with each given option at its default, where the provider takes nothing at all with them."""
+    """Test unchanged nodes with each given option at its default, if the provider supports nothing at all with them."""
     left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
     given = given_options(lab)
     if not given or len(left) < len(subjects) or _takes_anything(lab):
@@ -300,7 +300,7 @@ def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
 
 
 def _takes_anything(lab: Lab) -> bool:
-    """Whether the provider takes a node that every provider takes; also when it cannot be tested."""
+    """Whether the provider supports a node that every provider supports; True if untestable."""
     import onnx
 
     proto = onnx.ModelProto.FromString(PROBE_MODEL)
@@ -310,7 +310,7 @@ def _takes_anything(lab: Lab) -> bool:
 
 
 def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
-    """Single changes and other nodes with options that may matter; the number of changes by `id` of the subject."""
+    """Test single changes and other nodes with relevant options; return the number of changes by `id` of a subject."""
     used = {id(subject): 0 for subject, _ in subjects}
     for option in lab.resolution.provider.options:
         work: list[Experiment] = []
@@ -327,7 +327,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
 
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
-    """Whether a node is of the kind that the option is known to matter to, and the run had another value."""
+    """Whether the option is known to matter for such nodes, and the run had another value."""
     opens = option.opens
     if (
         opens is None
@@ -339,7 +339,7 @@ def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
 
 
 def _elements(variant: Variant) -> Iterator[str]:
-    """Names of the element types that a node reads and writes, as far as they are known."""
+    """Names of the known element types that a node reads and writes."""
     model = variant_model(variant)
     types = tensor_types(model)
     written = (types.get(port.name, port.type) for port in model.graph.output)
@@ -353,10 +353,10 @@ def _elements(variant: Variant) -> Iterator[str]:
 
 
 def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
-    """Experiments with other nodes of the operator, in the node's version; those in its own types first."""
+    """Experiments with other nodes of the operator, in the node's version; nodes in its own types first."""
     failed = subject.trials[0].outcome in FAILED
     if failed and any(True for _ in bodies(subject.variant.node)):
-        return  # the provider fails over the subgraphs, which another node of the operator does not have
+        return  # the provider fails on the subgraphs, which other nodes of the operator do not have
     operator = operator_of(subject.variant)
     if operator is None:
         return
@@ -375,7 +375,7 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
         if (key := fingerprint(model)) not in known:
             known.add(key)
             types = _all_types(typed)
-            # A subgraph is written for types that no variable tells, and a type that is not known is not the same.
+            # A subgraph is written for types that no type variable shows, and an unknown type is not equal.
             same = not typed.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
                 _untold(OTHER_FORM, _words(typed.form, types)),
@@ -385,16 +385,16 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
             found.append(Experiment(subject, model, trial))
     if lab.compiles:
         found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.parts))
-    # After a failure only the node's own types tell something.
+    # After a failure only the node's own types are conclusive.
     yield from (each for each in found if not each.trial.parts or not (failed and lab.compiles))
 
 
 def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]:
-    """Forms in the node's types, then as their examples have them, then the plainest form in other types."""
+    """Forms in the node's types, then in their examples' types, then the plainest form in other types."""
     listed = plainest_forms(operator)
     for form in listed:
         example = as_example(form)
-        if form.node:  # its subgraphs are written for their types
+        if form.node:  # subgraphs are written for their types
             yield example
             continue
         some = dict(next(iter(assignments(form)[0]), ())) | dict(example.types)
@@ -406,7 +406,7 @@ def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]
 
 
 def _all_types(typed: TypedForm) -> dict[str, str]:
-    """The types of a typed form, with that of an output which only an attribute of its example tells."""
+    """The types of a typed form, including an output type set by an attribute of its example."""
     types, form = dict(typed.types), typed.form
     output = form.operator.output(0)
     if output is not None and output.variable not in types and len(output.types) > 1:
@@ -417,7 +417,7 @@ def _all_types(typed: TypedForm) -> dict[str, str]:
 
 
 def _words(form: Form, types: dict[str, str]) -> str:
-    """`T1 float32, T2 int64; mode=cubic`: after the types what the form has that the plainest does not have."""
+    """`T1 float32, T2 int64; mode=cubic`: types, then differences from the plainest form."""
     named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
     kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)
     own = form.note or ", ".join(sorted(form.factors - plainest_forms(form.operator)[0].factors)[:MOST_NAMED])

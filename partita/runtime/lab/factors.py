@@ -1,4 +1,4 @@
-"""What is changed about a node: one factor at a time, and two at once. A factor's name is in the trials of reports."""
+"""The factors that experiments vary, one at a time and two at once. Reports show their names."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_COMBINED = 36
-"""Changes of two factors that are tried on one node."""
+"""Maximum number of two-factor changes per node."""
 USUAL_RANK = 4
 MOST_VERSIONS = 6
 FIXED = Change(fixed=True)
 
 
 Ideas = Callable[[Variant], Iterator[Idea]]
-"""The changes of one factor, likeliest to be supported first; one that is not legal is tried in vain."""
+"""The changes of one factor, most likely supported first. They may be illegal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One thing about a node."""
+    """One property of a node that can be varied."""
 
     name: str
     kind: str
-    """Its variations in words: `other types`."""
+    """Its variations as text, e.g. `other types`."""
     ideas: Ideas
     combined: Ideas | None = None
-    """Its changes in combination with those of another factor; None: there are none."""
+    """Its changes in combination with another factor; None: none."""
 
 
 def as_it_is(variant: Variant) -> Variation:
@@ -59,7 +59,7 @@ def as_it_is(variant: Variant) -> Variation:
 
 
 def single(variant: Variant) -> tuple[Variation, ...]:
-    """Variations in which one factor differs, in the order of the factors."""
+    """Variations of one factor, in the order of the factors."""
     return tuple(variation for factor in factors() for variation in made(variant, factor.ideas(variant)))
 
 
@@ -74,20 +74,20 @@ def combined(variant: Variant) -> tuple[Variation, ...]:
 
 
 def kind_of(name: str) -> str:
-    """The variations of a factor in words; empty for the unchanged node."""
+    """The variations of a factor as text; empty for the unchanged node."""
     named = {
         AS_IS: "",
         COMBINED: "two at once",
         OTHER_FORM: "other nodes of the operator",
         OPTION: "provider options",
-        NEIGHBOURS: "the nodes around it",
+        NEIGHBOURS: "neighbouring nodes",
     }
     return {**named, **{each.name: each.kind for each in factors()}}[name]
 
 
 @cache
 def factors() -> tuple[Factor, ...]:
-    """Every factor, in the order in which they are tried."""
+    """Every factor, in the order of testing."""
     return (
         Factor("rank", "known ranks", known_ranks, known_ranks),
         Factor("static_shape", "fixed sizes", static_shapes, lambda variant: iter(list(static_shapes(variant))[-1:])),
@@ -100,7 +100,7 @@ def factors() -> tuple[Factor, ...]:
 
 
 def known_ranks(variant: Variant) -> Iterator[Idea]:
-    """The rank of the run for every input that has none in the file."""
+    """The rank of the run for every input without a rank in the file."""
     open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
     ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(variant.fixed.get(feed.name))) is not None}
     if ranks:
@@ -108,7 +108,7 @@ def known_ranks(variant: Variant) -> Iterator[Idea]:
 
 
 def static_shapes(variant: Variant) -> Iterator[Idea]:
-    """All sizes as they are in the run; then, where some of these are 0 or not known, others in their place."""
+    """All sizes as in the run; then, if some are 0 or unknown, with 1 instead."""
     if not variant.folded and all(is_fixed(feed.kind) for feed in variant.feeds):
         return
     yield Idea("static_shape", FIXED, "all sizes fixed")
@@ -119,7 +119,7 @@ def static_shapes(variant: Variant) -> Iterator[Idea]:
 
 
 def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
-    """Sizes without a 0, for every input that has one in the run or whose sizes it does not tell; the rank is known."""
+    """Sizes without a 0, for every input with a known rank and an unknown or zero size in the run."""
     fixed = (fixed_feed(variant, feed) for feed in variant.feeds)
     open_feeds = [feed for feed in fixed if feed.constant is None and 0 in (sizes_of(feed.kind) or (0,))]
     padded = {feed.name: padded_sizes(feed.kind) for feed in open_feeds}
@@ -127,13 +127,13 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
 
 
 def declared_outputs(variant: Variant) -> Iterator[Idea]:
-    """Sizes of the run, for all outputs whose sizes the inputs do not give; symbolic inputs are fixed as well."""
+    """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
     sizes = {name: padded_sizes(variant.made[name]) for name in _open_outputs(variant, fixed)}
     if not sizes:
         return
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
-    words = f"the sizes {written} declared of what it makes"
+    words = f"the declared output sizes {written}"
     if fixed == variant:
         yield Idea("output_shape", Change(declared=sizes), words)
     else:
@@ -142,21 +142,21 @@ def declared_outputs(variant: Variant) -> Iterator[Idea]:
 
 
 def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
-    """The same where a rule tells some of the sizes and the inputs' sizes are fixed."""
+    """Sizes of the run for outputs whose sizes can be partly inferred, if the inputs' sizes are fixed."""
     fixed = vary(variant, FIXED) or variant
     if fixed == variant and all(kind is not None for kind in _open_outputs(variant, fixed).values()):
         yield from declared_outputs(variant)
 
 
 def _open_outputs(variant: Variant, fixed: Variant) -> dict[str, onnx.TypeProto | None]:
-    """Outputs of which the run tells the sizes and no rule does, and what a rule tells of them: less than the sizes."""
+    """Outputs whose sizes are known from the run but cannot be inferred, with their inferred types."""
     wanted = variant.made.keys() - variant.declared.keys()
     known = tensor_types(variant_model(fixed)) if wanted else {}
     return {name: known.get(name) for name in variant.made if name in wanted and not is_fixed(known.get(name))}
 
 
 def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
-    """Older and newer versions of the operator, how the variant changes for each, and that in words."""
+    """Older and newer versions of the operator, the change for each, and its description."""
     node = variant.node
     current = operator_of(variant)
     if node.domain or current is None:
@@ -174,13 +174,13 @@ def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
 
 
 def other_versions(variant: Variant) -> Iterator[Idea]:
-    """The operator as older and newer operator sets have it."""
+    """Older and newer versions of the operator."""
     for _, change, swap in _versions(variant):
         yield Idea("opset", change, swap=swap)
 
 
 def reduced_versions(variant: Variant) -> Iterator[Idea]:
-    """The same; where a version has no such form of the node, without what it does not know and the node can spare."""
+    """Other versions; without optional parts if a version does not define them."""
     for operator, change, swap in _versions(variant):
         if vary(variant, change) is not None:
             yield Idea("opset", change, swap=swap)
@@ -201,14 +201,14 @@ def reduced_versions(variant: Variant) -> Iterator[Idea]:
 
 
 def other_inputs(variant: Variant) -> Iterator[Idea]:
-    """Each optional input or output left out, each input made a constant, and shapes of the usual rank."""
+    """Each optional input or output omitted, each input as a constant, and other ranks."""
     operator = operator_of(variant)
     inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
     for position, name in inputs.items():
         yield Idea("input", Change(inputs_left_out=frozenset({position})), f"the optional input {name}", removes=True)
     for position, name in outputs.items():
         yield Idea("input", Change(outputs_left_out=frozenset({position})), f"the optional output {name}", removes=True)
-    if len(inputs) + len(outputs) > 1:  # some go together, such as past and present
+    if len(inputs) + len(outputs) > 1:  # some go together, e.g. past and present
         bare = Change(inputs_left_out=frozenset(inputs), outputs_left_out=frozenset(outputs))
         yield Idea("input", bare, "any optional input or output", removes=True)
     yield from _constants(variant, operator)
@@ -217,7 +217,7 @@ def other_inputs(variant: Variant) -> Iterator[Idea]:
 
 
 def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """Each input as a constant, and all but the first together: the run's values where known, else zeros, then ones."""
+    """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
     fed = {
         name: _input_name(operator, position)
         for position, name in enumerate(variant.node.input)
@@ -239,7 +239,7 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
 
 
 def _first(variant: Variant, operator: Operator | None) -> dict[str, str]:
-    """The first input, as the operator calls it: a table that is looked up, say. None where it is all that is fed."""
+    """The first input by its schema name, e.g. a lookup table; None if it is the only input."""
     feed = variant.feed(variant.node.input[0]) if variant.node.input and variant.node.input[0] else None
     others = [each for each in variant.feeds if each.constant is None and feed is not None and each.name != feed.name]
     if (
@@ -253,7 +253,7 @@ def _first(variant: Variant, operator: Operator | None) -> dict[str, str]:
 
 
 def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
-    """A constant of ones for a small input of whole numbers whose values nobody knows; None for others."""
+    """A constant of ones for a small integer input with unknown values; None for others."""
     import numpy as np
     import onnx
 
@@ -269,7 +269,7 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
 
 
 def _filled(variant: Variant) -> Iterator[Idea]:
-    """With a size of 1 where a tensor has none: some providers take no empty ones."""
+    """Size 1 instead of 0, because some providers support no empty tensors."""
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
     empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}
     if empty:
@@ -277,17 +277,17 @@ def _filled(variant: Variant) -> Iterator[Idea]:
 
 
 def _input_name(operator: Operator | None, position: int) -> str:
-    """An input as the operator calls it."""
+    """The schema name of an input."""
     slot = operator.input(position) if operator is not None else None
     return f"input {slot.name}" if slot is not None else f"input {position}"
 
 
 def _other_ranks(variant: Variant) -> Iterator[Idea]:
-    """Inputs of one shape, with fewer dimensions or with more: some providers know only some ranks."""
+    """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
     shapes = {feed.name: sizes_of(variant.fixed.get(feed.name)) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
     if len(known) > 1:
-        known.discard(())  # a scalar stays one beside a tensor
+        known.discard(())  # a scalar operand stays a scalar
     if len(known) != 1 or None in shapes.values() or len(shapes) != len(variant.feeds):
         return
     (sizes,) = known

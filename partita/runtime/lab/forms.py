@@ -1,7 +1,6 @@
-"""Forms of an operator: its examples, brought to each of its versions, with other constants and ranks.
+"""Forms of an operator: its examples, adapted to each of its versions, with other constants and ranks.
 
-An older version of an operator may have as attribute what a newer one has as input (the axes of Squeeze), and fewer of
-either.
+An older version may have an attribute where a newer one has an input (axes of Squeeze), and fewer of either.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
 
 MOST_RANK = 6
 PLAINEST = 8
-"""Forms of an operator that probes try."""
+"""Maximum number of forms that probes test."""
 OLDER_FORMS = 8
-"""Forms of a version that has no example of its own."""
+"""Maximum number of forms of a version without an example."""
 SIDE_RANK = 1
-"""Inputs up to this rank, after the first, are constants as exporters write them: shapes, axes, scales."""
+"""Later inputs up to this rank are constants, as exporters write them: shapes, axes, scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to write one version of an operator, without its types."""
+    """A node of one version of an operator, without types."""
 
     operator: Operator
     inputs: tuple[Port | None, ...]
@@ -40,21 +39,21 @@ class Form:
     attributes: Mapping[str, Any]
     node: str
     constant: frozenset[int]
-    """Inputs that are constants."""
+    """Names of constant inputs."""
     kind: str = "form"
-    """form, constants or rank: what it is there to tell."""
+    """form, constants or rank: the property that it tests."""
     note: str = ""
-    """What was changed, in words: rank 5; axes not constant."""
+    """Description of the change, e.g. `rank 5`, `axes not constant`."""
     native: bool = True
-    """Its example is of this very version."""
+    """Whether its example is of this version."""
 
     @property
     def factors(self) -> frozenset[str]:
-        """What may decide whether it is supported, in words: mode=cubic; X of rank 4; without B."""
+        """Properties that may decide whether it is supported, e.g. `mode=cubic`, `X of rank 4`, `without B`."""
         return frozenset(_factors_of(self))
 
     def name_of(self, index: int) -> str:
-        """The name of an input; inputs of a variadic operator have numbers."""
+        """The name of an input; inputs of a variadic operator are numbered."""
         slot = self.operator.input(index)
         if slot is None:
             return str(index)
@@ -62,7 +61,7 @@ class Form:
 
 
 def forms(operator: Operator) -> tuple[Form, ...]:
-    """Every form of a version, the plainest first; none where there is no example of the operator."""
+    """Every form of a version, the plainest first; empty if the operator has no example."""
     found = [
         form for example in examples().get((operator.domain, operator.name), ()) for form in _adapted(operator, example)
     ]
@@ -75,7 +74,7 @@ def forms(operator: Operator) -> tuple[Form, ...]:
 
 
 def ranks(base: Form) -> Iterator[Form]:
-    """The form with inputs of every other rank, where all that are no constants have one shape."""
+    """The form with inputs of every other rank, if all non-constant inputs have the same shape."""
     moving = {index for index, port in enumerate(base.inputs) if port is not None and index not in base.constant}
     shapes = {port.shape for index in moving if (port := base.inputs[index]) is not None}
     if len(shapes) != 1 or base.node:
@@ -91,7 +90,7 @@ def ranks(base: Form) -> Iterator[Form]:
 
 
 def constants(base: Form) -> Iterator[Form]:
-    """The form with other inputs as constants: none of them, and all after the first."""
+    """The form with other inputs as constants: none, and all after the first."""
     after = frozenset(index for index, port in enumerate(base.inputs) if index and port is not None and port.is_tensor)
     if base.constant:
         names = ", ".join(base.name_of(index) for index in sorted(base.constant))
@@ -102,7 +101,7 @@ def constants(base: Form) -> Iterator[Form]:
 
 
 def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
-    """The example as this version writes it; nothing where that cannot be said."""
+    """The example in this version; empty if it cannot be adapted."""
     versions = history(operator.domain, operator.name)
     newer = next((entry for entry in versions if entry.since == example.since), None)
     inputs = (
@@ -134,7 +133,7 @@ def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
 
 
 def _side_inputs(form: Form) -> Iterator[int]:
-    """Inputs that exporters write as constants: small ones after the first that say how, and are no data."""
+    """Inputs that exporters write as constants: small parameters after the first input."""
     first = form.operator.input(0)
     for index, port in enumerate(form.inputs):
         slot = form.operator.input(index)
@@ -145,7 +144,7 @@ def _side_inputs(form: Form) -> Iterator[int]:
 
 
 def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
-    """The inputs of an example of another version, in the order of this one's: by their names, else by their places."""
+    """The inputs of an example of another version in the order of this version, matched by name, else by position."""
     if operator.inputs and operator.inputs[-1].variadic:
         return list(example.inputs)
     there = {slot.name: index for index, slot in enumerate(newer.inputs)}
@@ -159,7 +158,7 @@ def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port
 
 
 def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
-    """Attributes of this version that the example has as inputs, with their values."""
+    """Attributes of this version that are inputs in the example, with their values."""
     found: dict[str, Any] = {}
     wanted = {name.lower(): name for name in operator.attributes}
     present = {slot.name.lower() for slot in operator.inputs}
@@ -172,7 +171,7 @@ def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict
 
 
 def _as_kind(value: Any, kind: str) -> Any:
-    """A value as an attribute of another kind holds it; None where it cannot."""
+    """A value converted to another attribute kind; None if impossible."""
     if isinstance(value, dict):
         return value if kind == "tensor" else None
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -183,7 +182,7 @@ def _as_kind(value: Any, kind: str) -> Any:
 
 
 def _convert(value: Any, kind: str) -> Any:
-    """One number or text as another kind."""
+    """A number or string converted to another kind."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind in ("int", "float") and isinstance(value, (int, float)):
@@ -192,7 +191,7 @@ def _convert(value: Any, kind: str) -> Any:
 
 
 def _factors_of(form: Form) -> Iterator[str]:
-    """Attributes and their values; which inputs are there, constant or not, and of which rank."""
+    """Attributes with values, and the presence, constness and rank of inputs."""
     for name in form.operator.attributes:
         if name in OUTPUT_TYPES:
             continue
@@ -215,7 +214,7 @@ def _factors_of(form: Form) -> Iterator[str]:
 
 
 def _said(value: Any) -> str:
-    """The value of an attribute in a few characters."""
+    """The value of an attribute as short text."""
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_said, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -226,14 +225,14 @@ def _said(value: Any) -> str:
 Types = tuple[tuple[str, str], ...]
 """(type variable, type), inputs first."""
 MOST_PAIRS, MOST_TRIPLES = 640, 128
-"""Type assignments up to which all are tested: with one or two type variables, and with more."""
+"""Maximum number of type assignments for a complete test: with one or two type variables, and with more."""
 ONNX_OPSET, IR_VERSION = 17, 8
-"""Of a model whose operator is of another domain; files that are older than the operators under test."""
+"""IR version of a model with an operator of another domain; existing files are that old."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedForm:
-    """A form with a type for each of its type variables. `kind`: types, form, constants or rank."""
+    """A form with a type for each type variable. `kind`: types, form, constants or rank."""
 
     form: Form
     types: Types
@@ -241,14 +240,14 @@ class TypedForm:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same for typed forms whose outcome is the same."""
+        """Equal for typed forms with the same outcome."""
         form, operator = self.form, self.form.operator
         ports = tuple(None if port is None else (len(port.shape), port.values) for port in form.inputs)
         attributes = str(sorted(form.attributes.items(), key=str))
         return (operator, attributes, ports, form.constant, form.outputs, form.node, self.types, self.kind)
 
     def build(self) -> Variant:
-        """The node with its inputs, ready to be opened."""
+        """The node with its inputs as a variant."""
         import onnx
 
         form, operator, types = self.form, self.form.operator, dict(self.types)
@@ -279,12 +278,12 @@ class TypedForm:
 
 
 def ir_version(opset: int) -> int:
-    """The version of the file format that an opset needs, the oldest that has all of its types."""
+    """The lowest IR version that an opset needs."""
     return IR_VERSION if opset < 19 else 9 if opset < 21 else 10 if opset < 23 else 11 if opset < 25 else 12
 
 
 def as_example(form: Form) -> TypedForm:
-    """The form with the types of its example."""
+    """The form with its example's types."""
     return TypedForm(form, _example_types(form), form.kind)
 
 
@@ -295,7 +294,7 @@ def plainest_forms(operator: Operator) -> tuple[Form, ...]:
 
 
 def _example_types(form: Form) -> Types:
-    """What the example has for each type variable."""
+    """The example's type for each type variable."""
     found: dict[str, str] = {}
     for index, port in enumerate(form.inputs):
         slot = form.operator.input(index)
@@ -303,26 +302,26 @@ def _example_types(form: Form) -> Types:
             found[slot.variable] = port.kind if port.kind in slot.types else _first_of(slot.types, port.kind)
     chooser = _type_attribute(form)
     if chooser is not None and form.operator.attributes[chooser].kind == "string":
-        # Nothing infers a type from a text: it has to be declared.
+        # Types of strings cannot be inferred, so they are declared.
         chosen = _output_variable(form, found)
         return tuple((found | ({chosen: "tensor(float)"} if chosen is not None else {})).items())
     return tuple(found.items())
 
 
 def _first_of(allowed: Sequence[str], wanted: str) -> str:
-    """A type that an older version allows: float32 where it does, else the first."""
+    """A type that an older version allows: `wanted` if allowed, else the first."""
     return "tensor(float)" if "tensor(float)" in allowed else allowed[0] if allowed else wanted
 
 
 def assignments(form: Form) -> tuple[list[Types], int]:
-    """Assignments of types to the type variables of the inputs that are there, and to that of the first output where an
-    attribute chooses it; and how many there are that are not among them.
+    """Type assignments for the variables of present inputs (and of a first output set by an attribute), and the number
+    omitted.
 
-    All of them, unless there are too many: then those in which one variable has another type than in the example, and
-    those in which all variables that can have another type have that one.
+    All assignments unless there are too many: then those that change one variable of the example, and those that change
+    all variables to the same type.
     """
     base = _example_types(form)
-    if form.node:  # bodies are written for their types
+    if form.node:  # subgraphs are written for their types
         return [base], 0
     allowed: dict[str, tuple[str, ...]] = {}
     for index, port in enumerate(form.inputs):
@@ -343,7 +342,7 @@ def assignments(form: Form) -> tuple[list[Types], int]:
 
 
 def _near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list[Types]:
-    """The example's types, with one variable changed, and with all that can be changed alike."""
+    """The example's types with one variable changed, and with all possible variables changed alike."""
     found = {tuple(base.items()): None}
     for name, types in allowed.items():
         found |= dict.fromkeys(tuple({**base, name: kind}.items()) for kind in _ordered(types))
@@ -353,7 +352,7 @@ def _near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list
 
 
 def _ordered(types: Iterable[str]) -> list[str]:
-    """Types in the order of ONNX's numbers; sequences and the like come last."""
+    """Types in the order of ONNX's enum; sequences and other types last."""
 
     def place(text: str) -> tuple[int, str]:
         found = element_in(text)
@@ -363,7 +362,7 @@ def _ordered(types: Iterable[str]) -> list[str]:
 
 
 def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
-    """The type variable of the first output, where no input has it and an attribute chooses it."""
+    """The type variable of the first output, if no input has it and an attribute sets it."""
     slot = form.operator.output(0)
     if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or _type_attribute(form) is None:
         return None
@@ -371,7 +370,7 @@ def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
 
 
 def _type_attribute(form: Form) -> str | None:
-    """The attribute that chooses the output's type: one of the well-known names, or a tensor that is the value."""
+    """The attribute that sets the output type: a known name, or a tensor value."""
     for name in OUTPUT_TYPES:
         if name in form.operator.attributes:
             return name
@@ -380,14 +379,14 @@ def _type_attribute(form: Form) -> str | None:
 
 
 def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
-    """The type of the first output, where it is not that of an input."""
+    """The type of the first output, if it is not that of an input."""
     named = {slot.variable for index in range(len(form.inputs)) if (slot := form.operator.input(index)) is not None}
     slot = form.operator.output(0)
     return types.get(slot.variable) if slot is not None and slot.variable not in named else None
 
 
 def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
-    """The attributes of a form, those that choose a type as the types have it."""
+    """The attributes of a form, adapted to the types."""
     import onnx
 
     chosen, chooser = _chosen_output(form, types), _type_attribute(form)
@@ -406,7 +405,7 @@ def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.Attribute
 
 
 def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
-    """One attribute of the kind that the schema asks for, also where its list is empty."""
+    """An attribute of the schema's kind; also for an empty list."""
     import onnx
 
     if isinstance(value, dict):
@@ -422,7 +421,7 @@ def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
 def _tensor(
     name: str, element: dtypes.ElementType, shape: Sequence[int], values: Sequence[Any] | None
 ) -> onnx.TensorProto:
-    """A tensor of any type; values that it cannot hold become zeros."""
+    """A tensor of any type; values that the type cannot hold become zeros."""
     import onnx
 
     count = math.prod(shape)

@@ -1,4 +1,4 @@
-"""Nodes of schema functions, which ONNX Runtime runs without a name where no provider has the operator."""
+"""Nodes of schema functions, which ONNX Runtime runs without a name where no provider supports the operator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from partita.runtime.place.tensor_types import sizes_of, tensor_type
 if TYPE_CHECKING:
     import onnx
 
-NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators was found that has such a node"
+NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators has such a node"
 
 
 @dataclass(slots=True)
 class Functions:
-    """The functions of one graph's operators, each unfolded once."""
+    """The functions of one graph's operators, each expanded once."""
 
     graph: Graph
     bodies: dict[tuple[str, bool], Graph | None] = field(default_factory=dict)
@@ -30,9 +30,9 @@ class Functions:
     def variant(self, owners: Sequence[str], op_type: str | None, made: Sequence[str]) -> Variant:
         """The variant of a node in the function of one of the nodes `owners`. Raises CannotProbeError.
 
-        `made`: types of its outputs in the run, as float32[1,12]; of several nodes with these any one will do.
+        `made`: types of its outputs in the run, e.g. float32[1,12]; nodes with equal types are interchangeable.
         """
-        for deep in (False, True):  # functions in functions are unfolded only where ONNX Runtime must, too
+        for deep in (False, True):  # nested functions are expanded only where ONNX Runtime must, too
             for owner in owners:
                 body = self.body(owner, deep)
                 for node in body.nodes.values() if body is not None else ():
@@ -41,7 +41,7 @@ class Functions:
         raise CannotProbeError(NO_FUNCTION)
 
     def body(self, owner: str, deep: bool) -> Graph | None:
-        """The nodes of one node's function as a graph; None when it has none."""
+        """The expanded function of a node as a graph; None if it has none."""
         key = owner, deep
         if key not in self.bodies:
             self.bodies[key] = _unfold(self.graph, owner, deep=deep)
@@ -49,7 +49,7 @@ class Functions:
 
 
 def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
-    """The function of one node. `deep`: functions in it are unfolded as well."""
+    """The expanded function of one node. `deep`: nested functions are expanded, too."""
     node = graph.nodes.get(owner)
     opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
     if node is None or not _has_function(node, opsets):
@@ -58,14 +58,14 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
         part = part_model(graph, [owner], fixed=False)
         _write_defaults(part.graph.node[0], opsets)
         body = _inline(part, plain_domain(node.domain), node.op_type, deep=deep)
-    except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
+    except Exception:  # noqa: BLE001 - native code may raise any exception; other nodes can still be tested
         return None
     fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
     return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
 
 
 def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
-    """Whether the operator set describes the operator by other operators."""
+    """Whether the operator set defines the operator as a function."""
     import onnx
 
     domain = plain_domain(node.domain)
@@ -77,7 +77,7 @@ def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
 
 
 def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
-    """Write attributes that the node leaves to their defaults, which inlining by the onnx package needs."""
+    """Write default attributes explicitly, which inlining by the onnx package needs."""
     domain = plain_domain(node.domain)
     operator = find_operator(domain, node.op_type, opsets.get(domain, 1))
     given = {entry.name for entry in node.attribute}
@@ -87,7 +87,7 @@ def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
 
 
 def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
-    """The model of one node with its function in its place: nodes have names, and constants are initializers."""
+    """The model of one node with its function inlined: nodes have names, and constants are initializers."""
     import onnx
     import onnx.inliner
 

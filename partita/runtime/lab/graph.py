@@ -1,4 +1,4 @@
-"""The graph of a model, prepared for cutting: its nodes, its constants, and types as far as they are known."""
+"""A model's graph, prepared for extracting nodes: nodes, constants and known types."""
 
 from __future__ import annotations
 
@@ -22,71 +22,70 @@ if TYPE_CHECKING:
     import onnx
 
 CALLED = re.compile(r"(?P<name>.+)__\d+", re.DOTALL)
-"""How the onnx package calls the node of a function that it puts in the place of a call."""
+"""Name pattern of inlined function nodes in the onnx package."""
 TOKEN = re.compile(r"_token_\d+")
-"""What ONNX Runtime puts into the names of the nodes of further calls of a function, and at the end of other names."""
+"""ONNX Runtime's name suffixes: for nodes of repeated function calls, and for renamed nodes."""
 
 
 class CannotProbeError(Exception):
-    """No model can be made of this node; the message says why."""
+    """No model can be made of this node; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A model's main graph, ready to be cut into parts."""
+    """A model's main graph, ready for extracting parts."""
 
     proto: onnx.ModelProto
     folder: Path
-    """Where weights outside the file lie."""
+    """Folder of the external data."""
     nodes: Mapping[str, onnx.NodeProto]
-    """Those in bodies of control flow after those of the main graph."""
+    """Nodes of the main graph, then nodes of subgraphs."""
     constants: Mapping[str, onnx.TensorProto]
     types: Mapping[str, onnx.TypeProto]
-    """As the file has them."""
+    """Types as in the file."""
     fixed: Mapping[str, onnx.TypeProto]
-    """With the sizes of the run."""
+    """Types with the sizes of the run."""
     folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Tensors that are constants once the sizes are fixed."""
+    """Tensors that are constant when the sizes are fixed."""
     given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Defaults of inputs: what they are in a run that gives no others."""
+    """Default values of inputs."""
     outputs: frozenset[str] = frozenset()
-    """Outputs of the graph and of the bodies in it."""
+    """Outputs of the graph and of its subgraphs."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
-    """Types that the file itself gives, where every size is a number."""
+    """Types in the file with only numeric sizes."""
 
     inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Nodes of functions: own names, one for each call, by ONNX Runtime's name for them without what tells calls apart.
-    """
+    """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
     called: Mapping[str, str] = field(default_factory=dict)
-    """Which node is meant, by ONNX Runtime's name for one of a function, where a run has shown what that one makes."""
+    """The function node matched by a run's output types, by ONNX Runtime's name."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
-        """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
+        """The node `name`, which may be ONNX Runtime's name of an inlined function node."""
         own = name if name in self.nodes else self.called.get(name) or self._called(name, ())
         return self.nodes.get(own)
 
     def _called(self, name: str, made: Sequence[str]) -> str:
-        """The own name of what ONNX Runtime has in the place of a call; empty when it is none.
+        """The name in the file of an inlined function node; empty if it is none.
 
-        `made`: types of its outputs in the run, which tell one call of a function from another.
+        `made`: types of its outputs in the run, which distinguish calls of the function.
         """
         if not name.startswith(INLINED):
             return ""
         plain = TOKEN.sub("", name)
-        if plain not in self.inside:  # renamed afterwards, with something at the end
+        if plain not in self.inside:  # renamed by ONNX Runtime with a suffix
             plain = max((called for called in self.inside if plain.startswith(f"{called}_")), key=len, default="")
         same = self.inside.get(plain, ())
         return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
-        """Whether a node makes what the one that ran made, as far as both are known."""
+        """Whether a node's output types match the run, as far as both are known."""
         outputs = [name for name in node.output if name]
         if made and len(outputs) != len(made):
             return False
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
     def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
-        """The graph with types of outputs that only a run has shown, by node; their sizes are sizes of the run."""
+        """The graph with output types observed in a run, by node; their sizes are sizes of the run."""
         called = {name: own for name, texts in outputs.items() if (own := self._called(name, texts))}
         seen = dict(_seen_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
@@ -94,16 +93,16 @@ class Graph:
 
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
+    """Prepare a model for extracting nodes. `sizes`: shapes of its inputs in the run."""
     return cut_proto(model.proto, model.path.parent, sizes)
 
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """The same for a model without a file. `folder`: where weights outside the model lie."""
+    """Prepare a model without a file. `folder`: folder of the external data."""
     proto, defaults = without_defaults(with_unique_names(_inlined(proto)))
     fixed = tensor_types(proto, sizes)
     ports = (*proto.graph.value_info, *proto.graph.output)
-    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
+    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds known values, too
     return Graph(
         proto=proto,
         folder=folder,
@@ -120,7 +119,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
 
 
 def _inside(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
-    """Own names of the nodes of functions that stand in the place of calls, by what ONNX Runtime calls them."""
+    """Names of inlined function nodes, by ONNX Runtime's name for them."""
     found: dict[str, tuple[str, ...]] = {}
     for node in all_nodes(proto.graph):
         match = CALLED.fullmatch(node.name)
@@ -131,7 +130,7 @@ def _inside(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
 
 
 def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of tensors from what their nodes were seen to make, written as float32[1,12]."""
+    """Types of tensors from observed outputs, written as float32[1,12]."""
     for name, texts in outputs.items():
         node = graph.nodes.get(name)
         made = [output for output in node.output if output] if node is not None else []
@@ -143,7 +142,7 @@ def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[
 
 
 def read_type(text: str) -> onnx.TypeProto | None:
-    """The type written as float32[1,12]; None for what cannot be read."""
+    """The type written as float32[1,12]; None if invalid."""
     name, _, rest = text.partition("[")
     element = dtypes.find(name)
     sizes = [part for part in rest.rstrip("]").split(",") if part]
@@ -153,18 +152,18 @@ def read_type(text: str) -> onnx.TypeProto | None:
 
 
 def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
-    """Whether two types are one; what is not known does not differ."""
+    """Whether two types are equal where both are known."""
     if kind is None or seen is None:
         return True
     return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them.
+    """The model with its functions inlined, as ONNX Runtime does it.
 
-    It reads a function's nodes in the model's own versions of the operator sets (seen with 1.31.1: Selu of a function
-    that imports opset 21, in a model of 22, is Selu-22). And it names them after their function: nodes of two functions
-    may have one name.
+    ONNX Runtime uses the model's operator set versions for a function's nodes (1.31.1: Selu of a function with opset
+    21, in a model of 22, is Selu-22). It names them after their function, so nodes of two functions may have the same
+    name.
     """
     import onnx
     import onnx.inliner
@@ -181,13 +180,13 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto = restamped
     try:
         made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
-    except Exception:  # noqa: BLE001 - native code; with the calls left in, nodes of functions cannot be tried, others can
+    except Exception:  # noqa: BLE001 - native code; only function nodes become untestable
         return proto
     return made
 
 
 def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
-    """Functions of the file, all of them, when one of the nodes calls one."""
+    """All functions of the file if one of the nodes calls one, else none."""
     names = {(function.domain, function.name) for function in proto.functions}
     inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
     calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
@@ -198,9 +197,9 @@ def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onn
 
 
 def rename(node: onnx.NodeProto, names: Mapping[str, str], numbers: Iterator[int] | None = None) -> None:
-    """Rename the tensors that a node reads, also in its subgraphs, except for those that a subgraph defines.
+    """Rename the tensors that a node reads, also in its subgraphs, except tensors that a subgraph defines.
 
-    `numbers`: each subgraph takes one, and the names that it defines get it as a suffix.
+    `numbers`: each subgraph takes one as the suffix of the names that it defines.
     """
     node.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(node):
@@ -215,7 +214,7 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str], numbers: Iterator[int
 
 
 def with_unique_names(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with a distinct name for each tensor of a subgraph; the model itself when it has no subgraphs."""
+    """The model with a unique name for each subgraph tensor; the same object if it has no subgraphs."""
     if not any(True for node in proto.graph.node for _ in bodies(node)):
         return proto
     numbers, renamed = itertools.count(), deepcopy(proto)
@@ -225,10 +224,10 @@ def with_unique_names(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inner_names(node: onnx.NodeProto) -> frozenset[str]:
-    """Names of tensors that the subgraphs of a node define, however deep."""
+    """Names of tensors defined in the subgraphs of a node, at any depth."""
     return frozenset[str]().union(*(defines(graph) for body in bodies(node) for graph in all_graphs(body)))
 
 
 def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
-    """`i0`, `i1`, … without those that are taken."""
+    """`i0`, `i1`, … without taken names."""
     return (name for number in itertools.count() if (name := f"{prefix}{number}") not in taken)

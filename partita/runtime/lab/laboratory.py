@@ -1,7 +1,7 @@
-"""The laboratory: opens models on one provider in a worker process, within a time budget, and keeps the answers.
+"""Opens models on one provider in a worker process, within a time budget, and stores the answers.
 
-A worker that crashes or hangs over a model has answered for it, and a new one goes on with the next model. The crash of
-a worker that has opened other models before counts only when it comes again in a fresh one.
+If a worker crashes or times out, that is the answer for its model, and a new worker continues. A crash of a worker that
+has opened other models before counts only if it repeats in a fresh worker.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 CHILD = "partita.runtime.lab.placement"
 START_SECONDS = 60.0
-"""For loading ONNX Runtime and starting the provider, and for the first model: a GPU may compile for a long time."""
+"""Time limit to load ONNX Runtime, start the provider, and open the first model: a GPU may compile for a long time."""
 MODEL_SECONDS = 20.0
 PATIENCE = 3.0
-"""How much longer a model that was late gets when it is tried again, last of all: a slow machine is not a hang."""
+"""Factor on the time limit when a late model is tested again at the end, because the machine may just be slow."""
 BUDGET = "probing budget exhausted (--probe-seconds)"
 AHEAD = 32
-"""Models that are sent to the worker before it has answered for the first of them."""
+"""Maximum models sent to the worker before its first answer."""
 LEAST_SECONDS = 0.5
-"""With less left, nothing is started."""
+"""Minimum seconds left to start a worker."""
 LONGEST_SAID = 600
 FORMAT = 10
-"""Raised when experiments change, which makes stored answers worthless."""
+"""Increment when experiments change, to invalidate stored answers."""
 KIND = "probes"
-"""Folder of stored answers in the user's cache folder."""
+"""Subfolder of the user's cache folder for stored answers."""
 MOST_ANSWERS = 20_000
 
 
 class Turn(NamedTuple):
-    """The position of a model among those of one node: once one is taken, those of a higher position are not tried."""
+    """Position of a model among the models of one node: once one is supported, higher positions are skipped."""
 
     among: int
     place: int
@@ -61,32 +61,32 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Placement):
-    """What came of one model."""
+    """The outcome of one model."""
 
     cached: bool = False
     killed: bool = False
-    """SIGKILL ended its process, as happens when memory is exhausted."""
+    """The process was ended by SIGKILL, e.g. for lack of memory."""
 
     @property
     def unfolded(self) -> bool:
-        """Taken as the nodes of the operator's function, not as the operator."""
+        """Whether it is supported as the expanded function of the operator, not as the operator."""
         return self.instead == "function"
 
     @property
     def decides(self) -> bool:
-        """The node is taken as it is."""
+        """Whether the unchanged node is supported."""
         return self.outcome == "taken" and not self.unfolded
 
     @property
     def lasts(self) -> bool:
-        """Whether the answer does not depend on what else runs on the machine."""
+        """Whether the answer does not depend on the load of the machine."""
         if self.outcome == "timed_out" or self.killed:
             return False
         return self.outcome not in FAILED or not FULL.search(self.said)
 
 
 class Lab:
-    """Experiments on one provider until `deadline` (time.monotonic()). Its exit ends the worker and saves answers."""
+    """Experiments on one provider until `deadline` (time.monotonic()). Closing it ends the worker and saves answers."""
 
     def __init__(
         self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
@@ -95,9 +95,9 @@ class Lab:
         self.resolution, self.cache, self.deadline = resolution, cache, deadline
         self.experiments = self.cached = self.crashes = 0
         self.refused_options: set[tuple[str, str]] = set()
-        """Options and values with which the provider did not start."""
+        """Option values with which the provider did not start."""
         self.unusable = ""
-        """Why the provider cannot be tested; empty while it can."""
+        """The reason why the provider cannot be tested; empty if it can."""
         self._worker: Worker | None = None
         self._fresh = True
         """The worker has not opened a model yet."""
@@ -116,7 +116,7 @@ class Lab:
 
     @property
     def compiles(self) -> bool:
-        """Whether the provider compiles parts of the graph: it may take no partition of a single node."""
+        """Whether the provider compiles subgraphs, so it may support no partition of a single node."""
         return self.resolution.provider.compiles
 
     @property
@@ -127,7 +127,7 @@ class Lab:
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
     ) -> list[Answer | None]:
-        """Answers of the same provider with another value of one of its options."""
+        """Answers of the provider with another value of one option."""
         if (option, value) in self.refused_options:
             return [None for _ in models]
         resolution = replace(self.resolution, options={**self.resolution.options, option: value})
@@ -152,13 +152,14 @@ class Lab:
     def try_all(
         self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
     ) -> list[Answer | None]:
-        """An answer for each model; None where the time was up, the provider cannot be tested, or an answer of the same
-        `turns` made it needless. `one_node`: where is the node; else: does the provider open the model.
+        """An answer for each model; None if time ran out, the provider is untestable, or `turns` made it unnecessary.
+
+        `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
         """
         answers = self._try(models, one_node, turns, MODEL_SECONDS)
         for number, answer in enumerate(answers):
             if answer is not None and answer.outcome == "timed_out":
-                self._end()  # a fresh worker and more time for what was late
+                self._end()  # a fresh worker and more time for late models
                 (again,) = self._try([models[number]], one_node, (), MODEL_SECONDS * PATIENCE)
                 answers[number] = again or answer
         for answer in filter(None, answers):
@@ -170,7 +171,7 @@ class Lab:
     def _try(
         self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[Turn], seconds: float
     ) -> list[Answer | None]:
-        """The same, with one try for each model of at most so many seconds."""
+        """Answers after one attempt per model of at most `seconds`."""
         answers: list[Answer | None] = [None] * len(models)
         decided: dict[int, int] = {}
         keys: dict[int, str] = {}
@@ -201,7 +202,7 @@ class Lab:
                 waiting.extendleft([each for each, _ in reversed(sent)])
                 sent.clear()
                 if self.seconds_left <= LEAST_SECONDS:
-                    return answers  # which says nothing of the model
+                    return answers  # not caused by the model
                 waiting.appendleft(number)  # in a fresh worker
                 continue
             if self._worker is None:
@@ -214,7 +215,7 @@ class Lab:
         return answers
 
     def _send(self, model: bytes, zeros: int, one_node: bool) -> Future[Placement]:
-        """Let the worker open a model. One that has ended meanwhile answers with its end."""
+        """Send the model to the worker. If the worker has ended, the future raises."""
         assert self._worker is not None
         try:
             return self._worker.submit("measure", model, zeros, one_node)
@@ -224,7 +225,7 @@ class Lab:
             return failed
 
     def _wait(self, future: Future[Placement], seconds: float, fresh: bool) -> Answer | None:
-        """The answer for a model; None where the end of the worker says nothing of it."""
+        """The answer for a model; None if the end of the worker was not caused by it."""
         assert self._worker is not None
         try:
             placed = self._worker.wait(future, min(seconds, max(self.seconds_left, LEAST_SECONDS)))
@@ -233,12 +234,12 @@ class Lab:
             late = lost.late and self.seconds_left > LEAST_SECONDS
             return _crash(lost, seconds) if late or (fresh and not lost.late) else None
         except BaseException:
-            self._end()  # it is still busy with the model
+            self._end()  # still busy with the model
             raise
         return Answer(placed.outcome, cut(placed.said, LONGEST_SAID), placed.instead)
 
     def _start(self) -> bool:
-        """Start a worker if there is none; False where the provider does not start in it, or the time is up."""
+        """Start a worker if none is running; False if the provider does not start or time ran out."""
         if self.unusable or self.seconds_left <= LEAST_SECONDS:
             return False
         if self._worker is not None:
@@ -249,9 +250,9 @@ class Lab:
             self.unusable = self._worker.call("start", _described(self.resolution), timeout=allowed)
         except WorkerLostError as lost:
             if not lost.late:
-                self.unusable = f"the process of the experiments {lost.how} while it started{_last_line(lost)}"
+                self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
             elif self.seconds_left > LEAST_SECONDS:
-                self.unusable = f"the provider did not start within {allowed:g} s in the process of the experiments"
+                self.unusable = f"the provider did not start within {allowed:g} s in the probing process"
             self._end()
             return False
         except BaseException:
@@ -262,20 +263,20 @@ class Lab:
         return not self.unusable
 
     def _end(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker, if any."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
 
 
 def _decide(decided: dict[int, int], turn: Turn | None, answer: Answer | None) -> None:
-    """Note that a model was taken: those of a higher position are needless."""
+    """Record that a model is supported, so higher positions are skipped."""
     if turn is not None and answer is not None and answer.decides:
         decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
 
 
 def _described(resolution: Resolution) -> dict[str, Any]:
-    """The provider as `placement.start` reads it."""
+    """The arguments of `placement.start` for the provider."""
     provider = resolution.provider
     return {
         "name": provider.name,
@@ -287,14 +288,14 @@ def _described(resolution: Resolution) -> dict[str, Any]:
 
 
 def _crash(lost: WorkerLostError, seconds: float) -> Answer:
-    """The end of a worker as the answer for the model that it was opening, which had so many seconds."""
+    """The answer for a model on which the worker ended, within a limit of `seconds`."""
     if lost.late:
         return Answer("timed_out", f"no answer within {seconds:g} s{_last_line(lost)}")
     return Answer("crashed", f"its process {lost.how}{_last_line(lost)}", killed=lost.out_of_memory)
 
 
 def _last_line(lost: WorkerLostError) -> str:
-    """The last line that a worker wrote to stderr, as the end of a sentence."""
+    """The last line of the worker's stderr, as the end of a sentence."""
     return f"; its last output: {cut(lost.log[-1], LONGEST_SAID)}" if lost.log else ""
 
 
@@ -302,7 +303,7 @@ def _last_line(lost: WorkerLostError) -> str:
 
 
 class Cache:
-    """Answers of earlier experiments, a JSON file per ONNX Runtime build, provider, options and device."""
+    """Stored answers: a JSON file per ONNX Runtime build, provider, options and device."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -310,15 +311,15 @@ class Cache:
         self.new: dict[str, Answer] = {}
 
     def get(self, key: str) -> Answer | None:
-        """The answer for `key`, of this run or an earlier one."""
+        """The answer for `key`, from this run or an earlier one."""
         return self.new.get(key) or self.answers.get(key)
 
     def put(self, key: str, answer: Answer) -> None:
-        """Keep an answer in memory; `save` writes it to disk."""
+        """Add an answer; `save` writes it to disk."""
         self.new[key] = answer
 
     def save(self) -> None:
-        """Add the new answers to those that other processes have written meanwhile."""
+        """Write new answers, merged with those of other processes."""
         if self.path is None or not self.new:
             return
         with suppress(OSError):
@@ -330,7 +331,7 @@ class Cache:
 
 
 def _read(path: Path) -> dict[str, Answer]:
-    """The answers in a file; none when it cannot be read or has another format."""
+    """The answers in a file; empty if unreadable or in another format."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
@@ -345,7 +346,7 @@ def _read(path: Path) -> dict[str, Answer]:
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
-    """The cache of one provider on this machine, or on the device that the worker's `environment` simulates."""
+    """The cache of a provider on this machine, or on the device simulated by the worker's `environment`."""
     folder = cache_folder(KIND)
     if folder is None:
         return Cache(None)
@@ -354,7 +355,7 @@ def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = No
 
 
 def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Everything that an answer may depend on, besides the model."""
+    """Everything besides the model that an answer may depend on."""
     chosen = {name for entry in known_providers().values() for name in entry.variables}
     return {
         "format": FORMAT,
@@ -369,7 +370,7 @@ def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping
 
 
 def _stamp(library: Path | None) -> list[Any]:
-    """Path, size and time of a plugin library."""
+    """Path, size and modification time of a plugin library."""
     if library is None:
         return []
     try:

@@ -1,7 +1,7 @@
-"""The child process of the laboratory: opens one model on one provider and says where its node was placed.
+"""The worker process of the laboratory: opens one model on one provider and returns the placement of its node.
 
-Behind the provider is only ONNX Runtime's CPU provider. A changed node that the provider takes is also run; in a dry
-run, where nothing can run on the provider, it is run on the CPU provider and compared with the original node.
+The chain is the provider and ONNX Runtime's CPU provider. A changed node that the provider supports is also run. In a
+dry run, it runs on the CPU provider instead and is compared with the unchanged node.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
 
 NO_KERNEL = "NotImplemented"
-"""ONNX Runtime's exception for a node for which no provider of the session has a kernel."""
+"""ONNX Runtime's exception for a node without a kernel in any provider of the session."""
 UNPLACED = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")
-"""The same where a provider prefers another layout."""
+"""The exception for the same cause if a provider prefers another layout."""
 REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
 ILLEGAL = re.compile(
     r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|ValidateOpset|"
@@ -44,22 +44,22 @@ ILLEGAL = re.compile(
 )
 LOADING = re.compile(r"Load model from \S+ failed:\s*")
 CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
-"""A source file of the CPU provider's kernels. Its headers serve other providers, too."""
+"""A source file of the CPU provider's kernels. Other providers use its headers, too."""
 NEIGHBOUR = re.compile(rf"{AUXILIARY}\d+")
-"""Names of the graph's other nodes where the node is tried with its neighbours."""
+"""Name prefix of neighbouring nodes."""
 ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\d*`")
 """A message of QNN about a node."""
 CAST = "InsertedPrecisionFreeCast"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
 CASTS = (
-    "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU provider has no kernel for the "
+    "the CPU provider runs it between casts that ONNX Runtime inserts, because the CPU provider has no kernel for the "
     "type either"
 )
-AS_FUNCTION = "only as the nodes of its function body"
-NO_NODE_LEFT = "before anything runs: no node of it is left"
-NOT_CLAIMED = "it is not among the nodes that the provider claims"
+AS_FUNCTION = "only as the nodes of its function"
+NO_NODE_LEFT = "folded before a run: no node of it remains"
+NOT_CLAIMED = "it is not among the nodes that the provider supports"
 TOLERANCE = 1e-3
-"""Relative and absolute; half precision is accurate to 1e-3."""
+"""Relative and absolute tolerance; half precision is accurate to 1e-3."""
 
 
 Instead = Literal["", "function", "nothing", "casts"]
@@ -67,25 +67,24 @@ Instead = Literal["", "function", "nothing", "casts"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What became of one model."""
+    """The outcome of one model."""
 
     outcome: Outcome
     said: str = ""
-    """A line of the log or of an error; of a taken node what ONNX Runtime put in its place."""
+    """A line of the log or an error; for a supported node, its replacement by ONNX Runtime."""
     instead: Instead = ""
-    """What is in the place of a taken node: the nodes of its operator's function, nothing, or on the CPU provider the
-    node of another type between casts.
-    """
+    """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
+    casts."""
 
 
 class State:
-    """The provider of this process, once it has started."""
+    """The started provider of this process."""
 
     resolution: Resolution | None = None
 
 
 def start(described: Mapping[str, Any]) -> str:
-    """Start the provider; why it cannot be tested, else empty."""
+    """Start the provider; return why it cannot be tested, or an empty string."""
     from partita.runtime.chain.settling import registered
 
     try:
@@ -98,21 +97,21 @@ def start(described: Mapping[str, Any]) -> str:
         (State.resolution,) = registered(
             [Resolution(provider, "active", options=described["options"], library=library)]
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+    except Exception as error:  # noqa: BLE001 - every exception is a result
         return f"{type(error).__name__}: {error}"
     settled = State.resolution
     return "" if settled.status == "active" else f"RuntimeError: {settled.reason}: {settled.evidence}"
 
 
 def measure(model: bytes, zeros: int, one_node: bool) -> Placement:
-    """Open a model. `one_node`: place its node, unoptimised; else only open it. `zeros`: size of the file it reads."""
+    """Open a model. `one_node`: place its node, unoptimised; else only open it. `zeros`: size of its weights file."""
     assert State.resolution is not None
     try:
         if zeros:
             with (_place().parent / ZEROS).open("ab") as file:
                 file.truncate(max(zeros, file.tell()))
         return _measure(model, State.resolution, one_node)
-    except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
+    except Exception as error:  # noqa: BLE001 - not the provider's fault, so not reported as its crash
         return Placement("invalid", f"the experiment itself failed: {type(error).__name__}: {error}")
 
 
@@ -120,12 +119,12 @@ HANDLERS = {"start": start, "measure": measure}
 
 
 def _place() -> Path:
-    """Where a model would be if it were a file: beside the file of zeros."""
+    """The model's virtual path, in the folder of the file of zeros."""
     return Path(tempfile.gettempdir()) / "model.onnx"
 
 
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
-    """Open the model, find the node, and run it where the model asks for that."""
+    """Open the model, find the node, and run it if requested."""
     from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
@@ -146,7 +145,7 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
             original = session.metadata(ORIGINAL)
             return _compare(model, json.loads(original)) if original and not found.said else found
         said = session.failure_of_run(RUN)
-        return Placement("failed", f"it claims the node, and the run fails: {one_line(said)}") if said else found
+        return Placement("failed", f"it is assigned the node, but the run fails: {one_line(said)}") if said else found
     finally:
         session.close()
 
@@ -166,7 +165,7 @@ def _legal_on_cpu(model: bytes) -> bool:
 def failed(
     failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
 ) -> Placement:
-    """A session that could not be opened: there is no kernel, the model is not legal, or the provider failed.
+    """The outcome of a session that did not open: no kernel, an illegal model, or a failure of the provider.
 
     `legal`: whether ONNX Runtime accepts the model without the provider.
     """
@@ -177,13 +176,13 @@ def failed(
     reason = _reason_in(failure.log, resolution.provider.node_patterns)
     if kind == NO_KERNEL or UNPLACED.search(str(failure)):
         return Placement("left", reason or text)
-    if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not have the type
+    if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not support the type
         return Placement("left", reason or CASTS)
     illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
     if illegal and not legal():
         return Placement("invalid", text)
     if one_node and (reason or CPU_KERNEL.search(str(failure))):
-        # The provider had left the node before: it was the CPU provider's kernel that failed.
+        # The provider rejected the node before: the CPU provider's kernel failed.
         return Placement("left", reason or text)
     if one_node and not illegal and not legal():
         return Placement("invalid", text)
@@ -193,12 +192,12 @@ def failed(
     more = next((line for line in fatal if line not in text and text not in line), "")
     both = f"{text} {more}"
     if one_node and ABOUT_AUXILIARY.search(both) and not ABOUT_NODE.search(both):
-        return Placement("invalid", f"the provider fails on the node beside it: {text}")
+        return Placement("invalid", f"the provider fails on a neighbouring node: {text}")
     return Placement("failed", f"{text}; {more}" if more else text)
 
 
 def plain_text(text: str) -> str:
-    """A message in one line, without the name of the file and of the node."""
+    """A message on one line, without the names of file and node."""
     from partita.runtime.ort.errors import one_line
 
     text = LOADING.sub("", one_line(text))
@@ -208,7 +207,7 @@ def plain_text(text: str) -> str:
 
 
 def _in_session(session: Session, resolution: Resolution) -> Placement:
-    """Whether ONNX Runtime kept the provider in the session."""
+    """The outcome if ONNX Runtime left the provider out of the session."""
     name = resolution.provider.ort_name
     if name in session.registered:
         return Placement("taken")
@@ -216,10 +215,10 @@ def _in_session(session: Session, resolution: Resolution) -> Placement:
 
 
 def opened(session: Session, resolution: Resolution) -> Placement:
-    """Where the node is in an open session.
+    """The placement of the node in an open session.
 
-    The list of nodes can lack nodes of a provider that prefers another layout, and those around which ONNX Runtime puts
-    casts; the plan has those. An operator without a kernel is in both as the nodes of its function.
+    The node lists may lack nodes of a provider that prefers another layout and nodes between inserted casts; the plan
+    has these. An operator without a kernel appears as the nodes of its function in both.
     """
     kept = _in_session(session, resolution)
     if kept.outcome != "taken":
@@ -244,7 +243,7 @@ def opened(session: Session, resolution: Resolution) -> Placement:
         return Placement("left", reason or why_in(session.log, provider.says_why) or otherwise)
 
     if any(NEIGHBOUR.fullmatch(name) for name in (*planned, *(node.name for node in everything))):
-        # Casts and nodes of functions may be those of the neighbours.
+        # Casts and function nodes may belong to the neighbours.
         return left() if own == CPU else Placement("taken")
     if own == CPU or casts:
         return left(CASTS if casts else "")
@@ -254,10 +253,10 @@ def opened(session: Session, resolution: Resolution) -> Placement:
             return left(NOT_CLAIMED)
         on_host = planned[placed[0]] == "0" and any(device != "0" for device in devices)
         return left() if on_host or reason else Placement("taken")
-    # Its place is taken by the nodes of its function, by none, or by a compiled part.
+    # It was replaced by the nodes of its function, by none, or by a compiled part.
     on_cpu = sorted({node.op_type for node in nodes if node.provider == CPU})
     if on_cpu and not on_itself:
-        return left(f"of its function, {', '.join(on_cpu)} left to the CPU provider")
+        return left(f"of its function, {', '.join(on_cpu)} fell back to the CPU provider")
     if not nodes and all(node.startswith(AUXILIARY) for node in planned):
         return Placement("taken", NO_NODE_LEFT, "nothing")
     if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):
@@ -266,7 +265,7 @@ def opened(session: Session, resolution: Resolution) -> Placement:
 
 
 def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
-    """What the provider says of the node at VERBOSE, the most specific expression first."""
+    """The provider's reason for the node in a VERBOSE log, most specific expression first."""
     text = "\n".join(log)
     for expression in expressions:
         for match in re.finditer(expression, text):
@@ -276,7 +275,7 @@ def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
 
 
 def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
-    """The line in which the provider says something of the node; else of another, as of one in its subgraph."""
+    """The log line with a reason for the node; else for another node, e.g. in its subgraph."""
     from partita.runtime.ort.native_log import HEAD
 
     found = [(line, match) for pattern in patterns for line in log if (match := re.search(pattern.pattern, line))]
@@ -286,12 +285,14 @@ def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
     return plain_text(head["text"] if head else line)
 
 
-# --- dry runs: the changed node on the CPU provider, beside the original ---------------------------------------------
+# --- dry runs: the changed node on the CPU provider, compared with the unchanged node -------------------------------
 
 
 def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
-    """A changed node that was placed in a dry run: invalid where the CPU provider cannot run it, or where it computes
-    something else although only the opset or the form of its inputs changed; placed where it could not be run.
+    """The outcome of a changed node in a dry run.
+
+    Invalid if the CPU provider cannot run it, or if its result differs although only the opset or the form of its
+    inputs changed; otherwise its placement.
     """
     from partita.runtime.ort.errors import one_line
 
@@ -307,12 +308,12 @@ def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
     if request["same_values"] and before is None:
         return Placement("placed")
     if request["same_values"] and before is not None and not _close(before, after):
-        return Placement("invalid", "the changed node computes something else than the original")
+        return Placement("invalid", "the changed node and the unchanged node compute different results")
     return Placement("taken")
 
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:
-    """Outputs of a model; else None, and why the run failed (empty: there is no kernel)."""
+    """Outputs of a model; or None, and the error of the run (empty: no kernel)."""
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
     try:
@@ -335,7 +336,7 @@ def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[
 
 
 def _close(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether outputs have the same shapes and values, as far as both nodes have them."""
+    """Whether outputs have equal shapes and close values, as far as both nodes have them."""
     return all(
         first.shape == second.shape
         and (first.dtype.kind not in "fiub" or np.allclose(first, second, TOLERANCE, TOLERANCE, equal_nan=True))

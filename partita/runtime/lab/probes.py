@@ -1,4 +1,4 @@
-"""Probing of a finished run: which nodes, for how long, and the results as facts for the report."""
+"""Placement experiments after a run: the nodes to probe, the time budget, and the results as facts for the report."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 Sizes = Mapping[str, tuple[int, ...]]
 Sessions = tuple[SessionFacts, ...]
 AT_FAULT = frozenset({"initialisation_failed"})
-"""Reasons with which a provider is left out that can be the graph's fault."""
+"""Reasons for leaving out a provider that may be caused by the graph."""
 FIX = Remedy(
-    "declare fixed sizes in the file: for the model's inputs, or, where these have them, for what its nodes make"
+    "declare fixed sizes in the file: for the model's inputs or, if these are fixed, for the outputs of its nodes"
 )
-WITHOUT_SWITCH = Remedy("leave out {switch}, without which it opens this graph")
-REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
-OPENS_WHEN_FIXED = "with all shapes static the provider loads this graph; unchanged, it fails on it"
-CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
+WITHOUT_SWITCH = Remedy("remove {switch}, without which it opens this graph")
+REJECTED_REMEDY = Remedy("change the part that it fails on, or use another provider; it opens other graphs")
+OPENS_WHEN_FIXED = "with all shapes static the provider opens this graph; unchanged, it fails on it"
+CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or at exit"
 NOTHING_RUN = SessionFacts(
     file="",
     phases=("run",),
@@ -61,9 +61,9 @@ NOTHING_RUN = SessionFacts(
 )
 MOST_NAMED = 5
 MOST_INSIDE = 40
-"""Most nodes in bodies of a rejected part that are tried."""
+"""Maximum number of subgraph nodes of a rejected part to test."""
 FEW_NODES = 3
-"""A rejected part of so many nodes is looked at node by node."""
+"""Rejected parts up to this number of nodes are tested node by node."""
 
 
 def probe_run(
@@ -73,10 +73,9 @@ def probe_run(
     sizes: Mapping[str, Sizes],
     seconds: float,
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
-    """The facts with the results of experiments, and the chain: a provider that failed over this graph has another
-    reason.
+    """The facts with experiment results, and the chain, in which a provider that failed on this graph has its reason.
 
-    `models` and `sizes` (of graph inputs) go by file name. `seconds`: the budget; 0: no experiments.
+    `models`, `sizes` (of graph inputs): by file name. `seconds`: the budget; 0: no experiments.
     """
     sessions, resolutions, probing = _probe_sessions(facts.sessions, resolutions, models, sizes, seconds)
     if probing is None:
@@ -92,7 +91,7 @@ def _probe_sessions(
     sizes: Mapping[str, Sizes],
     seconds: float,
 ) -> tuple[Sessions, tuple[Resolution, ...], Probing | None]:
-    """The same for the sessions of a run; None where no experiments were made."""
+    """The sessions with experiment results, the chain, and the record of the experiments; None without any."""
     if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
         return sessions, resolutions, None
     began = time.monotonic()
@@ -123,7 +122,7 @@ def _probe_sessions(
 
 
 def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
-    """A sentence for each ground on which experiments are missing, with the nodes."""
+    """A note for each reason of missing experiments, with the nodes."""
     nodes: dict[str, list[str]] = {}
     for known in (known for session in sessions for known in session.providers.values()):
         for name, probe in known.probes.items():
@@ -132,11 +131,11 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
     for ground, names in nodes.items():
         more = len(names) - MOST_NAMED
         named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"experiments on {plural(len(names), 'node')} are missing or not complete: {ground}: {named}"
+        yield f"experiments on {plural(len(names), 'node')} are missing or incomplete: {ground}: {named}"
 
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
-    """The refusal with what experiments tell: why each node would not go, or over which part the provider fails."""
+    """The error with the experiments' results: the reason of each node, or the part on which the provider fails."""
     facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
     models, shapes = {facts.file: model}, {facts.file: sizes}
     (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
@@ -152,7 +151,7 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
 def _refused(
     error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
 ) -> ProviderError:
-    """The refusal, provider by provider, after experiments. `changed`: the providers with new findings."""
+    """The error after experiments, provider by provider. `changed`: the providers with new findings."""
     told: list[str] = []
     helps: list[Remedy | None] = []
     anew = None
@@ -173,7 +172,7 @@ def _refused(
 def probe_missing_kernel(
     error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The same error with the cause: operator, version or type, found by experiments with the node on `asked`."""
+    """The error with its cause (operator, version or type), found by experiments with the node on `asked`."""
     if seconds <= 0 or not error.node:
         return error
     try:
@@ -187,7 +186,7 @@ def probe_missing_kernel(
         return error
     code, evidence = shown
     remedy, told = export_anew(error.path, (code,), asked.provider.ort_name, asking=False), error.what
-    if remedy is None:  # who changes the file has to know what; what was said of the node is in the error
+    if remedy is None:  # the error already explains the node
         told += f"; {asked.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
     return NoKernelError(told, error.path, error.node, remedy=remedy)
 
@@ -195,7 +194,7 @@ def probe_missing_kernel(
 def probe_not_opened(
     error: NotOpenedError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The same error with the smallest parts of the graph that `asked` does not open: what it says names no node."""
+    """The error with the smallest parts of the graph that `asked` does not open, because its message names no node."""
     if seconds <= 0:
         return error
     graph = cut_graph(model, sizes)
@@ -207,7 +206,7 @@ def probe_not_opened(
     listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
     named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
     rest = "; the rest opens" if rejected is not None and rejected.rest_opens else ""
-    return NotOpenedError(f"{error.what}; it fails over node {named}{rest}", error.path, remedy=error.remedy)
+    return NotOpenedError(f"{error.what}; it fails on node {named}{rest}", error.path, remedy=error.remedy)
 
 
 def _probe_nodes(
@@ -218,7 +217,7 @@ def _probe_nodes(
     sizes: Mapping[str, Sizes],
     lab: Lab,
 ) -> Sessions:
-    """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
+    """Experiments on `asked` with every unexplained node that is on a later provider of `chain`."""
     subjects: dict[tuple[object, ...], Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
     graphs: dict[int, Graph] = {}
@@ -257,14 +256,14 @@ def _probe_nodes(
 
 
 def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
-    """The graph of a session, with types that only its run has shown."""
+    """The graph of a session, with types observed in its run."""
     return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
 
 
 def _bisect(
     sessions: Sessions, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
 ) -> tuple[Sessions, Resolution]:
-    """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
+    """The smallest part on which a provider fails that opens other graphs, and the state of that provider."""
     found = []
     graphs = []
     for session in sessions:
@@ -280,7 +279,7 @@ def _bisect(
             part = find_rejected(search)
             if part is None and failed.crashed and not search.untried:
                 return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
-            if part is None:  # the provider opens other graphs, and fails over this one only as the file has it
+            if part is None:  # the provider opens other graphs, and fails only on the unchanged graph
                 names, said = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
                 part = RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
             first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
@@ -299,7 +298,7 @@ def _bisect(
 
 
 def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
-    """To leave out the switch without which the provider opens the graph as the file has it, where there is one."""
+    """The remedy to remove the option without which the provider opens the unchanged graph, if there is one."""
     switches = [option for option in given_options(lab) if option.kind == "bool"]
     for option in switches:
         try:
@@ -314,7 +313,7 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
 
 
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
-    """Whether the provider opens the graph once its sizes are fixed, and fails over it as the file has them."""
+    """Whether the provider opens the graph with fixed sizes, but not unchanged."""
     names = tuple(node.name for node in graph.proto.graph.node)
     try:
         models = [part_model(graph, names, fixed=False), part_model(graph, names)]
@@ -327,7 +326,7 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 
 
 def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
-    """Nodes in bodies of the part's nodes over which the provider fails when they are alone."""
+    """Subgraph nodes of the part on which the provider fails when they are tested alone."""
     inner = {
         node.name: node
         for name in part.nodes
@@ -346,7 +345,7 @@ def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ..
 
 
 def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
-    """Experiments on rejected nodes; one that is rejected only together with others is taken alone."""
+    """Experiments on rejected nodes; each node is tested alone."""
     found: dict[str, NodeProbe] = {}
     for name in names:
         try:

@@ -1,7 +1,7 @@
-"""Operators: schemas of the onnx package and of ONNX Runtime, with types as these spell them, and examples of each.
+"""Operator schemas of the onnx package and ONNX Runtime, in their spelling of types, and examples of each operator.
 
-`examples.jsonl` is made from the backend tests of the onnx package (tools/examples.py); `recipes.jsonl` is written by
-hand for operators without such a test.
+`examples.jsonl` is generated from the backend tests of the onnx package (tools/examples.py); `recipes.jsonl` is written
+by hand for operators without such tests.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ INTERNAL = ("com.ms.", "com.microsoft.", "ai.onnx.preview")
 """Prefixes of domains whose operators do not occur in files."""
 NOT_IN_FILES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
 ONNX_NAME = "ai.onnx"
-"""The other name of the domain without a name."""
+"""Alias of the default domain."""
 OLDEST_OPSET = 7
 """ONNX Runtime guarantees support from this opset on."""
 TYPE_ATTRIBUTES = ("to", "dtype")
-"""Attributes that hold nothing but the element type of an output."""
+"""Attributes that only set the element type of an output."""
 OUTPUT_TYPES = (*TYPE_ATTRIBUTES, "output_dtype", "output_datatype")
-"""And those that also choose how it is computed."""
+"""Attributes that also change the computation."""
 RANK = re.compile(r"\b(\d)-?D\b", re.IGNORECASE)
 SHAPE = re.compile(
     r"(?<!broadcastable to )\b(?P<rank>\d)-?D (?:tensor|input|feature map) (?:of|with) shape `?\((?P<sizes>[^)]*)\)",
@@ -46,22 +46,22 @@ class Slot:
 
     name: str
     variable: str
-    """Slots with the same type variable have the same type; a fixed type stands for itself."""
+    """Slots with the same type variable have the same type; a fixed type is its own variable."""
     types: tuple[str, ...]
     optional: bool
     variadic: bool
     rank: int | None = None
-    """The only rank that the description allows; None where it names none or several."""
+    """The only rank in the description; None if it names none or several."""
 
     @cached_property
     def elements(self) -> frozenset[int]:
-        """Element types of the tensors that it allows, as ONNX numbers them."""
+        """Allowed tensor element types, as ONNX enum values."""
         return frozenset(element.number for text in self.types if (element := element_in(text)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute. `kind`: ints, tensor, graph. `default`: a serialised AttributeProto; empty without one."""
+    """One attribute. `kind`: e.g. ints, tensor, graph. `default`: a serialised AttributeProto; empty without one."""
 
     kind: str
     required: bool
@@ -70,33 +70,33 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """One version of an operator. There is one object for each version; it is compared by identity."""
+    """One version of an operator. One object per version, compared by identity."""
 
     domain: str
     name: str
     since: int
     until: int | None
-    """The last opset in which it is in force; None while it is the newest version."""
+    """The last opset of this version; None if it is the newest."""
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     attributes: Mapping[str, Attribute]
 
     def input(self, index: int) -> Slot | None:
-        """The slot of the input at `index`; the last one of a variadic operator takes all that follow."""
+        """The slot of the input at `index`; the last slot of a variadic operator repeats."""
         return _at(self.inputs, index)
 
     def output(self, index: int) -> Slot | None:
-        """The slot of the output at `index`, as for an input."""
+        """The slot of the output at `index`; the last slot of a variadic operator repeats."""
         return _at(self.outputs, index)
 
     @property
     def opset(self) -> int:
-        """The opset of a model that has this version: the first that ONNX Runtime guarantees."""
+        """The first opset with this version that ONNX Runtime supports."""
         oldest = max(self.since, min(OLDEST_OPSET, self.until or OLDEST_OPSET))
         return oldest if self.domain == "" else self.since
 
     def outputs_of(self, node: onnx.NodeProto, elements: Mapping[str, int]) -> dict[str, int]:
-        """Element types of a node's outputs that follow from those of its inputs: they share a type variable."""
+        """Element types of outputs that share a type variable with an input."""
         bound = {
             slot.variable: elements[name]
             for position, name in enumerate(node.input)
@@ -122,7 +122,7 @@ def _at(slots: tuple[Slot, ...], index: int) -> Slot | None:
 
 @cache
 def operators() -> tuple[Operator, ...]:
-    """Every version of every operator that a file may have, by domain and name, oldest first."""
+    """Every version of every operator that may occur in a file, by domain and name, oldest first."""
     return tuple(
         operator
         for (domain, name) in sorted(_schemas())
@@ -144,12 +144,12 @@ def history(domain: str, op_type: str) -> tuple[Operator, ...]:
 
 
 def find_operator(domain: str, op_type: str, opset: int) -> Operator | None:
-    """The version of an operator that is in force in this opset of its domain; None for an unknown operator."""
+    """The version of an operator in this opset of its domain; None for an unknown operator."""
     return next((entry for entry in reversed(history(domain, op_type)) if entry.since <= opset), None)
 
 
 def plain_domain(domain: str) -> str:
-    """The domain as most files write it."""
+    """The domain as written in most files."""
     return "" if domain == ONNX_NAME else domain
 
 
@@ -169,7 +169,7 @@ def _schemas() -> dict[tuple[str, str], dict[int, Any]]:
 
 
 def _read(schema: Any, until: int | None) -> Operator:
-    """A native schema as plain data; those of onnx and ONNX Runtime have nearly the same fields."""
+    """A native schema as plain data; onnx and ONNX Runtime have nearly the same fields."""
     allowed = {entry.type_param_str: tuple(sorted(entry.allowed_type_strs)) for entry in schema.type_constraints}
     return Operator(
         domain=plain_domain(str(schema.domain)),
@@ -200,7 +200,7 @@ def _read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
 
 
 def _only_rank(description: str) -> int | None:
-    """The rank in descriptions like `4-D tensor of shape (N, C, H, W)`."""
+    """The rank in a description like `4-D tensor of shape (N, C, H, W)`."""
     ranks, shape = set(RANK.findall(description)), SHAPE.search(description)
     if shape is None or len(ranks) != 1:
         return None
@@ -209,12 +209,12 @@ def _only_rank(description: str) -> int | None:
 
 
 def _last_word(value: Any) -> str:
-    """The last word of a native enumeration's value, in small letters."""
+    """The last word of an enum value, in lower case."""
     return str(value).rpartition(".")[2].lower()
 
 
 def _default_of(attribute: Any) -> bytes:
-    """The default of an attribute, serialised; empty when it has none."""
+    """The default of an attribute, serialised; empty without one."""
     raw = getattr(attribute, "_default_value", None)
     if isinstance(raw, bytes):
         return raw
@@ -222,16 +222,16 @@ def _default_of(attribute: Any) -> bytes:
     return bytes(value.SerializeToString()) if value is not None and value.name else b""
 
 
-# --- types as schemas spell them -----------------------------------------------------------------------------------
+# --- types as spelled by schemas -----------------------------------------------------------------------------------
 
 
 def element_in(text: str) -> dtypes.ElementType | None:
-    """The element type of tensor(float); None for a sequence and the like."""
+    """The element type of tensor(float); None for other types, e.g. a sequence."""
     return dtypes.find(text[len("tensor(") : -1]) if text.startswith("tensor(") else None
 
 
 def spell_type(kind: onnx.TypeProto) -> str:
-    """A type as schemas spell it; empty for one that they do not have."""
+    """A type as spelled by schemas; empty for a type that they lack."""
     import onnx
 
     which = kind.WhichOneof("value")
@@ -245,7 +245,7 @@ def spell_type(kind: onnx.TypeProto) -> str:
 
 
 def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
-    """The type that schemas spell `text`, its tensors of this shape. Raises ValueError for an unknown type."""
+    """The type spelled `text` by schemas, with tensors of `shape`. Raises ValueError for an unknown type."""
     import onnx
 
     kind = onnx.TypeProto()
@@ -271,7 +271,7 @@ def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
 
 
 def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, str]:
-    """The types of a node by type variable, inputs first, as far as those of its tensors (`kinds`) are known."""
+    """The known types of a node's type variables, inputs first. `kinds`: known types of its tensors."""
     slots = [(operator.input(index), name) for index, name in enumerate(node.input)]
     outputs = [(operator.output(index), name) for index, name in enumerate(node.output)]
     slots += [(slot, name) for slot, name in outputs if slot is not None and len(slot.types) > 1]
@@ -287,15 +287,15 @@ class Port:
     """One input of an example."""
 
     kind: str
-    """As schemas spell it."""
+    """As spelled by schemas."""
     shape: tuple[int, ...]
-    """Of the tensor, or of the tensors in it."""
+    """Shape of the tensor, or of the tensors in the sequence."""
     values: tuple[Any, ...] | None
-    """Its elements, where there are few: shapes, axes and scales have to make sense."""
+    """Values of small tensors, because shapes, axes and scales must be valid."""
 
     @property
     def is_tensor(self) -> bool:
-        """Not a sequence, an optional or a map."""
+        """Whether it is no sequence, optional or map."""
         return self.kind.startswith("tensor(")
 
 
@@ -306,18 +306,18 @@ class Example:
     domain: str
     name: str
     since: int
-    """The version of the operator that it is an example of."""
+    """The version of the operator in the example."""
     inputs: tuple[Port | None, ...]
-    """None for one that is left out."""
+    """None for an omitted input."""
     outputs: tuple[bool, ...]
     attributes: Mapping[str, Any]
     node: str
-    """The whole node in base64, where it has bodies or attributes that JSON has no words for; else empty."""
+    """The node in base64 if it has subgraphs or attributes that JSON cannot represent, else empty."""
 
 
 @cache
 def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
-    """Every example, by domain and name of the operator, those of the newest version first."""
+    """Every example, by domain and operator name, newest version first."""
     found: dict[tuple[str, str], list[Example]] = {}
     for name in EXAMPLES:
         for line in files("partita.runtime.lab").joinpath(name).read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""A node with the nodes around it: with its neighbours, with the node in whose subgraph it is, and in a subgraph."""
+"""Models of a node with its neighbours, with the node that contains its subgraph, and inside a subgraph."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_SINGLE = 6
-"""Neighbours with which a node is tried one by one."""
+"""Maximum number of neighbours tested one by one."""
 MOST_TOGETHER = 64
-"""Neighbours with which it is tried together."""
+"""Maximum number of neighbours tested together."""
 MOST_NAMED = 4
 MOST_BYTES = 64 << 20
-"""Weights in one experiment."""
+"""Maximum bytes of weights in an experiment."""
 BRANCH = "If"
 CONDITION, COUNT = f"{AUXILIARY}_condition", f"{AUXILIARY}_count"
 HOLDING = frozenset({BRANCH, "Loop", "Scan", "SequenceMap"})
-IN = {False: "the body of a Loop", True: "the branch of an If"}
-WITH = {False: "an Identity, both in the body of a Loop,", True: "a node like it in the other branch of an If"}
+IN = {False: "the subgraph of a Loop", True: "the branch of an If"}
+WITH = {False: "an Identity, both in the subgraph of a Loop,", True: "a node like it in the other branch of an If"}
 BOOL, INT64 = 9, 7
-"""Numbers of ONNX's element types."""
+"""ONNX's element type numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """A node with some of the nodes around it."""
+    """A node with some of its neighbours."""
 
     words: str
-    """Their names and operators: `first (Relu)`."""
+    """Names and operators of the neighbours, e.g. `first (Relu)`."""
     model: onnx.ModelProto
 
 
 def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
-    """The node with each of up to six neighbours, then all; a node of a subgraph with the node that holds it."""
+    """The node with each of up to six neighbours, then with all; a subgraph node with the node that contains it."""
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
         yield from _with_holder(graph, nodes.values(), name)
@@ -61,17 +61,17 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
 
 
 def _with_holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[Neighbourhood]:
-    """The node of the main graph in whose body a node is, with the whole body; nothing where that is too large."""
+    """The main graph's node that contains a node, with all its subgraphs; none if too large."""
     found = graph.find(name)
     for holder in nodes if found is not None else ():
         if any(inner is found for body in bodies(holder) for inner in all_nodes(body)):
             model = _model(graph, [holder.name], found.name if found is not None else name)
             if model is not None and zeros_needed([model]) <= MOST_BYTES:
-                yield Neighbourhood(f"{holder.name} ({holder.op_type}), in whose body it is,", model)
+                yield Neighbourhood(f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model)
 
 
 def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
-    """The nodes that feed a node or that it feeds, for each, in the order of the graph."""
+    """The adjacent nodes of each node, in graph order."""
     makers = {output: name for name, node in nodes.items() for output in node.output if output}
     found: dict[str, dict[str, None]] = {name: {} for name in nodes}
     for name, node in nodes.items():
@@ -81,7 +81,7 @@ def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
 
 
 def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | None:
-    """The nodes as a model in which all but this one are neighbours; None where a type is not known."""
+    """The nodes as a model in which `name` is under test; None if a type is unknown."""
     wanted = set(chosen)
     try:
         model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted], fixed=False)
@@ -96,7 +96,7 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
 
 
 def holder_of(graph: Graph, name: str) -> str:
-    """The operator of the node of the main graph in whose body a node is; empty for one that is in none."""
+    """The operator of the main graph's node whose subgraph contains a node; empty if it is in the main graph."""
     for holder in graph.proto.graph.node:
         if any(inner.name == name for body in bodies(holder) for inner in all_nodes(body)):
             return str(holder.op_type)
@@ -104,10 +104,10 @@ def holder_of(graph: Graph, name: str) -> str:
 
 
 def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
-    """The operator of the node in whose body a node runs, as far as it is known; empty for one of the main graph.
+    """The operator of the node in whose subgraph a node runs, if known; empty in the main graph.
 
-    A node that is in a body in the file only is listed by another name; one without a name is where the node is that it
-    is a part of, and a SequenceMap becomes a Loop.
+    A node only in a subgraph of the file is listed under another name. A node without a name is placed with the node
+    that it belongs to. A SequenceMap becomes a Loop.
     """
     if name in index.inner and name in index.assigned:
         return holder_of(graph, name)
@@ -117,7 +117,7 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
 
 
 def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[str, onnx.ModelProto]:
-    """Where the node is, in words, and its model: in the branch of an If that an input decides, or in a Loop's body."""
+    """A description and a model with the node in a branch of an If (decided by an input) or in a Loop's subgraph."""
     import onnx
 
     branch, alone = op_type == BRANCH, variant_graph(variant)

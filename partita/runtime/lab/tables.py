@@ -1,6 +1,6 @@
-"""Support tables: one form of each operator before any has its second, the newest versions first, then types and ranks.
+"""Support tables: tests one form of each operator first, newest versions first, then types and ranks.
 
-Types are tested in a form that the provider supports, where there is one: else a form would be mistaken for a type.
+Types are tested in a supported form if there is one, because otherwise the form could be the cause.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     import onnx
 
 FIRST_FORMS = 3
-"""Forms of a version that are tested before its types; forms with other constants come on top."""
+"""Maximum number of forms tested before types; forms with other constants are added."""
 AT_ONCE = 256
-"""Typed forms whose answers come together."""
+"""Number of typed forms that are tested together."""
 Key = tuple[object, ...]
-"""Of a typed form."""
+"""Outcome of each typed form."""
 
 
 def measure(
     resolution: Resolution, what: Mapping[str, Any], seconds: float, environment: Mapping[str, str] | None = None
 ) -> support.Measured:
-    """Test a provider within so many seconds. Ctrl-C ends that, and the answers so far count.
+    """Test a provider for at most `seconds`. Ctrl-C ends the tests, and the answers so far count.
 
-    `what`: `operators`, a list of [domain, name], None for all; or `model`, the path of an ONNX file. `environment`: of
-    the worker process; None for that of this process.
+    `what`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file. `environment`:
+    of the worker process; None: that of this process.
     """
     began, interrupted = time.monotonic(), False
     with Lab(resolution, Cache(None), began + seconds, environment) as lab:
@@ -65,7 +65,7 @@ def measure(
 
 @dataclass(slots=True)
 class Table:
-    """What is known of one provider."""
+    """The outcomes for one provider."""
 
     lab: Lab
     planned: dict[Key, TypedForm] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Table:
     complete: bool = False
 
     def fill(self, what: Mapping[str, Any]) -> None:
-        """Test everything that is wanted, until the time is up."""
+        """Test all requested operators until the time is up."""
         self.newest_opset = _newest_opset(self.lab)
         if self.newest_opset is None:
             return
@@ -101,7 +101,7 @@ class Table:
 
 
 class Models(Sequence["onnx.ModelProto"]):
-    """The models of typed forms. Each is built when it is read, while the worker opens those before it."""
+    """The models of typed forms, built lazily while the worker opens earlier models."""
 
     def __init__(self, typed: Sequence[TypedForm], *, auxiliary: bool) -> None:
         self.typed, self.auxiliary = typed, auxiliary
@@ -115,7 +115,7 @@ class Models(Sequence["onnx.ModelProto"]):
 
 
 def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
-    """The answer for a typed form as the table has it; untried where there is none."""
+    """The table's answer for a typed form; untested without one."""
     form, operator = typed.form, typed.form.operator
     return support.Answer(
         domain=operator.domain,
@@ -133,16 +133,16 @@ def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
 
 
 def _outcome(answer: Answer) -> support.Outcome:
-    """The outcome as a table has it: a hang is a crash, and a kernel of another type is none of this type."""
+    """The outcome as shown in a table: a timeout counts as a crash, and a kernel of another type as unsupported."""
     if answer.outcome == "timed_out":
         return "crashed"
     return "left" if answer.instead == "casts" else cast("support.Outcome", answer.outcome)
 
 
 class Plan:
-    """Typed forms wave by wave, from `outcomes` by key, which the caller completes between waves.
+    """Batches of typed forms to test; the caller adds their `outcomes` (by key) between batches.
 
-    `by_need`: the types of a model's nodes are tested, and nothing else.
+    `by_need`: test only the types of a model's nodes.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Plan:
         self.newest = [operator for operator in wanted if by_need or operator in latest]
         self.older = [operator for operator in wanted if not by_need and operator not in latest]
         self.left_out: dict[Operator, int] = {}
-        """Assignments of types beyond the most that are tested."""
+        """Number of type assignments that were not tested because of the limit."""
 
     def waves(self) -> Iterator[list[TypedForm]]:
-        """Lists of typed forms; each may depend on the outcomes of the ones before."""
+        """Batches of typed forms; each may depend on earlier outcomes."""
         for group in (self.newest, self.older):
             yield [as_example(form) for operator in group for form in self.first(operator)]
             yield [typed for operator in group for typed in self.typed(operator)]
@@ -176,13 +176,13 @@ class Plan:
         return [form for form in listed if form.kind != "form" or form in plain]
 
     def best(self, operator: Operator) -> Form | None:
-        """The first form that is supported, else the first that is legal."""
+        """The first supported form, else the first legal form."""
         known = [(form, self.outcomes.get(as_example(form).key)) for form in self.forms[operator]]
         supported = next((form for form, outcome in known if outcome == "taken"), None)
         return supported or next((form for form, outcome in known if outcome != "invalid"), None)
 
     def typed(self, operator: Operator) -> Iterator[TypedForm]:
-        """The best form with every assignment of types."""
+        """The best form with every type assignment."""
         best = self.best(operator)
         if best is None:
             return
@@ -194,7 +194,7 @@ class Plan:
                 yield TypedForm(best, types, "types")
 
     def any_type(self, operator: Operator) -> bool:
-        """Whether the types were tested in a form that is supported already, or no form is."""
+        """Whether types were tested in a supported form, or no form is supported."""
         best = self.best(operator)
         return (
             best is None
@@ -204,18 +204,18 @@ class Plan:
 
 
 def _is_needed(types: Types, needed: Collection[Types]) -> bool:
-    """Whether an assignment is one of those that a model has, which may not say the type of every variable."""
+    """Whether an assignment occurs in a model, whose types may be partly unknown."""
     given = dict(types)
     return any(all(given.get(name, kind) == kind for name, kind in entry) for entry in needed)
 
 
-# --- what is tested ------------------------------------------------------------------------------------------------
+# --- selection of operators ----------------------------------------------------------------------------------------
 
 
 def find_wanted(
     what: Mapping[str, Any], opset: int
 ) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.Need, ...]]:
-    """The versions of operators to test with their types in a model, and their counts there. `what`: see `measure`."""
+    """The operator versions to test, with their types and counts in a model. `what`: see `measure`."""
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
     if what.get("model"):
         needed = _needs_of(Path(what["model"]), set(known))
@@ -231,13 +231,13 @@ def find_wanted(
 
 
 def _name_of(operator: Operator) -> str:
-    """com.microsoft:Attention-1."""
+    """Name with version, e.g. com.microsoft:Attention-1."""
     domain = f"{operator.domain}:" if operator.domain else ""
     return f"{domain}{operator.name}-{operator.since}"
 
 
 def _newest_opset(lab: Lab) -> int | None:
-    """The newest opset of ONNX's domain that this ONNX Runtime opens; None where the provider cannot be tested."""
+    """The newest ONNX opset that this ONNX Runtime opens; None if the provider cannot be tested."""
     import onnx
     from onnx import helper
 
@@ -253,7 +253,7 @@ def _newest_opset(lab: Lab) -> int | None:
 
 
 def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter[Types]]:
-    """How many nodes of a model have which version of an operator, in which types."""
+    """Number of a model's nodes per operator version and types."""
     from partita.runtime.place.onnx_model import read_onnx
 
     graph = cut_graph(read_onnx(path), {})
@@ -268,32 +268,31 @@ def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter
     return found
 
 
-# --- a graph that is not written yet ---------------------------------------------------------------------------------
+# --- graphs during export --------------------------------------------------------------------------------------------
 
 Sizes = Mapping[str, tuple[int, ...]]
 NOT_TAKEN: frozenset[Outcome] = frozenset({"left", "failed", "crashed"})
-"""What says that a provider does not take a node. A crash is one: it came again in a fresh process. That an answer did
-not come in time says something of the machine alone, and a variant that is no model something of the question.
-"""
+"""Outcomes that mean the provider does not support a node. A crash counts, because it repeated in a fresh process. A
+timeout may be caused by the machine, and an invalid variant by the experiment."""
 WHOLE_LIMIT_BYTES = 1 << 30
-"""Most weights, made up of zeros, with which a graph is opened as a whole only to ask."""
+"""Maximum bytes of weights (as zeros) of a graph that is opened as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a provider said of a graph."""
+    """A provider's support of a graph."""
 
     nodes: int
     left: Mapping[str, int]
-    """Nodes that it does not take when they are alone, by operator."""
+    """Unsupported nodes (tested alone), by operator."""
     fails: str
-    """What it said when it failed over the whole graph; empty when it opens it, or was not given it."""
+    """Error message of the provider for the whole graph; empty if it opens or was not tested."""
     unasked: int
-    """Nodes for which there was no answer."""
+    """Nodes without an answer."""
 
 
 def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
-    """Ask about a model whose weights are not there. `sizes`: of its inputs in the step that is asked about."""
+    """Test a model without its weights. `sizes`: of its inputs in the tested step."""
     import onnx
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
@@ -317,7 +316,7 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
 
 
 def takes_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
-    """For each model of one node, whether the provider takes the node, and not only as its function's nodes."""
+    """For each model of one node, whether the provider supports it other than as its function's nodes."""
     import onnx
 
     cases: list[onnx.ModelProto | None] = []
@@ -331,7 +330,7 @@ def takes_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
 
 
 def _alone(graph: Graph, name: str, lab: Lab) -> onnx.ModelProto | None:
-    """The model of one node; None when a type is not known."""
+    """The model of one node; None if a type is unknown."""
     try:
         return variant_model(node_variant(graph, name), auxiliary=lab.compiles)
     except CannotProbeError:
@@ -339,7 +338,7 @@ def _alone(graph: Graph, name: str, lab: Lab) -> onnx.ModelProto | None:
 
 
 def _failure_over(graph: Graph, lab: Lab) -> str:
-    """What the provider says when it fails over the whole graph; empty when it does not, or the graph is too large."""
+    """The provider's error for the whole graph; empty if it opens or the graph is too large."""
     try:
         model = part_model(graph, tuple(graph.nodes))
     except CannotProbeError:

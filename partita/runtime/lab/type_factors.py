@@ -1,7 +1,8 @@
-"""Other element types: of the inputs, of what an attribute makes, and of attributes that go with a type.
+"""Variants with other element types: of inputs, of outputs set by an attribute, and of attributes with a type in the
+name.
 
-An operator with an attribute for each type says so in their names alone: keys_strings, keys_int64s and keys_floats are
-one attribute, as int64_vocabulary and string_vocabulary are.
+Some operators have one attribute per type: keys_strings, keys_int64s and keys_floats are variants of one attribute, as
+are int64_vocabulary and string_vocabulary.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ FLOAT16, DOUBLE, UINT32, BFLOAT16, STRING = dtypes.numbers("float16", "float64",
 FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
 INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
 OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
-"""Element types to try, likeliest first, for floats, for integers, and for the rest."""
+"""Element types to test, most likely supported first, for floats, integers, and others."""
 VALUE_ATTRIBUTES = frozenset({"value"})
-"""Attributes that hold a tensor, whose type is that of an output."""
+"""Attributes with a tensor whose type is that of an output."""
 MOST_TYPES = 5
 PAIRS = ((FLOAT, INT32), (FLOAT, FLOAT16), (INT32, FLOAT), (FLOAT16, FLOAT), (FLOAT, UINT8), (INT64, FLOAT))
-"""Types of inputs and of what is made of them, likeliest first."""
+"""Input and output types, most likely supported first."""
 WORDS: Mapping[str, int] = {"float": FLOAT, "int": INT64, "int64": INT64, "string": STRING}
-"""Words for a type in the name of an attribute, and the element type that they stand for; with an s for a list."""
+"""Type words in attribute names and their element types; an s marks a list."""
 Attributes = dict[str, "onnx.AttributeProto | None"]
-"""What a node has instead, by name; None: left out."""
+"""Replacement attributes by name; None: omitted."""
 
 
 def other_types(variant: Variant) -> Iterator[Idea]:
-    """Each element type of the inputs in place by another, wherever the operator allows it."""
+    """Each element type of the inputs replaced by another, if the operator allows it."""
     operator = operator_of(variant)
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
@@ -59,7 +60,7 @@ def other_types(variant: Variant) -> Iterator[Idea]:
 def _with_attributes(
     variant: Variant, operator: Operator | None, change: Change, old: int, new: int
 ) -> Iterator[Change]:
-    """A change of the inputs' type with the attributes of that type: all of them, then each alone."""
+    """A change of the inputs' type with all attributes of that type, then with each alone."""
     given = {entry.name: entry for entry in variant.node.attribute if entry.name not in VALUE_ATTRIBUTES}
     moved = list(_retyped(given, operator, old, new))
     everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
@@ -69,7 +70,7 @@ def _with_attributes(
 
 
 def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """Each attribute that has one name per type, in another type: it may be the type of an output."""
+    """Each attribute with one name per type, in another type, which may set an output's type."""
     for attribute in variant.node.attribute:
         own = _typed(attribute.name)
         for other in operator.attributes if operator is not None and own is not None else ():
@@ -80,7 +81,7 @@ def _other_attribute_types(variant: Variant, operator: Operator | None) -> Itera
 
 
 def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """Inputs and the type that an attribute sets, changed together: a Cast between two other types."""
+    """Input type and attribute type changed together, e.g. a Cast between two other types."""
     chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
     if chosen is None or old is None:
@@ -94,7 +95,7 @@ def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
 
 
 def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """The type of one type variable alone, where several have the same type."""
+    """One type variable changed, if several have the same type."""
     if operator is None:
         return
     groups: dict[str, list[Feed]] = {}
@@ -119,7 +120,7 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]
 
 
 def _other_output_types(variant: Variant) -> Iterator[Idea]:
-    """Another element type in an attribute that sets the type of an output."""
+    """Another element type in an attribute that sets an output's type."""
     for attribute in variant.node.attribute:
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
             old = attribute.i
@@ -133,7 +134,7 @@ def _other_output_types(variant: Variant) -> Iterator[Idea]:
 
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
-    """An attribute that holds an element type, or a tensor, with another one."""
+    """An attribute with another element type or tensor type."""
     changed = deepcopy(attribute)
     if attribute.name in TYPE_ATTRIBUTES:
         changed.i = new
@@ -143,7 +144,7 @@ def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributePro
 
 
 def _candidates(old: int) -> tuple[int, ...]:
-    """Element types to try in place of one, likeliest first. How many is limited once it is known which of them fit."""
+    """Element types to test instead of `old`, most likely supported first."""
     order: tuple[int, ...] = (
         (*FLOATS, INT32, INT8, UINT8) if old in FLOATS else (INT32, INT64, FLOAT, FLOAT16, INT8, UINT8, UINT32)
     )
@@ -155,14 +156,14 @@ def _candidates(old: int) -> tuple[int, ...]:
 def _in_new_type(
     variant: Variant, operator: Operator | None, feeds: Iterable[Feed], old: int, new: int
 ) -> dict[str, int]:
-    """The inputs among `feeds` that have the old type, in the new one, where the operator allows it."""
+    """The inputs in `feeds` of the old type, with the new type, if the operator allows it."""
     return {
         feed.name: new for feed in feeds if element_of(feed.kind) == old and _allows(variant, operator, feed.name, new)
     }
 
 
 def _allows(variant: Variant, operator: Operator | None, name: str, new: int) -> bool:
-    """Whether the operator takes the type at every place where the node reads `name`; unknown operators may."""
+    """Whether the operator allows the type at every position of `name`; True for unknown operators."""
     places = [position for position, other in enumerate(variant.node.input) if other == name]
     if operator is None:
         return True
@@ -176,17 +177,18 @@ def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Swap
 
 
 def _type_name(element: int) -> str:
-    """float32 for FLOAT."""
+    """The name of an element type, e.g. float32."""
     return dtypes.numbered(element).name
 
 
-# --- attributes that have another name, or hold a tensor, for each type -----------------------------------------------
+# --- attributes with one name per type, or with a tensor
+# --------------------------------------------------------------
 
 
 def _retyped(
     attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None, old: int, new: int
 ) -> Iterator[tuple[str, Attributes]]:
-    """Each attribute of the old type in the new one: its name without a type, and the change."""
+    """Each attribute of the old type in the new type: its name without a type, and the change."""
     for name, attribute in attributes.items():
         if attribute.HasField("t"):
             if attribute.t.data_type == old and (made := _tensor_in(attribute, new)) is not None:
@@ -203,7 +205,7 @@ def _retyped(
 
 
 def _typed(name: str) -> tuple[str, int] | None:
-    """The name without its type, a list told from a single value, and the type; None where the name has no type."""
+    """The name without its type, marked if a list, and the type; None for a name without a type."""
     words = name.split("_")
     places = [place for place, word in enumerate(words) if word.removesuffix("s") in WORDS]
     if len(places) != 1 or len(words) == 1:
@@ -213,7 +215,7 @@ def _typed(name: str) -> tuple[str, int] | None:
 
 
 def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.AttributeProto:
-    """An attribute of one value or of a list, under another name and in another type."""
+    """An attribute of one value or a list, under another name and in another type."""
     import onnx
 
     value = onnx.helper.get_attribute_value(attribute)
@@ -223,7 +225,7 @@ def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.Attrib
 
 
 def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto | None:
-    """An attribute that holds a small tensor, in another type; None where it is large, or cannot be in that type."""
+    """An attribute with a small tensor in another type; None if it is large or cannot be converted."""
     import onnx
 
     if not is_small(attribute.t):
@@ -237,7 +239,7 @@ def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto 
 
 
 def _values_in(values: list[Any], new: int) -> list[Any]:
-    """The values in another type: distinct keys stay distinct, and texts that are no numbers become positions."""
+    """The values in another type: distinct keys stay distinct, and non-numeric strings become positions."""
     if new == STRING:
         return [each.decode("utf-8", errors="replace") if isinstance(each, bytes) else str(each) for each in values]
     convert = float if dtypes.numbered(new).kind == "float" else int

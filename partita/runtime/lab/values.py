@@ -1,7 +1,7 @@
-"""Constants of a graph, and small tensors that follow from the sizes of its inputs.
+"""Constants of a graph, and small tensors that depend only on the sizes of its inputs.
 
-ONNX Runtime folds shape arithmetic (Shape, Gather, Concat before a Reshape) once sizes are fixed: a node with fixed
-sizes is tried with such inputs as constants.
+ONNX Runtime folds shape arithmetic (Shape, Gather, Concat before a Reshape) once sizes are fixed, so a node with fixed
+sizes is tested with such inputs as constants.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ELEMENTS = 256
-"""Of a value that is kept."""
+"""Maximum elements of a stored value."""
 MOST_MADE = 1 << 22
-"""Elements that may be made to find out."""
+"""Maximum elements computed during evaluation."""
 SHAPE_ARITHMETIC = """
 Abs Add Cast Ceil Concat Div Equal Expand Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less
 LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements Slice Split
@@ -28,12 +28,12 @@ Squeeze Sub Tile Unsqueeze Where
 """
 FOLDED = frozenset(SHAPE_ARITHMETIC.split())
 OVERRIDABLE_SINCE = 4
-"""IR version from which an initializer that is a graph input as well is the default of that input; before, every
-initializer had to be one (onnx/docs/IR.md, and Graph::CanOverrideInitializer in onnxruntime/core/graph/graph.h)."""
+"""IR version since which an initializer that is also a graph input is that input's default; before, every initializer
+had to be an input (onnx/docs/IR.md, and Graph::CanOverrideInitializer in onnxruntime/core/graph/graph.h)."""
 
 
 def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Constants by name: initializers, dense or sparse, and what Constant nodes make."""
+    """Constants by name: dense and sparse initializers, and outputs of Constant nodes."""
     found = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
     for graph in all_graphs(proto.graph):
         found |= {sparse.values.name: _dense_zeros(sparse) for sparse in graph.sparse_initializer}
@@ -45,7 +45,7 @@ def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """The model without initializers that are graph inputs as well, and these: ONNX Runtime takes them for inputs."""
+    """The model without initializers that are also graph inputs, and these initializers."""
     inputs = {port.name for port in proto.graph.input}
     defaults = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.name in inputs}
     if proto.ir_version < OVERRIDABLE_SINCE or not defaults:
@@ -58,7 +58,7 @@ def without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str,
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor that a Constant node makes; None for another node, and for values that are no tensor."""
+    """The tensor of a Constant node; None for other nodes, and for non-tensor values."""
     import numpy as np
     import onnx
 
@@ -82,7 +82,7 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-    """A sparse constant as a dense one of zeros: placement was not seen to depend on values."""
+    """A sparse constant as dense zeros; no provider's placement depends on values."""
     import onnx
 
     width = onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type).itemsize
@@ -95,9 +95,9 @@ def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 
 
 def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
-    """Small tensors of the main graph that follow from the sizes; constants of the file are not among them.
+    """Small tensors of the main graph that depend only on sizes, without the file's constants.
 
-    `fixed`: types with the sizes of the run; with none, only what follows from constants alone is known.
+    `fixed`: types with the sizes of the run; without any, only values that depend on constants alone are known.
     """
     import onnx
 
@@ -119,7 +119,7 @@ def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) ->
 def _evaluate(
     proto: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], fixed: Mapping[str, onnx.TypeProto]
 ) -> tuple[Any, ...]:
-    """The outputs of a node when they are known; empty otherwise."""
+    """The outputs of a node if known, else empty."""
     import numpy as np
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -143,13 +143,13 @@ def _evaluate(
         if _may_be_large(node, [values[name] for name in node.input if name]):
             return ()
         made = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
-    except Exception:  # noqa: BLE001 - a value that is not known costs an experiment, and the evaluator raises anything
+    except Exception:  # noqa: BLE001 - the evaluator may raise any exception; an unknown value costs an experiment
         return ()
     return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
 
 
 def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
-    """Whether what a node makes may be too large to be made at all: a mask of 32,768 by 32,768 is 8 GiB."""
+    """Whether a node's output may be too large to compute, e.g. a mask of 32,768 by 32,768 (8 GiB)."""
     import numpy as np
 
     if node.op_type == "Expand":
@@ -159,7 +159,7 @@ def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
     if node.op_type == "Range":
         start, limit, delta = (float(np.ravel(value)[0]) for value in inputs)
         return not delta or (limit - start) / delta > MOST_ELEMENTS
-    largest = sorted((np.size(value) for value in inputs), reverse=True)[:2]  # of two that are spread over each other
+    largest = sorted((np.size(value) for value in inputs), reverse=True)[:2]  # two operands that are broadcast
     return math.prod(largest) > MOST_MADE
 
 

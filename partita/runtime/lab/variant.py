@@ -1,8 +1,8 @@
-"""A part of a graph as a model of its own: one node for an experiment, several for a bisection.
+"""Models of parts of a graph: one node for an experiment, several for a bisection.
 
-Inputs keep type, shape and, where they are constants of the graph, that they are constants: small ones with their
-values, large ones as zeros, which no placement was seen to depend on. Names are made plain, so that nodes that differ
-in their names only give the same model.
+Inputs keep type, shape and whether they are constants: small constants keep their values, large ones become zeros,
+because no provider's placement depends on them. Names are normalised, so that nodes that differ only in names give the
+same model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NODE = "probe"
 """Name of the node under test."""
 AUXILIARY = "auxiliary"
-"""Name of the Neg beside it, and prefix of the names of any other nodes beside it."""
+"""Name of the auxiliary Neg, and name prefix of other auxiliary nodes."""
 AFTER = f"{AUXILIARY}_after"
 """Name of a second Neg, after the node."""
 DETACHED = "detached"
@@ -49,21 +49,21 @@ POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
-"""Metadata of a model that is also run once its node is taken: sizes of its inputs, by name, in JSON."""
+"""Metadata key of a model that is also run if its node is supported: sizes of its inputs, by name, in JSON."""
 MOST_RUN = 1 << 24
-"""Elements of all inputs and constants of a node that is run."""
+"""Maximum elements of all inputs and constants of a node that is run."""
 ORIGINAL = "partita.original"
-"""Metadata of a changed node in a dry run: the original node's model and the sizes of the inputs, in JSON."""
+"""Metadata key of a changed node in a dry run: model of the unchanged node and sizes of the inputs, in JSON."""
 MOST_COMPARED = 1 << 22
-"""Elements of all inputs and constants of a node that is run on the CPU provider."""
+"""Maximum elements of all inputs and constants of a node that is run on the CPU provider."""
 SAME_VALUES = frozenset({"opset", "static_shape", "input", "output_shape", "rank"})
-"""Changes after which a node computes the same as before."""
+"""Changes that do not change a node's result."""
 FLOATS = frozenset(dtypes.numbers("float32", "float16", "float64"))
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one input of an experiment is."""
+    """One input of an experiment."""
 
     name: str
     kind: onnx.TypeProto
@@ -72,36 +72,36 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One node with everything that an experiment needs."""
+    """One node with all data for experiments."""
 
     node: onnx.NodeProto
     feeds: tuple[Feed, ...]
-    """One for each name that the node or its bodies read."""
+    """One for each tensor that the node or its subgraphs read."""
     fixed: Mapping[str, onnx.TypeProto]
-    """The same inputs with the sizes of the run, where they are known."""
+    """The inputs with the sizes of the run, if known."""
     folded: Mapping[str, onnx.TensorProto]
-    """Inputs that are constants then."""
+    """Inputs that are constant with these sizes."""
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
     given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """What inputs are in the run, where that is known of those that are no constants."""
+    """Values of non-constant inputs in the run, if known."""
     signed_output: str = ""
-    """An output that can be negated; empty when none is known to."""
+    """An output with a signed type; empty if none is known."""
     passed_on: frozenset[str] = frozenset()
-    """Outputs that are no outputs of the graph: other nodes read them, if any does."""
+    """Outputs that are not graph outputs, because other nodes read them."""
     made: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
-    """Outputs with the sizes of the run, where they are known."""
+    """Outputs with the sizes of the run, if known."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
-    """Outputs with sizes that the experiment declares, for they follow from values."""
+    """Outputs whose sizes the experiment declares, because they depend on values."""
 
     def feed(self, name: str) -> Feed | None:
-        """The feed of an input; None for one that is left out."""
+        """The feed of an input; None for an omitted input."""
         return next((feed for feed in self.feeds if feed.name == name), None)
 
 
 def node_variant(graph: Graph, name: str) -> Variant:
-    """The variant of one node. Raises CannotProbeError when a type is not known."""
+    """The variant of one node. Raises CannotProbeError when a type is unknown."""
     original = graph.find(name)
     if original is None:
         raise CannotProbeError("it is not in the ONNX file")
@@ -139,24 +139,24 @@ def node_variant(graph: Graph, name: str) -> Variant:
 
 
 def _not_inferred(variant: Variant, declared: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
-    """Outputs whose sizes the file gives, and that do not follow from the inputs: without them it is another node."""
+    """Outputs whose sizes are in the file but cannot be inferred from the inputs."""
     known = tensor_types(variant_model(variant))
     return {name: kind for name, kind in declared.items() if not is_fixed(known.get(name))}
 
 
 def _make_feed(graph: Graph, old: str, new: str) -> Feed:
-    """The feed that stands for the tensor `old` of the graph. Raises CannotProbeError."""
+    """The feed for the tensor `old` of the graph. Raises CannotProbeError."""
     constant = graph.constants.get(old)
     if constant is not None:
         return Feed(new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder))
     kind = graph.types.get(old) or graph.fixed.get(old)
     if kind is None:
-        raise CannotProbeError(f"the type of its input {old!r} is not known")
+        raise CannotProbeError(f"the type of its input {old!r} is unknown")
     return Feed(new, kind)
 
 
 def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
-    """A constant with its values when they are few, else with zeros."""
+    """A constant with its values if small, else with zeros."""
     import onnx
 
     outside = tensor.external_data and size_of(tensor.data_type, tensor.dims) <= SMALL_BYTES
@@ -175,7 +175,7 @@ def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.T
 
 
 def _lighten_bodies(node: onnx.NodeProto, folder: Path) -> None:
-    """Bring the constants of its bodies with it: the file that they lie in is not beside an experiment."""
+    """Store constants of its subgraphs inside the node, because experiments have no external data of the file."""
     for body in bodies(node):
         for graph in all_graphs(body):
             for tensor in graph.initializer:
@@ -183,12 +183,12 @@ def _lighten_bodies(node: onnx.NodeProto, folder: Path) -> None:
 
 
 def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
-    """A constant of zeros: from the file of zeros when it is large."""
+    """A constant of zeros, in the external file of zeros if large."""
     import onnx
 
     length = size_of(element, sizes)
     tensor = onnx.TensorProto(name=name, data_type=element, dims=list(sizes))
-    if element == onnx.TensorProto.STRING:  # cannot lie in another file
+    if element == onnx.TensorProto.STRING:  # cannot be external data
         tensor.string_data.extend([b""] * math.prod(sizes))
         return tensor
     if length <= SMALL_BYTES:
@@ -201,16 +201,15 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
 
 def size_of(element: int, sizes: Sequence[int]) -> int:
-    """Bytes of a tensor: types of less than a byte are packed, and a text counts as what points to it."""
+    """Bytes of a tensor: types below one byte are packed, and a string counts as its pointer."""
     kind = dtypes.numbered(element)
     return math.prod(sizes) * POINTER_BYTES if kind.bits is None else dtypes.size_bytes(kind.name, sizes)
 
 
 def variant_model(variant: Variant, *, auxiliary: bool = False) -> onnx.ModelProto:
-    """The model of one experiment. Outputs have no type but a declared one: ONNX Runtime infers it, also where it was
-    changed.
+    """The model of one experiment. Outputs have declared types only; ONNX Runtime infers the others.
 
-    `auxiliary`: with a Neg beside the node. A provider that compiles may take no partition of a single node.
+    `auxiliary`: add a Neg, because a compiling provider may not support a partition of a single node.
     """
     return finish(variant_graph(variant, auxiliary=auxiliary), variant.opsets, variant.ir_version, variant.functions)
 
@@ -236,10 +235,11 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
 def _add_auxiliary(
     graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str, passed_on: frozenset[str] = frozenset()
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Put a Neg before the only node, or after it where no input can be negated: the outputs that this adds, and those
-    of the node that are none of the graph then. Some providers treat a node before an output of the graph otherwise.
+    """Add a Neg before the only node, or after it if no input is signed.
 
-    Where the node reads constants alone, a Neg stands apart: a provider may open no graph without an input.
+    Returns the added outputs, and outputs of the node that are no longer graph outputs, because some providers treat a
+    node before a graph output differently. If the node reads only constants, the Neg is unconnected: a provider may not
+    open a graph without inputs.
     """
     import onnx
 
@@ -259,7 +259,7 @@ def _add_auxiliary(
 
 
 def add_detached(graph: onnx.GraphProto) -> str:
-    """Add a Neg of floats, which most providers support, with its own input; the name of its output."""
+    """Add a float Neg, which most providers support, with its own input; return the name of its output."""
     import onnx
 
     output = f"{DETACHED}_{AUXILIARY}"
@@ -269,14 +269,14 @@ def add_detached(graph: onnx.GraphProto) -> str:
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
-    """Whether a tensor can be negated on nearly every provider."""
+    """Whether nearly every provider can negate a tensor of this type."""
     return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
 
 
 def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxiliary: bool = False) -> onnx.ModelProto:
-    """The model of several nodes, in the sizes of the run unless `fixed` is False. `auxiliary`: as in `variant_model`.
+    """The model of several nodes, with the sizes of the run unless `fixed` is False. `auxiliary`: see `variant_model`.
 
-    Raises CannotProbeError when a type is not known.
+    Raises CannotProbeError when a type is unknown.
     """
     import onnx
 
@@ -313,7 +313,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
 
 
 def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
-    """Constants as initializers, the others as inputs."""
+    """Add constants as initializers, other feeds as inputs."""
     for feed in feeds:
         if feed.constant is not None:
             graph.initializer.add().CopyFrom(feed.constant)
@@ -324,7 +324,7 @@ def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
 def finish(
     graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int, functions: Sequence[onnx.FunctionProto]
 ) -> onnx.ModelProto:
-    """The model around a graph."""
+    """The model that contains a graph."""
     import onnx
 
     model = onnx.ModelProto(ir_version=ir_version)
@@ -336,7 +336,7 @@ def finish(
 
 
 def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
-    """The model of a variant, marked to be run where sizes are known and small and all inputs are floats."""
+    """The model of a variant, marked to be run if its sizes are known and small and all inputs are floats."""
     known = _sizes_in_run(variant, variant, MOST_RUN)
     if known is not None and _reads_floats(variant):
         given = {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
@@ -345,7 +345,7 @@ def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
 
 
 def with_original(model: onnx.ModelProto, changed: Variant, original: Variant, factor: str) -> onnx.ModelProto:
-    """The model of a changed node, marked to be compared with the original node on the CPU provider (dry runs)."""
+    """The model of a changed node, marked to be compared with the unchanged node on the CPU provider (dry runs)."""
     known = _sizes_in_run(changed, original, MOST_COMPARED)
     request: dict[str, Any] = {"sizes": known}
     if known is not None:
@@ -359,7 +359,7 @@ def with_original(model: onnx.ModelProto, changed: Variant, original: Variant, f
 
 
 def _sizes_in_run(changed: Variant, original: Variant, most: int) -> dict[str, tuple[int, ...]] | None:
-    """Sizes of all inputs in the run, by name; None where some are unknown, or they have `most` elements or more."""
+    """Sizes of all inputs in the run, by name; None if unknown, or if they have `most` elements or more."""
     known: dict[str, tuple[int, ...]] = {}
     for feed in changed.feeds:
         sizes = _sizes(changed, feed.name) or _sizes(original, feed.name)
@@ -371,23 +371,23 @@ def _sizes_in_run(changed: Variant, original: Variant, most: int) -> dict[str, t
 
 
 def _sizes(variant: Variant, name: str) -> tuple[int, ...] | None:
-    """Sizes of an input in the run; None where they are unknown."""
+    """Sizes of an input in the run; None if unknown."""
     feed = variant.feed(name)
     return sizes_of(feed.kind if feed is not None and is_fixed(feed.kind) else variant.fixed.get(name))
 
 
 def _reads_floats(variant: Variant) -> bool:
-    """Whether all inputs that are not constants are floats."""
+    """Whether all non-constant inputs are floats."""
     return all(feed.constant or element_of(feed.kind) in FLOATS for feed in variant.feeds)
 
 
 def fingerprint(model: onnx.ModelProto) -> str:
-    """The same for models that are the same."""
+    """A key that is equal for equal models."""
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
 def identity(variant: Variant) -> tuple[object, ...]:
-    """The same for cases whose experiments are the same: their models, and what changes of them are made from."""
+    """A key that is equal for variants with the same experiments: their models, and the basis of their changes."""
     return (
         fingerprint(variant_model(variant)),
         variant.signed_output,
@@ -400,7 +400,7 @@ def identity(variant: Variant) -> tuple[object, ...]:
 
 
 def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
-    """Length of the file of zeros that these models read."""
+    """Length in bytes of the file of zeros that these models read."""
     lengths = [
         int(entry.value)
         for model in models

@@ -1,1 +1,1 @@
-"""ONNX Runtime: sessions, tensors on devices, what is installed, its errors and its log. Nobody else imports it."""
+"""ONNX Runtime: sessions, device tensors, installed build, errors and log. Only this package imports it."""

@@ -1,6 +1,6 @@
-"""ONNX Runtime's adapter files: values for inputs of a graph that have defaults, by name.
+"""ONNX Runtime's adapter files: values by name for graph inputs with defaults.
 
-They are bound like other inputs: what RunOptions.add_active_adapter names has no effect on runs with bound inputs
+They are bound like other inputs, because RunOptions.add_active_adapter has no effect on runs with bound inputs
 (onnxruntime_pybind_iobinding.cc, ONNX Runtime 1.31).
 """
 
@@ -20,12 +20,12 @@ from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
 
 VERSION = 1
 FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, KeyError)
-"""KeyError: a value of another type than those below."""
+"""A value of another type raises KeyError."""
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write `values`, by the name of the input, float32 or float16."""
+    """Write `values` by input name, float32 or float16."""
     adapter = ort.AdapterFormat()
     adapter.set_adapter_version(VERSION)
     adapter.set_model_version(VERSION)
@@ -35,7 +35,7 @@ def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
-    """The values of an adapter file with their shapes, in host memory. Raises PackageError when it is damaged."""
+    """The values of an adapter file with their shapes, in host memory. Raises PackageError if it is damaged."""
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
         return {name: _buffer(value) for name, value in adapter.get_parameters().items()}
@@ -44,7 +44,7 @@ def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tupl
 
 
 def _buffer(value: Any) -> tuple[Buffer, tuple[int, ...]]:
-    """A copy of one value, which lives in the memory of its file; numpy sees it, as who stacks or sends it needs."""
+    """A numpy copy of a value, because the value's memory belongs to its file."""
     dtype, shape = TYPES[value.data_type()], tuple(value.shape())
     buffer = host_buffer(shape, dtype)
     buffer.host[...] = value.numpy()

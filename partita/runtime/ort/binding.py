@@ -1,10 +1,9 @@
-"""Inputs and outputs of one session, bound to buffers, and its runs.
+"""Bound inputs and outputs of one session, and its runs.
 
-A session that was profiled once leaks memory in every run. ONNX Runtime's thread pool notes the block size of every
-parallel loop for the profile and removes the notes after a node that is profiled (`ThreadPoolProfiler` in
-onnxruntime/core/common/threadpool.cc), and goes on noting when the profile is written: 8 bytes per loop, 1.9 KB per
-request. The notes belong to the thread, whatever session the loops are of, so a profiled run of another session in the
-same thread removes them.
+A session that was profiled once leaks memory in every later run: ONNX Runtime's thread pool keeps a note of every
+parallel loop (8 bytes each, 1.9 KB per request) and removes these notes only after a profiled node
+(`ThreadPoolProfiler` in onnxruntime/core/common/threadpool.cc). Notes belong to the thread, so a profiled run of any
+session in the same thread removes them; `remove_notes` makes such a run.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from partita.runtime.ort.errors import run_error
 
 FATAL = 4
 NOTED_RUNS = 1024
-"""Runs of a thread between two removals of its notes: some hundreds of loops a run are 2 MiB. One takes about 1 ms."""
+"""Runs of a thread between two removals of notes (2 MiB at several hundred loops per run). A removal takes 1 ms."""
 
 
 class _Notes(threading.local):
-    """The notes on parallel loops of this thread."""
+    """The state of this thread's notes on parallel loops."""
 
     runs = 0
-    """Runs of sessions that were profiled once, since the notes were last removed."""
+    """Runs of once-profiled sessions since the notes were last removed."""
     failed = False
-    """A run has failed: ONNX Runtime ends the process when notes on a loop without an end are removed."""
+    """A run has failed; then removing notes of an unfinished loop crashes ONNX Runtime."""
 
     def ran(self) -> None:
         self.runs += 1
@@ -57,7 +56,7 @@ _notes = _Notes()
 
 
 def remove_notes() -> None:
-    """Remove the notes of this thread, by a profiled run in a thread pool. An error costs memory and nothing else."""
+    """Remove the notes of this thread by a profiled run. An error only costs memory."""
     with suppress(OSError, *NATIVE_ERRORS), temporary_directory() as folder:
         options = ort.SessionOptions()
         options.log_severity_level = FATAL
@@ -75,7 +74,7 @@ def remove_notes() -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreshMemory:
-    """Where ONNX Runtime is to allocate an output."""
+    """The memory in which ONNX Runtime allocates an output."""
 
     memory: str
     """Memory info name, e.g. Cuda."""
@@ -88,16 +87,17 @@ ON_HOST = FreshMemory(HOST_MEMORY)
 
 
 DEFAULT_GRAPH, NOT_RECORDED = "0", "-1"
-"""What `gpu_graph_id` is by default, and the one that neither records nor replays."""
+"""Default value of `gpu_graph_id`, and the value without capture and replay."""
 
 
 def _run_options(graph: str) -> Any:
-    """Options of a run that belongs to a recorded graph, where the session records any.
+    """Options of a run that belongs to a captured graph.
 
-    The default is set, too: without it ONNX Runtime 1.31's wrapper raises and catches an exception in every run, 25 us.
+    The default is set explicitly: otherwise ONNX Runtime 1.31's wrapper raises and catches an exception in every run
+    (25 us).
     """
     options = ort.RunOptions()
-    # A failed run raises; ONNX Runtime need not also write it to stderr.
+    # A failed run raises, so it need not be logged to stderr as well.
     options.log_severity_level = FATAL
     options.add_run_config_entry("gpu_graph_id", graph)
     return options
@@ -112,10 +112,9 @@ class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
     def __init__(self, native: Any, file: str, *, records: bool = False, notes_loops: bool = False) -> None:
-        """`records`: the session may record runs and replay them; those of this binding are not, until `record`.
-        `notes_loops`: it is or was profiled.
-        """
-        # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
+        """`records`: the session supports graph capture, which this binding uses only after `replay`. `notes_loops`:
+        the session is or was profiled."""
+        # Attributes are destroyed in this order: the binding must be destroyed before the session.
         self._io = native.io_binding()
         self._native, self._file, self._notes_loops = native, file, notes_loops
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
@@ -123,12 +122,12 @@ class Binding:
         self._replaying: Any = None
         self._outputs: list[str] = []
         self._fresh: dict[str, str] = {}
-        """Outputs that ONNX Runtime allocates, and the memory in which it does."""
+        """Outputs that ONNX Runtime allocates, and their memory."""
         self.buffers: dict[str, Buffer] = {}
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """Names of the inputs that the session has."""
+        """Names of the session's inputs."""
         return frozenset(str(port.name) for port in self._native.get_inputs())
 
     def bind_input(self, name: str, buffer: Buffer) -> None:
@@ -141,7 +140,7 @@ class Binding:
         self._add_output(name)
 
     def _bind(self, whole: Any, part: Any, name: str, buffer: Buffer) -> None:
-        """Bind a buffer by the one function when it is whole, and by the other when it is part of another buffer."""
+        """Bind a buffer with `whole`, or a part of another buffer with `part`."""
         try:
             if buffer.part is None:
                 whole(name, buffer.value)
@@ -156,7 +155,7 @@ class Binding:
             self._outputs.append(name)
 
     def bind_fresh_output(self, name: str, where: FreshMemory = ON_HOST) -> None:
-        """Let ONNX Runtime allocate output `name` in a run: in every run, or in the next if its size changes."""
+        """Let ONNX Runtime allocate output `name` in every run, or in the next if its size changes."""
         try:
             self._io.bind_output(name, where.device, where.device_id)
         except NATIVE_ERRORS as error:
@@ -165,7 +164,7 @@ class Binding:
         self._fresh[name] = where.memory
 
     def made(self) -> dict[str, Buffer]:
-        """Buffers that ONNX Runtime allocated in the last run, by output; their memory lives as long as they do."""
+        """Buffers that ONNX Runtime allocated in the last run, by output; they keep their memory alive."""
         values = dict(zip(self._outputs, self._io.get_outputs(), strict=True))
         for name in self._fresh:
             _keep(values[name])
@@ -193,22 +192,23 @@ class Binding:
             _notes.ran()
 
     def replay(self, number: int) -> None:
-        """The first time record a run as the session's graph `number`, which the provider may do in several runs; then
-        replay it. Raises as `run` does.
+        """Replay the captured graph `number`; at the first call, capture it, which may take several runs.
+
+        Raises the errors of `run`.
         """
         if self._recorded is None:
             self._replaying, self._recorded = _run_options(str(number)), number
         self._run(self._replaying)
 
     def stop(self) -> None:
-        """From another thread: let a run end after the node at which it is, and no other begin.
+        """From another thread: end a run after its current node, and prevent further runs.
 
-        The run raises GenerationError then. Within a kernel nothing looks whether it is to stop.
+        The run then raises GenerationError. A running kernel is not interrupted.
         """
         self._options.terminate = True
 
     def release(self) -> None:
-        """Release the native binding and every buffer; the buffers' descriptions stay."""
+        """Release the native binding and every buffer; buffer descriptions remain."""
         if self._recorded is not None and hasattr(self._native, "release_captured_graph"):  # since 1.31
             self._native.release_captured_graph(self._recorded)
         self._io = None
@@ -216,13 +216,14 @@ class Binding:
         self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
 
     def output_addresses(self) -> dict[str, int]:
-        """Where the last run left each output."""
+        """Address of each output after the last run."""
         return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
 
 
 def _keep(value: Any) -> None:
-    """Keep a value of a run over the next one: before ONNX Runtime 1.31 `get_outputs` returns the binding's own values,
-    which the next run replaces (seen with 1.24 and 1.27).
+    """Keep an output value valid over the next run.
+
+    Before ONNX Runtime 1.31, `get_outputs` returns the binding's own values, which the next run replaces.
     """
     from onnxruntime.capi import _pybind_state as native
 

@@ -1,4 +1,4 @@
-"""Tensors at a fixed address: in host memory that numpy shares, or in a device's memory."""
+"""Tensors at a fixed address, in host memory shared with numpy or in device memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partita.runtime.ort.errors import buffer_error, run_error
 
 HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
 POINTED = {HOST_MEMORY: "cpu", CUDA_MEMORY: "cuda"}
-"""Memory whose addresses are pointers, with ONNX Runtime's name of the device; those of WebGPU's are handles."""
+"""Memory with pointer addresses, and ONNX Runtime's name of the device; WebGPU's addresses are handles."""
 ALIGNMENT_BYTES = 64
 NATIVE = ort.capi.onnxruntime_pybind11_state
 NATIVE_ERRORS: tuple[type[Exception], ...] = (
@@ -25,12 +25,12 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     ValueError,
 )
-"""Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
+"""Every exception that ONNX Runtime raises; its 15 status classes have no common base."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The address of rows of a buffer, as ONNX Runtime binds them."""
+    """The address of rows of a buffer, for binding."""
 
     device: str
     """ONNX Runtime's name of the device."""
@@ -45,21 +45,21 @@ class Buffer:
     value: Any
     """The OrtValue."""
     array: npt.NDArray[Any] | None
-    """The same memory as numpy sees it; None on a device. bfloat16 shows as uint16."""
+    """The memory as a numpy array; None on a device. bfloat16 is uint16."""
     dtype: str
     memory: str
     size_bytes: int
     keeps: Any = field(default=None, repr=False)
-    """An object that has to live as long as the memory."""
+    """An object that owns the memory."""
     device_id: int = 0
     part: Part | None = None
-    """Set for rows of another buffer: they are bound by address, and `value` is None."""
+    """Set for rows of another buffer, which are bound by address; `value` is None."""
 
     @property
     def host(self) -> npt.NDArray[Any]:
-        """The memory as numpy sees it; only for buffers on the host."""
+        """The memory as a numpy array; host buffers only."""
         if self.array is None:
-            raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot see")
+            raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot access")
         return self.array
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Buffer:
         return int(self.value.shape()[0])
 
     def released(self) -> Buffer:
-        """The buffer's description without its memory."""
+        """A description of the buffer without its memory."""
         return replace(self, value=None, array=None, keeps=None, part=None)
 
     def address(self) -> int:
@@ -76,11 +76,11 @@ class Buffer:
 
     @property
     def has_parts(self) -> bool:
-        """Some rows of the first axis can be bound by themselves: its memory has addresses that can be counted on."""
+        """Whether rows of the first axis can be bound, because addresses are pointers."""
         return self.memory in POINTED
 
     def rows(self, first: int, end: int) -> Buffer:
-        """Rows `first` to before `end` of the first axis, in the same memory; only where `has_parts`."""
+        """Rows `first` to `end` (exclusive) of the first axis, in the same memory. Requires `has_parts`."""
         shape = tuple(self.value.shape())
         row_bytes = self.size_bytes // shape[0]
         return Buffer(
@@ -95,14 +95,14 @@ class Buffer:
         )
 
     def clear(self) -> None:
-        """Set every byte to zero."""
+        """Zero the buffer."""
         if self.array is not None:
             self.array.fill(0)
             return
         self.write(host_buffer(tuple(self.value.shape()), self.dtype))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
-        """Set these rows of the first axis to zero; only where `readable`. Device memory goes by way of the host."""
+        """Zero these rows of the first axis. Requires `readable`. Device memory is copied through the host."""
         if self.array is None and set(rows) == set(range(self.value.shape()[0])):
             self.clear()
         else:
@@ -110,18 +110,19 @@ class Buffer:
 
     @property
     def readable(self) -> bool:
-        """Its values can be copied to the host. ONNX Runtime copies by way of numpy from CUDA's memory and from what
-        it allocated on the host; numpy has no bfloat16.
+        """Whether the values can be copied to the host.
+
+        ONNX Runtime copies CUDA memory and its own host allocations through numpy, which has no bfloat16.
         """
         by_numpy = self.memory in (HOST_MEMORY, CUDA_MEMORY)
         return self.array is not None or not by_numpy or not dtypes.named(self.dtype).upper_half
 
     def seen(self) -> npt.NDArray[Any]:
-        """Its values; only where `readable`. The memory itself where numpy sees it, else a copy on the host."""
+        """Its values. Requires `readable`. The memory itself if on the host, else a copy."""
         return self._held().host if self.array is None else self.array
 
     def change(self, how: Callable[[npt.NDArray[Any]], object]) -> None:
-        """Let `how` write into its values; only where `readable`. Device memory is copied to the host and back."""
+        """Let `how` modify the values. Requires `readable`. Device memory is copied to the host and back."""
         if self.array is not None:
             how(self.array)
             return
@@ -136,7 +137,7 @@ class Buffer:
         return held
 
     def read(self, held: Buffer) -> None:
-        """Copy it into a host buffer of the same shape and dtype; only where `readable`. Raises as a run does."""
+        """Copy into a host buffer of the same shape and dtype. Requires `readable`. Raises the errors of a run."""
         try:
             if self.memory in (HOST_MEMORY, CUDA_MEMORY):
                 held.host[...] = self.value.numpy()
@@ -146,8 +147,9 @@ class Buffer:
             raise run_error(f"a copy out of {self.memory} memory", error) from error
 
     def copy(self, held: Buffer) -> npt.NDArray[Any]:
-        """Its values on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or where
-        ONNX Runtime puts them. Raises as a run does: a lost device may show here first.
+        """A copy of the values on the host, in `held` (same shape and dtype) if possible. Requires `readable`.
+
+        Raises the errors of a run, e.g. for a lost device.
         """
         if self.memory != CUDA_MEMORY:
             self.read(held)
@@ -159,9 +161,11 @@ class Buffer:
         return values
 
     def write(self, held: Buffer) -> None:
-        """Fill device memory from a host buffer of the same shape and dtype, in place. Raises as a run does."""
+        """Fill device memory from a host buffer of the same shape and dtype. Raises the errors of a run."""
         try:
-            if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
+            if (
+                self.memory == CUDA_MEMORY
+            ):  # copy_tensors does not support the built-in CUDA provider (ONNX Runtime 1.31.1)
                 self.value.update_inplace(held.value)
             else:
                 ort.copy_tensors([held.value], [self.value])
@@ -170,14 +174,14 @@ class Buffer:
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
-    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written.
+    """A zeroed tensor in host memory shared by numpy and ONNX Runtime. Pages are allocated at the first write.
 
-    Raises ResourceError when the address space has no room for it.
+    Raises ResourceError when the address space is exhausted.
     """
     element, kind, size = dtypes.named(dtype).number, np.dtype(dtypes.storage(dtype)), dtypes.size_bytes(dtype, shape)
     try:
         raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than addresses
         raise buffer_error(size, HOST_MEMORY) from error
     skip = -raw.ctypes.data % ALIGNMENT_BYTES
     array = raw[skip : skip + size].view(kind).reshape(shape)
@@ -194,15 +198,15 @@ def reshaped(buffer: Buffer, shape: Sequence[int]) -> Buffer:
 
 
 def made_buffer(value: Any, memory: str) -> Buffer:
-    """A tensor that ONNX Runtime allocated, in `memory`; numpy does not share it."""
+    """A tensor that ONNX Runtime allocated in `memory`, not shared with numpy."""
     dtype = dtypes.usual(str(value.data_type()).removeprefix("tensor(").removesuffix(")"))
     return Buffer(value, None, dtype, memory, dtypes.size_bytes(dtype, value.shape()))
 
 
 def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
-    """A tensor of strings in host memory, allocated by ONNX Runtime: its binding takes no other.
+    """A tensor of strings in host memory, allocated by ONNX Runtime as its binding requires.
 
-    Raises ResourceError when there is no room for it.
+    Raises ResourceError when memory runs out.
     """
     import onnx
 
@@ -224,10 +228,10 @@ def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
 
 
 def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
-    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
+    """A zeroed tensor in `memory` (e.g. Cuda) of device number `device_id`.
 
-    `keeper` opens a session of `keeper_model` on the provider of that memory: the Python package allocates memory of
-    other providers than CUDA in a run alone. Raises ResourceError when the device has no room for it.
+    `keeper` opens a session of `keeper_model` on that memory's provider: except for CUDA, the Python package allocates
+    device memory only in a run. Raises ResourceError when device memory runs out.
     """
     element, size = dtypes.named(dtype).number, dtypes.size_bytes(dtype, shape)
     try:
@@ -243,13 +247,13 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
         session.run_with_iobinding(binding)
         return Buffer(binding.get_outputs()[0], None, dtype, memory, size, keeps=session, device_id=device_id)
     except NATIVE_ERRORS as error:
-        # The frames hold what is left of the keeper; it has to go before its device does.
+        # The frames reference the keeper session, which must be released before its device.
         traceback.clear_frames(error.__traceback__)
         raise buffer_error(size, memory, error) from error.with_traceback(None)
 
 
 def keeper_model(dtype: str, rank: int) -> bytes:
-    """A model whose one node, x + x, leaves a tensor on the device: zeros for zeros."""
+    """A model of one node, x + x, which leaves a zero tensor on the device."""
     import onnx
 
     element = dtypes.named(dtype).number

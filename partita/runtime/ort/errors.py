@@ -1,6 +1,6 @@
-"""ONNX Runtime's exceptions as ours, one line each. Told apart by class name and text, so ONNX Runtime is not imported.
+"""Converts ONNX Runtime's exceptions to Partita's, one line each, by class name and text, without importing it.
 
-Knows what the messages of version 1.31.1 look like; an unknown one is passed on whole, cut to one line.
+The patterns match messages of version 1.31.1; unknown messages are passed on, shortened to one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.native_log import complaints
 
 OUR_OWN = "Could not write a profile"
-"""What ONNX Runtime says when a session that was to be profiled could not be opened."""
+"""Message when a profiled session could not be opened."""
 STRICT = "fallback to CPU EP has been explicitly disabled"
 HEAD = re.compile(r"^(Error in execution: )?(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Error in execution: )?")
 SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
@@ -37,17 +37,17 @@ LACKS = re.compile(
     re.IGNORECASE,
 )
 OTHER_SCHEMA = re.compile(r"with schema\(|Unrecognized attribute")
-"""An operator has not the inputs, outputs or attributes here that a file gives it: the file is sound, and newer."""
+"""The file uses inputs, outputs or attributes of a newer operator version."""
 OTHER_NODE = Remedy(
-    "no provider in the chain has a kernel for it: change the node's type or opset, or name another provider"
+    "no provider in the chain has a kernel for it: change the node's type or opset, or use another provider"
 )
 OTHER_PRECISION = Remedy(
-    "name another provider, or export in another precision",
+    "use another provider, or export with another precision",
     ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp32"),
 )
-ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
+ON_CPU = Remedy("use the CPU provider", options=("--provider", "cpu"))
 OTHER_VERSION = Remedy(
-    "it is written for another version of that operator: run it with the ONNX Runtime that it was made with, or export "
+    "it uses another version of that operator: run it with the ONNX Runtime it was exported for, or export "
     "it without that attribute or input"
 )
 NEWER_SET = re.compile(
@@ -55,17 +55,17 @@ NEWER_SET = re.compile(
 )
 NO_OPERATOR = re.compile(r"(?P<domain>[\w.]*):(?P<operator>\w+)\(-?\d+\) is not a registered function/op")
 NEWER_RUNTIME = Remedy("run it with a newer ONNX Runtime, or export it for an older operator set")
-OTHER_RUNTIME = Remedy("run it with the ONNX Runtime that it was made for, or export it without that operator")
+OTHER_RUNTIME = Remedy("run it with the ONNX Runtime it was exported for, or export it without that operator")
 CUSTOM_OPERATOR = Remedy("export it without that operator: Partita does not load libraries of custom operators")
 OWN_DOMAIN = re.compile(r"|ai\.onnx(\.ml|\.training|\.preview.*)?|com\.(microsoft|ms)\b.*|org\.pytorch\.aten")
-"""Domains of operators that some build of ONNX Runtime has."""
+"""Operator domains that some ONNX Runtime builds include."""
 EXTENSIONS = "ai.onnx.contrib"
-"""Domain of the operators of the package onnxruntime-extensions."""
+"""Domain of onnxruntime-extensions."""
 NEWER_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supported IR version: (?P<last>\d+)")
-LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}, which changes nothing else in it")
+LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}; nothing else needs to change")
 ESCAPES = re.compile(r"escapes (the )?model directory", re.IGNORECASE)
 WITHOUT_LINKS = Remedy(
-    "this ONNX Runtime follows no link out of the folder: use a newer one, or a copy of the folder without links",
+    "this ONNX Runtime follows no links out of the folder: use a newer version, or a copy of the folder without links",
     ("cp", "-rL", "{folder}", "COPY"),
 )
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
@@ -79,7 +79,7 @@ SHORTER = Remedy(
 
 
 class NoKernelError(ProviderError):
-    """No provider of the chain has an implementation of a node, for whatever about it.
+    """No provider of the chain has a kernel for a node.
 
     `node` is empty when ONNX Runtime did not name it.
     """
@@ -90,9 +90,9 @@ class NoKernelError(ProviderError):
 
 
 class NotOpenedError(ProviderError):
-    """The last providers of a chain fail over a model, most often in making a kernel; which node it is for is not said.
+    """The last providers of a chain fail on a model, usually while creating a kernel of an unnamed node.
 
-    `path`: the file, which may still be looked into.
+    `path`: the file, for experiments.
     """
 
     def __init__(self, what: str, path: Path, *, remedy: Remedy | None = None) -> None:
@@ -101,27 +101,27 @@ class NotOpenedError(ProviderError):
 
 
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
-    """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
+    """The error for a session that cannot be opened. `log`: native log lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
     said = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
-    extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
+    extra = "".join(f"; ONNX Runtime also logged: {line}" for line in said[:1] if line not in text and text not in line)
     packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
-        return ResourceError(f"memory ran out while loading it: {text}{extra}", where=path, remedy=SMALLER)
+        return ResourceError(f"out of memory while loading it: {text}{extra}", where=path, remedy=SMALLER)
     if kind == NO_KERNEL:
         node = NAMED_NODE.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if found := NEWER_SET.search(text):
-        told = f"it is written in operator set {found['set']} of {found['domain']}, and this ONNX Runtime knows up to"
+        told = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
         return PackageError(f"{told} {found['last']}", where=path, remedy=NEWER_RUNTIME)
     if found := NO_OPERATOR.search(text):
         operator = ".".join(filter(None, (found["domain"], found["operator"])))
-        told = f"this ONNX Runtime has no operator {operator}, which the graph needs"
-        told += "; it is one of onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
+        told = f"this ONNX Runtime lacks the operator {operator}, which the graph needs"
+        told += "; it belongs to onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
         own = OWN_DOMAIN.fullmatch(found["domain"])
         return PackageError(told, where=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
     if found := NEWER_IR.search(text):
-        told = f"its IR version is {found['version']}, and this ONNX Runtime supports versions up to {found['last']}"
+        told = f"its IR version is {found['version']}, but this ONNX Runtime supports versions up to {found['last']}"
         return PackageError(told, where=path, remedy=LOWER_IR.filled(last=found["last"]))
     if ESCAPES.search(text):
         told = f"ONNX Runtime cannot load it: {text}{extra}"
@@ -134,7 +134,7 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
 
 
 def blames_provider(error: Exception) -> bool:
-    """Whether a session that could not be opened may be a provider's fault, not the model's or memory's."""
+    """Whether a provider may be the cause of a session that could not be opened, not the model or memory."""
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text) or kind in DAMAGED or kind == NO_KERNEL:
         return False
@@ -142,7 +142,7 @@ def blames_provider(error: Exception) -> bool:
 
 
 def run_error(file: str, error: Exception) -> PartitaError:
-    """What to raise when binding or a run fails."""
+    """The error for failed binding or a failed run."""
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text):
         return ResourceError(f"{file}: out of memory during a run: {text}", remedy=SHORTER)
@@ -154,16 +154,18 @@ def run_error(file: str, error: Exception) -> PartitaError:
 
 
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
-    """What to raise when a buffer cannot be allocated."""
+    """The error for a buffer that cannot be allocated."""
     said = f" ({one_line(str(error))})" if error is not None else ""
-    if error is not None and LACKS.search(str(error)):  # it was made by a run
+    if error is not None and LACKS.search(str(error)):  # raised by a run
         return ProviderError(f"the device cannot run it: {one_line(str(error))}", remedy=OTHER_PRECISION)
     if error is not None and not MEMORY.search(str(error)):
-        return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION)
-    return ResourceError(f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SHORTER)
+        return ProviderError(
+            f"cannot allocate a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION
+        )
+    return ResourceError(f"no space for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SHORTER)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
-    """A message of ONNX Runtime on one line of at most `longest` characters, without status head and source paths."""
+    """A message of ONNX Runtime on one line of at most `longest` characters, without status and source paths."""
     flat = HEAD.sub("", without_signatures(" ".join(SOURCE_PATH.sub("", text).split()))).rstrip(". ")
     return cut(flat, longest)

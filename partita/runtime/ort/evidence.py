@@ -1,7 +1,6 @@
-"""Reads what ONNX Runtime leaves behind about a session: the plan file and the profile. Pure functions of text.
+"""Parses ONNX Runtime's plan file and profile of a session. Pure functions of text.
 
-The formats are ONNX Runtime's own and undocumented; both were found by experiment (version 1.31.1). What is missing
-becomes None or empty, never a guess.
+The formats are undocumented (checked with version 1.31.1). Missing data becomes None or empty.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from partita.observations.facts import NodeEvent, RunWindow
 
 NODE_SUFFIX = "_kernel_time"
 EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)
-"""The name in an event of the profile, up to what follows it."""
+"""The name in a profile event, up to the next field."""
 CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
-    """Node names per stream of a plan file; None when it is not one.
+    """Node names per stream of a plan file; None if invalid.
 
-    Of a graph in which no node is left ONNX Runtime writes the kind of plan alone, without streams: an empty plan.
+    For a graph without nodes, ONNX Runtime writes only the plan type, without streams: an empty plan.
     """
     try:
         plan = json.loads(text)
@@ -36,7 +35,7 @@ def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
 
 
 def parse_plan_devices(text: str) -> tuple[str, ...] | None:
-    """Kind of device per stream of a plan file, as ONNX Runtime numbers them: 0 is the CPU; None when it has none."""
+    """Device type number per stream of a plan file (0: CPU); None if missing."""
     try:
         return tuple(str(device) for device in json.loads(text)["devices"])
     except (json.JSONDecodeError, KeyError, TypeError):
@@ -44,10 +43,10 @@ def parse_plan_devices(text: str) -> tuple[str, ...] | None:
 
 
 def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
-    """Node executions and run windows of a profile.
+    """Node executions and run windows of a profile; both empty if it cannot be read.
 
-    Both empty when it cannot be read. `runs` says phase and new tokens per row of each session run, in the order of the
-    `model_run` events. A run that the profile has and `runs` has not (one that failed) is left out, with its nodes.
+    `runs`: phase and new tokens per row of each session run, in the order of the `model_run` events. A run that is not
+    in `runs` because it failed is omitted with its nodes.
     """
     entries = _profile_entries(text)
     timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
@@ -60,10 +59,10 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
 
 
 def _profile_entries(text: str) -> list[dict[str, Any]]:
-    """Events of a profile; none when it is not one.
+    """Events of a profile; empty if invalid.
 
-    ONNX Runtime 1.27 and older writes names as they are, with their quotes, backslashes and newlines. A backslash can
-    look like an escape then, but a node that is opened has no control character in its name.
+    ONNX Runtime up to 1.27 does not escape quotes, backslashes and newlines in names. A backslash can look like an
+    escape then, but names of opened nodes contain no control characters.
     """
     entries = _json_list(text)
     if entries is None or any(CONTROL.search(str(entry.get("name"))) for entry in entries):
@@ -72,7 +71,7 @@ def _profile_entries(text: str) -> list[dict[str, Any]]:
 
 
 def _json_list(text: str) -> list[dict[str, Any]] | None:
-    """The objects in a JSON list; None when the text is none."""
+    """The objects of a JSON list; None if the text is no list."""
     try:
         entries = json.loads(text)
     except json.JSONDecodeError:
@@ -81,19 +80,19 @@ def _json_list(text: str) -> list[dict[str, Any]] | None:
 
 
 def _escaped(event: re.Match[str]) -> str:
-    """The name of an event as JSON writes it."""
+    """The name of an event, escaped for JSON."""
     return f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}"
 
 
 def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
-    """A sentence when the profile of runs that worked told nothing of them."""
+    """A note if the profile of successful runs contains no runs."""
     if not steps or windows:
         return ()
     return ("the profile that ONNX Runtime wrote cannot be read, so times and copies between nodes are unknown",)
 
 
 def _node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:
-    """Events in order of time, each in the run during which it began."""
+    """Events in order of time, each with the run in which it began."""
     starts = [window.start_us for window in windows]
     orders = [count() for _ in windows]
     events = []

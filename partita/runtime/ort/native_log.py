@@ -1,8 +1,7 @@
-"""ONNX Runtime's own log lines: captured from the file descriptors, and read.
+"""Captures ONNX Runtime's log lines from the file descriptors, and parses them.
 
-ONNX Runtime writes them from native code, past Python's sys.stderr, so only the descriptor itself can be redirected.
-Not safe while other threads write to stdout or stderr: their lines would be captured too. Does not know what a line
-means.
+ONNX Runtime writes from native code, so only the descriptors can be redirected, not sys.stderr. While it captures,
+lines of other threads are captured, too.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxrunti
 HEAD = re.compile(r"^\[(?P<severity>[VIWEF]):onnxruntime:[^\]]*\] (?P<text>.*)", re.DOTALL)
 
 _CAPTURING = threading.RLock()
-"""Two threads that redirect at a time would give back each other's files in place of the descriptors."""
+"""Two concurrent redirections would restore each other's files."""
 
 
 class Captured:
-    """Lines that were captured, in order; complete once the capture has ended."""
+    """Captured lines in order, complete when the capture has ended."""
 
     def __init__(self) -> None:
         self.lines: tuple[str, ...] = ()
@@ -35,11 +34,10 @@ class Captured:
 
 @contextmanager
 def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[Captured]:
-    """Send everything written to file descriptors 1 and 2 into a temporary file, and give its lines at the end.
+    """Redirect file descriptors 1 and 2 to a temporary file, and return its lines at the end.
 
-    Some providers write to descriptor 1, where only results belong. The descriptors are restored however the block
-    ends. Lines have no time stamps and no colours. In the process of a program that imports Partita
-    (`streams.own_process`) nothing is redirected, and there are no lines.
+    Some providers write to descriptor 1, which is for results. The descriptors are always restored. Lines have no time
+    stamps and colours. In a program that imports Partita (`streams.own_process` is False), nothing is redirected.
     """
     if not streams.own_process:
         yield Captured()
@@ -50,7 +48,7 @@ def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[Captured]
 
 def _captured(descriptors: tuple[int, ...]) -> Iterator[Captured]:
     captured = Captured()
-    for descriptor in (streams.STDOUT, streams.STDERR):  # else the file below would get the number
+    for descriptor in (streams.STDOUT, streams.STDERR):  # otherwise the file below would get this number
         streams.fill(descriptor, os.O_WRONLY)
     with tempfile.TemporaryFile() as sink:
         python = _flushed(sys.stdout, sys.stderr)
@@ -69,14 +67,15 @@ def _captured(descriptors: tuple[int, ...]) -> Iterator[Captured]:
 
 
 def _flushed(*python: TextIO | None) -> tuple[TextIO, ...]:
-    """Those of Python's streams that have nothing left to write: a line belongs on the side of the redirection on which
-    it was written. What cannot be written stays in its stream, whose next line, or the end of the process, tells of it.
+    """Python streams without pending output, which must not be written to the other side of a redirection.
+
+    A stream that cannot be flushed reports its error at its next write, or at exit.
     """
     return tuple(stream for stream in python if stream is not None and _flush(stream))
 
 
 def _flush(stream: TextIO) -> bool:
-    with suppress(OSError, ValueError):  # the second where somebody has closed it
+    with suppress(OSError, ValueError):  # ValueError: closed by other code
         stream.flush()
         return True
     return False
@@ -89,7 +88,7 @@ def clean_lines(text: str) -> tuple[str, ...]:
 
 
 def complaints(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Texts of the error lines, without their heads; of the warnings when there is no error."""
+    """Error messages in these lines, without their prefixes; warnings if there is no error."""
     parsed = [match for line in lines if (match := HEAD.match(line))]
     for severity in ("F", "E", "W"):
         texts = tuple(match["text"].strip() for match in parsed if match["severity"] == severity)
@@ -99,5 +98,5 @@ def complaints(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def headless(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Lines that are not of ONNX Runtime's log: what libraries print by themselves."""
+    """Lines without an ONNX Runtime log prefix, printed by other libraries."""
     return tuple(line.strip() for line in lines if not HEAD.match(line))

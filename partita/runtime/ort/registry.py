@@ -1,7 +1,7 @@
-"""What the installed ONNX Runtime is and offers: build, providers, plugin libraries, devices; and one model run alone.
+"""The installed ONNX Runtime: build, providers, plugin libraries, devices, and a run of a model on one provider.
 
-With session.py the only module that imports onnxruntime. Importing it loads ONNX Runtime, which a broken installation
-can turn into a crash: whoever wants to survive that asks `provider_check`, which does this in a child process.
+Together with session.py the only module that imports onnxruntime, which crashes in a broken installation;
+`provider_check` uses it in a worker process.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from partita.observations.names import CPU
 NATIVE = ort.capi.onnxruntime_pybind11_state
 STRICT_KEY = "session.disable_cpu_ep_fallback"
 OFFERED: dict[Path, tuple[str, ...]] = {}
-"""Libraries that this process has registered, and the providers that each offers a device for."""
+"""Libraries that this process has registered, with the providers that have a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrtBuild:
-    """The installed ONNX Runtime. None where its build does not say."""
+    """The installed ONNX Runtime. None where the build does not report a value."""
 
     version: str
     build: str
     package: str | None
-    """Name of the wheel it was built for."""
+    """Name of its wheel."""
     cuda: str | None
-    """CUDA version it was built with, e.g. 13.0."""
+    """CUDA version of the build, e.g. 13.0."""
     cudnn: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class EpDevice:
-    """A device that a provider offers, as ONNX Runtime lists it."""
+    """A device of a provider, as listed by ONNX Runtime."""
 
     ort_name: str
     ep_vendor: str
@@ -51,7 +51,7 @@ class EpDevice:
     vendor_id: int
     device_id: int
     metadata: dict[str, str]
-    """What the driver says of the device, and the provider of itself (keys that begin with ep.)."""
+    """Metadata from the driver, and from the provider (keys that begin with ep.)."""
 
 
 def ort_build() -> OrtBuild:
@@ -68,12 +68,12 @@ def ort_build() -> OrtBuild:
 
 
 def available_ort_names() -> tuple[str, ...]:
-    """ONNX Runtime's names of the providers compiled into it, which says nothing of whether they can start."""
+    """ONNX Runtime's names of the providers in the build, which may not start."""
     return tuple(ort.get_available_providers())
 
 
 def ep_devices() -> tuple[EpDevice, ...]:
-    """Devices of all providers, plugins that were registered included; empty where ONNX Runtime cannot list them."""
+    """Devices of all providers, including registered plugins; empty if ONNX Runtime cannot list them."""
     return tuple(_describe_device(device) for device in _native_devices())
 
 
@@ -83,7 +83,7 @@ def _native_devices() -> tuple[Any, ...]:
 
 
 def hardware() -> tuple[tuple[str, int, int], ...]:
-    """Kind, vendor id and device id of each device that ONNX Runtime finds by itself."""
+    """Kind, vendor id and device id of each device that ONNX Runtime detects."""
     listing = getattr(NATIVE, "get_hardware_devices", None)  # since 1.24
     found = listing() if listing else ()
     return tuple((_kind_of(device), int(device.vendor_id), int(device.device_id)) for device in found)
@@ -110,10 +110,10 @@ def _describe_device(device: Any) -> EpDevice:
 
 
 def register_library(name: str, path: Path) -> tuple[str, ...]:
-    """Register a plugin library under `name`; ONNX Runtime's names of the providers that it offers a device for.
+    """Register a plugin library as `name`; return ONNX Runtime's names of its providers with a device.
 
-    A library is registered once per process, under the first name; later calls answer as the first one did. Raises
-    what ONNX Runtime raises when the library cannot be loaded.
+    A library is registered once per process, under the first name; later calls return the first result. Raises ONNX
+    Runtime's exceptions when the library cannot be loaded.
     """
     if path not in OFFERED:
         before = len(_native_devices())
@@ -124,15 +124,15 @@ def register_library(name: str, path: Path) -> tuple[str, ...]:
 
 @cache
 def all_operator_schemas() -> tuple[Any, ...]:
-    """Schemas of every operator that this build knows, its own domains included; empty where it cannot list them."""
+    """Schemas of every operator of this build, including its own domains; empty if it cannot list them."""
     listing = getattr(NATIVE, "get_all_operator_schema", None)
     return tuple(listing()) if listing else ()
 
 
 def preload_libraries() -> None:
-    """Load the CUDA libraries that are installed as Python packages, where the system's loader does not look.
+    """Load CUDA libraries that are installed as Python packages, which the system's loader does not find.
 
-    What is not there is left for the provider to complain about: ONNX Runtime would print it to stdout.
+    Missing libraries are skipped, because ONNX Runtime would print messages to stdout; the provider reports them.
     """
     preload = getattr(ort, "preload_dlls", None)
     if preload is not None:
@@ -141,10 +141,10 @@ def preload_libraries() -> None:
 
 
 def provider_options(options: Any, ort_name: str, given: Mapping[str, str], prefix: str, plugin: bool) -> list[Any]:
-    """Put one provider and its options into session options; returns what to pass as `providers`.
+    """Add one provider and its options to session options; return the value for `providers`.
 
-    `prefix`: the provider inside ONNX Runtime reads its options from the session configuration under it. `plugin`: the
-    provider comes from a registered library.
+    `prefix`: prefix of the session configuration keys from which a built-in provider reads options. `plugin`: the
+    provider is in a registered library.
     """
     if plugin:
         options.add_provider_for_devices([d for d in _native_devices() if d.ep_name == ort_name], dict(given))
@@ -165,9 +165,9 @@ def run_alone(
     plugin: bool,
     feed: Mapping[str, npt.NDArray[Any]],
 ) -> tuple[list[npt.NDArray[Any]], dict[str, str]]:
-    """Run a model on one provider and on no other; its outputs, and the provider's options.
+    """Run a model on one provider without fallback; return its outputs and the provider's options.
 
-    Raises what ONNX Runtime raises when the provider does not start or a node would have to run elsewhere.
+    Raises ONNX Runtime's exceptions when the provider does not start or does not support a node.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,4 +1,4 @@
-"""What ONNX Runtime logs while it runs a model: some kernels say only then that they take a slow way."""
+"""ONNX Runtime's log of a run, in which some kernels report slow paths."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from partita.runtime.worker.parent import Worker
 
 INFO, WARNING = 1, 2
 RESTORES = "DequantizeLinear"
-"""What is left where ONNX Runtime's optimiser has made no product of packed weights of it and a MatMul."""
+"""Operator that remains if the optimiser did not fuse it with a MatMul of quantised weights."""
 UNPACKED = "unpacked compute mode"
-"""MatMulNBits on the CPU provider: it has no kernel for this form on this processor, and restores the whole matrix in
-every call (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`).
-"""
+"""MatMulNBits on the CPU provider: no kernel for this form on this processor, so every run dequantises the whole matrix
+(contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`)."""
 
 
 def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the CPU provider restores packed weights in every run of `model`, which is run once on inputs of 0.
+    """Whether the CPU provider dequantises quantised weights in every run of `model`, by one run on zeros.
 
-    `sizes`: of its inputs. Runs in a worker process where the log must not be captured in this one. Raises what ONNX
-    Runtime does when the model does not open or run.
+    `sizes`: of its inputs. Run it in a worker process if the log must not be captured in this process. Raises ONNX
+    Runtime's exceptions.
     """
     if not streams.own_process:
         with Worker(__name__) as worker:
@@ -45,7 +44,7 @@ def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]], optimised: Path) -> tuple[str, ...]:
-    """The log at INFO of opening and running `model`; what ONNX Runtime runs is written to `optimised`."""
+    """The log at INFO of opening and running `model`; the optimised graph is written to `optimised`."""
     options: Any = ort.SessionOptions()
     options.log_severity_level = INFO
     options.optimized_model_filepath = str(optimised)
@@ -60,7 +59,7 @@ def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]], optimised:
 
 
 def _zeros(port: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An input of 0."""
+    """An input of zeros."""
     kinds = {"tensor(int64)": np.int64, "tensor(float16)": np.float16}
     return np.zeros(shape, kinds.get(port.type, np.float32))
 

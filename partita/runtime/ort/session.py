@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on exactly the given providers, with what ONNX Runtime reports about placement."""
+"""ONNX Runtime sessions on exactly the given providers, with ONNX Runtime's information about placement."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from partita.signals import held
 VERBOSE, INFO, WARNING = 0, 1, 2
 WEIGHTS_FILE = "weights.data"
 SMALL_BYTES = 1024
-"""Constants up to this size stay in the file of an optimised graph."""
+"""Maximum bytes of constants kept inside the file of an optimised graph."""
 
 
 class NativeFailureError(Exception):
-    """A session that could not be opened: ONNX Runtime's exception is the cause."""
+    """ONNX Runtime could not open a session; its exception is the cause."""
 
     def __init__(self, error: Exception, log: tuple[str, ...]) -> None:
         super().__init__(str(error))
@@ -56,49 +56,49 @@ class NativeFailureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a session is to be opened, beyond the providers."""
+    """Options of opening a session, besides the providers."""
 
     threads: int | None = None
-    """Intra-op threads; None for ONNX Runtime's choice."""
+    """Intra-op threads; None: ONNX Runtime's default."""
     observe: bool = False
     """Profile the first runs and keep the log at INFO."""
     quiet: bool = False
-    """With `observe`: keep the log at WARNING all the same."""
+    """With `observe`: log at WARNING instead of INFO."""
     explain: bool = False
-    """Keep the log at INFO without profiling anything."""
+    """Log at INFO without profiling."""
     verbose: bool = False
-    """Keep all of the log."""
+    """Log at VERBOSE."""
     optimise: bool = True
-    """Let ONNX Runtime fold and fuse nodes; an experiment on one node wants it as it is."""
+    """Let ONNX Runtime fold and fuse nodes; disabled in experiments on one node."""
     strict: bool = False
-    """Fail rather than let the CPU provider take a node."""
+    """Raise if a node would run on the CPU provider."""
     model: bytes | None = None
-    """The model to open in place of the file; its weights are still those beside the file."""
+    """The model to open instead of the file; its external data is that of the file."""
     weights: Path | None = None
-    """The folder of the weights of `model`, where that is not the one of the file."""
+    """Folder of the external data of `model`; None: the folder of the file."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further entries of the session configuration."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that kernels read when they are built; a process of Partita has them while the session is opened."""
+    """Environment variables for kernel creation; set only in Partita's own processes."""
     scratch: Path | None = None
-    """An existing folder for the plan, for many short sessions; None: a temporary folder for each."""
+    """An existing folder for the plan, for many short sessions; None: a temporary folder each."""
     optimised: Path | None = None
-    """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
+    """Path for the optimised graph; its weights are written to `WEIGHTS_FILE` in the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """An input or output as the session declares it."""
+    """An input or output as declared by the session."""
 
     name: str
     type: str
-    """In ONNX Runtime's words: tensor(float), seq(tensor(int64)), …"""
+    """ONNX Runtime's type name: tensor(float), seq(tensor(int64)), …"""
     shape: tuple[int | str | None, ...]
-    """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
+    """Numbers, symbolic names, None for unknown sizes; empty for non-tensors."""
 
 
 class Session:
-    """An open ONNX Runtime session and what it reported while it was opened. Close it; it owns a temporary folder."""
+    """An open ONNX Runtime session with its log and plan. Close it; it owns a temporary folder."""
 
     def __init__(
         self,
@@ -114,18 +114,18 @@ class Session:
         """`plan`: text of the plan file. `cleanup`: removes the session's files."""
         self.path, self.log, self.load_seconds = path, log, load_seconds
         self.resolutions = resolutions
-        """What became of each provider of the chain; `chain` completes it."""
+        """State of each provider of the chain; set by `chain`."""
         self.active, self.opening = resolutions, opening
-        """On what it was opened, and how: to open another like it."""
+        """Providers and options of the opening, to open another session like it."""
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.pins: dict[str, str] = {}
-        """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
+        """Pinned nodes and their pins as the user wrote them; set by `chain`."""
         self.cpu: CpuSession | None = None
-        """How the CPU provider was set up; `chain` completes it."""
+        """Settings of the CPU provider; set by `chain`."""
         self.later: Callable[[], int] | None = None
-        """Puts packed weights into huge pages, and says how many bytes that are; `chain` completes it."""
+        """Moves packed weights into huge pages and returns the bytes; set by `chain`."""
         self.captures = any(entry.captures for entry in resolutions)
-        """A provider was asked to record runs and to replay them."""
+        """Whether graph capture is enabled for a provider."""
         self._recorded = 0
         self.profiling = opening.observe
         self._native, self._cleanup = native, cleanup
@@ -140,7 +140,7 @@ class Session:
 
     @property
     def inputs(self) -> tuple[PortInfo, ...]:
-        """Inputs that a run has to be given, in the order of the file."""
+        """Required inputs, in the order of the file."""
         return tuple(_port_info(port) for port in self._native.get_inputs())
 
     @property
@@ -149,9 +149,9 @@ class Session:
         return tuple(_port_info(port) for port in self._native.get_outputs())
 
     def failure_of_run(self, key: str) -> str:
-        """ONNX Runtime's message when a run on inputs of 1 fails; empty when it succeeds, or without `key`.
+        """ONNX Runtime's error message of a run on ones; empty if it succeeds, or without `key`.
 
-        `key`: of the model's metadata, with the sizes of float inputs by name, in JSON.
+        `key`: metadata key with the sizes of float inputs by name, in JSON.
         """
         sizes = json.loads(self.metadata(key) or "null")
         if sizes is None:
@@ -161,11 +161,11 @@ class Session:
         return self.run_once(feeds)[1]
 
     def metadata(self, key: str) -> str:
-        """A value of the model's metadata; empty when there is none."""
+        """A value of the model's metadata; empty without one."""
         return str(self._native.get_modelmeta().custom_metadata_map.get(key, ""))
 
     def run_once(self, feeds: Mapping[str, Any]) -> tuple[list[Any] | None, str]:
-        """Outputs of one run; None and what ONNX Runtime says when it fails."""
+        """Outputs of one run; if it fails, None and ONNX Runtime's message."""
         try:
             with captured_output():
                 return self._native.run(None, dict(feeds)), ""
@@ -174,36 +174,38 @@ class Session:
 
     @property
     def wanted_memory(self) -> dict[str, str]:
-        """Where the session wants each input and output: memory info name by port name."""
+        """Required memory of each input and output: memory info name by port name."""
         return {name: place.memory for name, place in (*self._inputs_in.items(), *self._outputs_in.items())}
 
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
-        """A zeroed buffer for the input or output `name`, in the memory the session wants it in."""
+        """A zeroed buffer for the input or output `name`, in its required memory."""
         place = self._inputs_in.get(name) or self._outputs_in[name]
         memory, owner = place.memory, self._owner(place.memory)
         if memory == HOST_MEMORY or owner is None:
-            # A memory that no provider's record names is copied into in every run: slower, and right.
+            # Memory unknown to all provider records is replaced by host memory, which ONNX Runtime copies in every
+            # run.
             return host_buffer(shape, dtype)
         return device_buffer(shape, dtype, memory, place.device_id, lambda: self._keeper(owner, dtype, len(shape)))
 
     def _owner(self, memory: str) -> Resolution | None:
-        """The provider of the chain whose memory that is."""
+        """The provider of the chain that owns a memory."""
         return next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
 
     def on_device(self, name: str) -> bool:
-        """Whether output `name` is made in memory of a device, from which it can be had when it is wanted."""
+        """Whether output `name` is computed in readable device memory."""
         memory = self._outputs_in[name].memory
         owner = self._owner(memory)
         return memory != HOST_MEMORY and owner is not None and owner.provider.reads_back
 
     def beside(self, name: str, model: bytes) -> Binding:
-        """A binding of another model, all of it on the provider in whose memory the output `name` is made.
+        """A binding of another model that runs entirely on the provider of the output `name`.
 
-        Raises NativeFailureError where that does not take it. Opened once per model; it goes with this session.
+        Raises NativeFailureError if that provider does not support the model. Opened once per model, and closed with
+        this session.
         """
         if model not in self._keepers:
             memory = self._outputs_in[name].memory
-            # One that compiles takes longer to build two nodes than they ever save.
+            # For a compiling provider, building two nodes takes longer than they save.
             owners = [entry for entry in self.active if entry.provider.device_memory == memory]
             owner = next((entry for entry in owners if not entry.provider.compiles), None)
             if owner is None:
@@ -216,26 +218,26 @@ class Session:
         return Binding(self._keepers[model], name)
 
     def forget(self, model: bytes) -> None:
-        """Close the session of a model that was run beside this one, if there is one."""
+        """Close the session of a model opened with `beside`, if any."""
         self._keepers.pop(model, None)
 
     def fresh_memory(self, name: str) -> FreshMemory:
-        """Where an output is to be allocated that the next run reads as input `name`: where the session wants that."""
+        """The memory for an output that the next run reads as input `name`."""
         place = self._inputs_in[name]
         if place.memory == HOST_MEMORY or self._owner(place.memory) is None:
             return ON_HOST
         return FreshMemory(place.memory, "cuda" if place.memory == CUDA_MEMORY else "gpu", place.device_id)
 
     def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
-        """A small session on a provider, through which its memory can be had; made once per dtype and rank."""
+        """A small session on a provider, for allocating its memory; one per dtype and rank."""
         if (dtype, rank) not in self._keepers:
             self._keepers[dtype, rank] = _inner(keeper_model(dtype, rank), owner)
         return self._keepers[dtype, rank]
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes by provider, as of partitioning; None when this build has no list.
+        """Nodes by provider after partitioning; None if this build has no such list.
 
-        ONNX Runtime 1.27 lists no nodes of a provider that prefers the NHWC layout (WebGPU).
+        ONNX Runtime 1.27 omits nodes of a provider that prefers the NHWC layout (WebGPU).
         """
         return self._assigned
 
@@ -244,29 +246,29 @@ class Session:
         return Binding(self._native, self.path.name, records=self.captures, notes_loops=self.opening.observe)
 
     def next_recording(self) -> int:
-        """A number for a run to be recorded under: one that the session has not had."""
+        """A new number for a captured graph."""
         self._recorded += 1
         return self._recorded
 
     def end_profiling(self) -> str | None:
-        """Stop profiling for good and return the profile's JSON text; None when it was not on. Its file is deleted."""
+        """Stop profiling and return the profile's JSON text; None if it was off. Its file is deleted."""
         if not self.profiling:
             return None
         self.profiling = False
-        with captured_output():  # ONNX Runtime announces the file it writes
+        with captured_output():  # ONNX Runtime logs the file name
             written = Path(self._native.end_profiling())
         text = written.read_text(encoding="utf-8") if written.is_file() else None
         self._cleanup()
         return text
 
     def leave(self) -> None:
-        """Let a run that does not end have this session: nothing waits for it, and its profile is not asked for."""
+        """Leave this session to a run that does not end: `close` will not wait for it or read its profile."""
         self.profiling = False
 
     def close(self) -> None:
-        """End profiling, delete the temporary folder and release the native session. May be called twice.
+        """End profiling, delete the temporary folder and release the native session. May be called repeatedly.
 
-        Release buffers on a device first: memory that outlives its session crashes WebGPU (ONNX Runtime 1.27).
+        Release device buffers first: memory that outlives its session crashes WebGPU (ONNX Runtime 1.27).
         """
         self.end_profiling()
         self._cleanup()
@@ -274,13 +276,13 @@ class Session:
         self._native = None
 
     def __del__(self) -> None:
-        """Close it when a signal ended the verb before the session was in a `with` block."""
-        if hasattr(self, "_cleanup"):  # else it was never open
+        """Close the session if a signal ended the command before a `with` block."""
+        if hasattr(self, "_cleanup"):  # otherwise it was never open
             self.close()
 
 
 def _inner(model: bytes, owner: Resolution, *, strict: bool = False) -> Any:
-    """A native session of a small model on the provider `owner`; `strict`: on no other."""
+    """A native session of a small model on the provider `owner`; `strict`: without the CPU provider."""
     options = ort.SessionOptions()
     options.log_severity_level = FATAL
     if strict:
@@ -308,7 +310,7 @@ def _port_info(port: Any) -> PortInfo:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A memory, as plain data: ONNX Runtime's own object is gone with its session."""
+    """A memory as plain data, independent of its session."""
 
     memory: str
     device_id: int
@@ -320,33 +322,35 @@ def _places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
 
 
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open `path` on the providers of `active`, in their order. Raises NativeFailureError when ONNX Runtime does.
+    """Open `path` on the providers of `active`, in their order. Raises NativeFailureError for ONNX Runtime's
+    exceptions.
 
-    ONNX Runtime always registers the CPU provider, last. The Python package's own retries on it are off.
+    ONNX Runtime always registers the CPU provider, last. The Python package's retries on the CPU provider are disabled.
     """
-    with held():  # a signal cannot end native code, and behind it there must be a session that can be closed
+    with held():  # a signal cannot stop native code, and the session must be closable afterwards
         return _open_held(path, active, opening)
 
 
 def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """The same, while signals are held."""
+    """Open the session while signals are held."""
     temporary = temporary_directory() if opening.scratch is None else None
     folder = Path(temporary.name) if temporary is not None else opening.scratch
     assert folder is not None
-    # ONNX Runtime writes its plan there. The file must not exist: ONNX Runtime would obey it instead.
+    # The plan file must not exist: ONNX Runtime would read it instead of writing it.
     plan = folder / "plan.json"
     cleanup = temporary.cleanup if temporary is not None else partial(plan.unlink, missing_ok=True)
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
-            preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stubs
+            preload_libraries()  # in a dry run it would load real CUDA libraries instead of the stubs
         options = _session_options(plan, active, opening, opening.weights or path.parent)
         with captured_output() as captured, _own_settings(opening):
             try:
                 providers = _chosen_providers(options, active)
                 native = ort.InferenceSession(opening.model or path, options, providers=providers, enable_fallback=0)
             except NATIVE_ERRORS as error:
-                # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
+                # The frames reference the half-open session, which logs when destroyed, so that must be inside the
+                # capture.
                 traceback.clear_frames(error.__traceback__)
                 raise
         native.disable_fallback()
@@ -365,7 +369,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
 
 @contextmanager
 def _own_settings(opening: Opening) -> Iterator[None]:
-    """Set the log level and the environment variables of ONNX Runtime for an opening, in a process of Partita alone."""
+    """Set ONNX Runtime's log level and environment variables while a session opens, in Partita's own processes only."""
     if not streams.own_process:
         yield
         return
@@ -383,7 +387,8 @@ def _own_settings(opening: Opening) -> Iterator[None]:
 
 
 def _without_links(path: Path, opening: Opening) -> Opening:
-    """Name weights by their link targets; ONNX Runtime before 1.27 follows none (microsoft/onnxruntime#27353)."""
+    """Replace weight files by their link targets: ONNX Runtime before 1.27 follows no links
+    (microsoft/onnxruntime#27353)."""
     import onnx
 
     model = onnx.load_from_string(opening.model) if opening.model else onnx.load(path, load_external_data=False)
@@ -396,7 +401,7 @@ def _without_links(path: Path, opening: Opening) -> Opening:
 
 
 def _log_level(opening: Opening) -> int:
-    """Severity from which ONNX Runtime logs: nothing where the log would go to the stderr of a user's program."""
+    """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
     if not streams.own_process:
         return FATAL
     if opening.verbose:
@@ -405,7 +410,7 @@ def _log_level(opening: Opening) -> int:
 
 
 def _chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
-    """Providers and their options as ONNX Runtime takes them. With a plugin among them all go into `options`."""
+    """Providers and their options as ONNX Runtime expects them. With a plugin, all are added to `options`."""
     plugins = any(resolution.library is not None for resolution in active)
     listed: list[Any] = []
     for resolution in active:

@@ -1,1 +1,1 @@
-"""Placement of any ONNX file: read, checked, opened and run."""
+"""Placement of any ONNX file: reads, checks, opens and runs it."""

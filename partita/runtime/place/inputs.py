@@ -1,7 +1,7 @@
-"""Inputs for a model: values from files, or generated values of sizes from the user, the same every time.
+"""Inputs for a model: values from files, or reproducible generated values of sizes from the user.
 
 Generated floats are small random numbers, strings are empty, and integers are zeros, because they may be indices, or
-ones where the name has mask or length in it.
+ones if the input's name contains mask or length.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ SEED = 0
 SCALE = 0.1
 LARGEST_BYTES = 1 << 40
 BLOCK = 1 << 20
-"""Random numbers to generate; longer inputs repeat them."""
+"""Number of generated random numbers; longer inputs repeat them."""
 STRING, STRING_BYTES = "string", 32
 """Bytes of an empty string in ONNX Runtime."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
 ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06")
-"""First bytes of a .npz file, with arrays and without."""
+"""First bytes of a .npz file, with and without arrays."""
 GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
 
 def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in the files of these inputs; bfloat16 as uint16.
+    """The arrays for these inputs from files; bfloat16 as uint16.
 
-    Raises UsageError for a name that is no input, and a file without an array of the input's type.
+    Raises UsageError for an unknown input, and for a file without an array of the input's type.
     """
     by_name = {port.name: port for port in ports}
     values: dict[str, npt.NDArray[Any]] = {}
@@ -54,13 +54,13 @@ def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> di
             names = listing(by_name) if by_name else "none, it has no inputs"
             raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is an input: {names}")
         if name in values:
-            raise UsageError(f"`inputs={text}`: {name} is given twice; give it once")
+            raise UsageError(f"`inputs={text}`: {name} is set twice; set it once")
         values[name] = _read_array(text, by_name[name], Path(file))
     return values
 
 
 def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
-    """The input and the file of `NAME=FILE`, by the longest matching name: both may contain a =."""
+    """Input name and file of `NAME=FILE`, by the longest matching name, since both may contain `=`."""
     fitting = [name for name in names if text.startswith(f"{name}=")]
     name = max(fitting, key=len, default="")
     return name, text[len(name) + 1 :] if fitting else ""
@@ -69,15 +69,15 @@ def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
 def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
     if why := not_generated(port):
-        raise UsageError(f"`inputs={text}`: {port.name} is {why}, which no .npy file can hold")
-    unreadable = "it is not a .npy file of plain numbers or strings"
+        raise UsageError(f"`inputs={text}`: {port.name} is {why}, which is not supported in .npy files")
+    unreadable = "it is not a .npy file of numbers or strings"
     try:
         check_size(path, MOST_BYTES)
         with path.open("rb") as file:
             is_archive = file.read(4) in ARCHIVES
         if is_archive and zipfile.is_zipfile(path):
-            raise UsageError(f"`inputs={text}`: {path} holds several arrays; save one with numpy.save")
-        if is_archive:  # cut off: numpy would leave it open
+            raise UsageError(f"`inputs={text}`: {path} contains several arrays; save one with numpy.save")
+        if is_archive:  # truncated: numpy would leave it open
             raise _no_array(text, path, unreadable)
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, TokenError, OverflowError) as error:
@@ -85,7 +85,7 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
         stored = f", stored as {wanted}" if wanted != port.dtype else ""
-        raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
+        raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, but {port.name} is {port.dtype}{stored}")
     return array
 
 
@@ -100,10 +100,10 @@ def input_shapes(
     *,
     files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
-    """The shape of every input, by the file, `asked` sizes of inputs or symbols, and `given` shapes of values.
+    """The shape of every input, from the file, `asked` sizes of inputs or symbols, and `given` shapes of values.
 
-    `files`: of those values. Raises UsageError for a name that is neither, for sizes that contradict the file or each
-    other, and when a size is missing. An input whose values cannot be generated needs none.
+    `files`: of those values. Raises UsageError for an unknown name, for sizes that conflict with the file or each
+    other, and for a missing size. Inputs whose values cannot be generated need no sizes.
     """
     made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
@@ -124,11 +124,11 @@ def input_shapes(
             if by_name[name].kind != "tensor":
                 raise UsageError(f"`shapes={text}`: {name} is {not_generated(by_name[name])}, which has no sizes")
             if name in shapes:
-                raise UsageError(f"`shapes={text}`: {name} is given twice; give it once")
+                raise UsageError(f"`shapes={text}`: {name} is set twice; set it once")
             shapes[name] = _checked_shape(f"`shapes={text}`", by_name[name], numbers)
         elif name in symbols:
             if len(numbers) != 1:
-                raise UsageError(f"`shapes={text}`: {name} is one symbolic size, not an input; give one number")
+                raise UsageError(f"`shapes={text}`: {name} is a symbolic size, not an input; set one number")
             _settle(f"`shapes={text}`", sizes, name, numbers[0])
         else:
             raise UsageError(
@@ -142,7 +142,7 @@ def input_shapes(
                 if own.setdefault(declared, size) != size:
                     raise UsageError(
                         f"{source}: {declared} is the size of two axes of {name}, here {own[declared]} and {size}; the "
-                        "file says that they are alike"
+                        "file declares them equal"
                     )
                 _settle(source, sizes, declared, size)
     for port in ports:
@@ -161,7 +161,7 @@ def size_text(name: str, sizes: int | Sequence[int]) -> str:
 
 
 def not_generated(port: ModelPort) -> str:
-    """The kind of an input whose values cannot be generated; empty for others."""
+    """The type of an input whose values cannot be generated; empty for others."""
     if port.kind != "tensor":
         return f"an {port.kind}" if port.kind.startswith(tuple("aeiou")) else f"a {port.kind}"
     element = dtypes.find(port.dtype)
@@ -170,13 +170,13 @@ def not_generated(port: ModelPort) -> str:
 
 
 def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
-    """The shape, if the file allows it. `given`: its option, which holds a `what`."""
+    """The shape, if the file allows it. `given`: the option for the message; `what`: its kind of value."""
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
         raise UsageError(
-            f"{given}: {port.name} is {port.declared}, which takes {plural(len(port.shape), 'size')}, not "
-            f"{len(numbers)}: the {what} given is [{','.join(map(str, numbers))}]"
+            f"{given}: {port.name} is {port.declared}, which needs {plural(len(port.shape), 'size')}, not "
+            f"{len(numbers)}: the {what} is [{','.join(map(str, numbers))}]"
         )
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
@@ -187,15 +187,15 @@ def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "
 
 
 def _settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
-    """Set a symbolic size. Raises UsageError when it has another value already."""
+    """Set a symbolic size. Raises UsageError for a conflicting value."""
     if sizes.setdefault(name, size) != size:
         raise UsageError(
-            f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} by another option"
+            f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} in another option"
         )
 
 
 def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
-    """The shape of an input once symbolic sizes are known; None when some size is still missing."""
+    """The shape of an input with known symbolic sizes; None if a size is missing."""
     if port.shape is None:
         return None
     found = [sizes.get(size) if isinstance(size, str) else size for size in port.shape]
@@ -203,7 +203,7 @@ def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
 
 
 def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
-    """The error for inputs without sizes, similar ones together, with the options to add."""
+    """The error for inputs without sizes, with similar inputs together and the options to add."""
     symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
     for port in missing:
@@ -223,7 +223,7 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageErr
 
 
 def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> int:
-    """A size that can run: 1, or 2 for a total with one past token; the sum for a sum of symbols."""
+    """A size that is likely to run: 1; 2 for a total with one past token; the sum for a sum of symbols."""
     terms = [term.strip() for term in symbol.split("+")]
     if len(terms) > 1:
         return sum(
@@ -233,7 +233,7 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
 
 
 def _together(ports: Sequence[ModelPort]) -> list[str]:
-    """Inputs with their declarations; names that differ in numbers only are one entry."""
+    """Inputs with their declarations; names that differ only in numbers are one entry."""
     alike: dict[str, list[str]] = {}
     for port in ports:
         alike.setdefault(port.declared, []).append(port.name)
@@ -255,7 +255,7 @@ def _input_bytes(port: ModelPort, shape: Shape) -> int:
 
 
 def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
-    """Raise ResourceError when values for the inputs that are not `given` would not fit into free memory."""
+    """Raise ResourceError when generated values would exceed the free memory. `given`: inputs with values."""
     import psutil
 
     sizes = {
@@ -266,26 +266,26 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
     if not sizes:
         return
     largest = max(sizes, key=lambda name: sizes[name])
-    needed = sum(sizes.values()) + sizes[largest]  # the largest is in memory twice while it is generated
+    needed = sum(sizes.values()) + sizes[largest]  # twice in memory while generated
     free = psutil.virtual_memory().available
     if needed > free:
         raise ResourceError(
-            f"generating values for the inputs needs {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
-            f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
-            "smaller sizes with `shapes=NAME=SIZES` where the file leaves them open"
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, but {human_bytes(free)} is free; "
+            f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; set "
+            "smaller sizes with `shapes=NAME=SIZES` for symbolic sizes"
         )
 
 
 def make_values(
     port: ModelPort, shape: Shape, rng: np.random.Generator, *, fitting: int | None = None
 ) -> npt.NDArray[Any]:
-    """Generated values for one input, in the type that stores them. Raises UsageError when they are too large.
+    """Generated values for one input, in its storage type. Raises UsageError when they are too large.
 
-    `fitting`: the value where zero is invalid, as for a divisor or an axis.
+    `fitting`: the value if zero is invalid, e.g. for a divisor or an axis.
     """
     if _input_bytes(port, shape) > LARGEST_BYTES:
         raise UsageError(
-            f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; give smaller sizes"
+            f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; set smaller sizes"
         )
     if port.dtype == STRING:
         return np.full(shape, "")

@@ -1,6 +1,6 @@
 """Structure of an ONNX file without its weights: nodes, their origin, and external data.
 
-It is read before ONNX Runtime opens the file, so that weights outside the package folder are refused first.
+Read before ONNX Runtime opens the file, to reject external data outside the package folder first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
 LONGEST_LIST = 1 << 14
-"""Most characters of a list of scopes or classes."""
+"""Maximum characters of a list of scopes or classes."""
 DIGITS = re.compile(r"[0-9]{1,19}")
-"""An offset or length: a number of 64 bits."""
+"""An offset or length: a 64-bit number."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -56,7 +56,7 @@ class ModelFile:
 def read_model_file(path: Path, folder: Path) -> ModelFile:
     """Read the structure of the ONNX file `path`; the weights stay on disk.
 
-    Raises PackageError when the file is damaged, or names weights that lie outside the package `folder`.
+    Raises PackageError when the file is damaged, or its external data is outside the package `folder`.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -95,7 +95,7 @@ def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
 
 
 def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
-    """Element type of the largest constant of rank 2 or more that a node reads; empty for none."""
+    """Element type of the largest constant of rank 2 or more that a node reads; empty without one."""
     read = [constants[name] for name in node.input if name in constants]
     matrices = [tensor for tensor in read if len(tensor.dims) > 1]
     largest = max(matrices, key=lambda tensor: math.prod(tensor.dims), default=None)
@@ -103,7 +103,7 @@ def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> 
 
 
 def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
-    """Raise PackageError when a tensor's external data has no valid position, is not in `folder`, or is cut off."""
+    """Raise PackageError when external data has an invalid position, is not in `folder`, or is truncated."""
     remedy = again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
     for location, end in sorted(_data_ends(model, path).items()):
         data = inside(folder, location)
@@ -113,7 +113,7 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
         size = data.stat().st_size
         if size < end:
             raise PackageError(
-                f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
+                f"{path}: its weights file {location!r} is truncated: it has {size:,} bytes, but the graph reads up to "
                 f"byte {end:,}",
                 remedy=remedy,
             )
@@ -138,15 +138,15 @@ def _data_ends(model: onnx.ModelProto, path: Path) -> dict[str, int]:
 
 
 def data_files(model: onnx.ModelProto) -> frozenset[str]:
-    """External data files of the model, by the name in it."""
+    """External data files, by their names in the model."""
     entries = (entry for tensor in all_tensors(model) for entry in tensor.external_data)
     return frozenset(entry.value for entry in entries if entry.key == "location")
 
 
 def bytes_for_text(message: Message, path: str = "") -> str | None:
-    """Path of the first text that is not UTF-8, e.g. graph.node[3].name; None without one.
+    """Path of the first string that is not UTF-8, e.g. graph.node[3].name; None without one.
 
-    Such a text is bytes in Python. ONNX Runtime opens the file, and its Python package fails on the text later.
+    It is bytes in Python. ONNX Runtime opens the file, but its Python package fails on the string later.
     """
     for name, is_text, several in _fields(message.DESCRIPTOR):
         if not several and not message.HasField(name):
@@ -164,13 +164,13 @@ def bytes_for_text(message: Message, path: str = "") -> str | None:
 
 @functools.cache
 def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
-    """Fields of a message with texts or messages: name, whether a text, whether repeated."""
+    """Fields of a message that contain strings or messages: name, whether a string, whether repeated."""
     wanted = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
     return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in wanted)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor stored in the file: initializers and attributes, of subgraphs and functions too."""
+    """Every tensor stored in the file: initializers and attributes, including subgraphs and functions."""
     yield from _initializers(model.graph)
     for root in (model.graph, *model.functions):
         for node in all_nodes(root):
@@ -220,7 +220,7 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def defines(graph: onnx.GraphProto) -> frozenset[str]:
-    """Tensors of a graph: inputs, constants and outputs of its nodes; not those of subgraphs."""
+    """Tensors of a graph: inputs, constants and node outputs, without those of subgraphs."""
     given = (*graph.input, *graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
     return frozenset(entry.name for entry in given).union(*(filter(None, node.output) for node in graph.node))
 
@@ -237,7 +237,7 @@ def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
 
 
 def graph_node(node: onnx.NodeProto) -> GraphNode:
-    """One node as a fact, by Partita's metadata, the node name, or torch's metadata, in this order."""
+    """One node as a fact, named by Partita's metadata, the node name, or torch's metadata, in this order."""
     notes = {entry.key: entry.value for entry in node.metadata_props}
     return GraphNode(
         name=node.name,
@@ -257,7 +257,7 @@ def _innermost(listed: str | None) -> str | None:
         return None
     try:
         entries = ast.literal_eval(listed[:LONGEST_LIST])
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two by deep nesting
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two for deep nesting
         return None
     if not isinstance(entries, list) or len(entries) < 2:
         return None
@@ -265,7 +265,7 @@ def _innermost(listed: str | None) -> str | None:
 
 
 def _last_frame(trace: str | None) -> str | None:
-    """`file:line` of the innermost frame of a stack trace, the file relative to its package's folder."""
+    """`file:line` of the innermost frame of a stack trace; the file is relative to its package."""
     frames = list(FRAME.finditer(trace or ""))
     if not frames:
         return None

@@ -1,7 +1,7 @@
-"""Any ONNX model, read and checked before ONNX Runtime opens it, with a unique name for every node.
+"""Reads and checks any ONNX model before ONNX Runtime opens it, and gives every node a unique name.
 
-ONNX Runtime refuses a graph with two nodes of one name, and its sources name a node without a name differently. Such
-nodes get a name in a copy in memory; the file does not change.
+ONNX Runtime rejects duplicate node names, and its logs name unnamed nodes inconsistently. Such nodes get a name in a
+copy in memory; the file does not change.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ DIVIDING: Mapping[str, tuple[int, ...]] = {
     "BlackmanWindow": (0,),
     "MelWeightMatrix": (0, 1, 2),
 }
-"""Positions of inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
+"""Input positions that must not be zero, by operator: divisors, steps, scales and lengths."""
 AXES: Mapping[str, tuple[int, int]] = {"DFT": (2, -2)}
-"""Position and default of inputs that are an axis. For axis 0 the kernel of ONNX Runtime 1.27 may never end."""
-AGAIN = "get the file again"
+"""Position and default of axis inputs. For axis 0, a kernel of ONNX Runtime 1.27 may never return."""
+AGAIN = "download the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""Characters that would break a name in ONNX Runtime's log."""
+"""Characters that would break ONNX Runtime's log lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPort:
-    """An input of the main graph, as the file declares it."""
+    """An input of the main graph, as declared in the file."""
 
     name: str
     kind: str
-    """tensor, sequence, optional, map or sparse tensor; unknown when the file does not declare it."""
+    """tensor, sequence, optional, map or sparse tensor; unknown if not declared."""
     dtype: str
-    """Element type, e.g. float32; the kind for an input that is not a tensor."""
+    """Element type, e.g. float32; for non-tensors, the kind."""
     shape: tuple[int | str | None, ...] | None
-    """Fixed sizes, names of symbolic sizes, None for a size without a name; None for an unknown rank."""
+    """Fixed sizes, names of symbolic sizes, None for unnamed sizes; None for an unknown rank."""
 
     @property
     def declared(self) -> str:
-        """Type and shape for people: `float32[batch,3,?,?]`."""
+        """Type and shape as text: `float32[batch,3,?,?]`."""
         if self.shape is None:
             return f"{self.dtype}, of unknown rank"
         return f"{self.dtype}[{','.join('?' if size is None else str(size) for size in self.shape)}]"
@@ -87,11 +87,11 @@ class OnnxModel:
     proto: onnx.ModelProto
     """With unique node names, without external data."""
     renamed: bool
-    """Nodes got new names, so ONNX Runtime has to open `proto` and not the file."""
+    """Whether nodes were renamed, so that ONNX Runtime has to open `proto` instead of the file."""
     nodes: tuple[GraphNode, ...]
-    """Of the main graph."""
+    """Nodes of the main graph."""
     inner: tuple[GraphNode, ...]
-    """In control-flow subgraphs."""
+    """Nodes in control-flow subgraphs."""
     inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
@@ -100,11 +100,11 @@ class OnnxModel:
     data_files: tuple[str, ...]
     weight_bytes: int
     notes: tuple[str, ...]
-    """Sentences about new names and nodes that no source lists."""
+    """Notes about renamed nodes, and nodes that ONNX Runtime does not list."""
 
     @property
     def fitting(self) -> Mapping[str, int]:
-        """Values of integer inputs for which zero is invalid: 1 for divisors and lengths, a default for axes."""
+        """Values of integer inputs that must not be zero: 1 for divisors and lengths, a default for axes."""
         values: dict[str, int] = {}
         for node in (*self.nodes, *self.inner):
             if node.op_type in AXES:
@@ -115,7 +115,7 @@ class OnnxModel:
         return values
 
     def to_bytes(self) -> bytes | None:
-        """The model to open instead of the file; None when the file can be opened."""
+        """The model to open instead of the file; None if the file can be opened."""
         return self.proto.SerializeToString() if self.renamed else None
 
 
@@ -130,12 +130,12 @@ def read_onnx(path: Path) -> OnnxModel:
         raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
     try:
         return _describe(path, proto)
-    except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not have
+    except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not define
         raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
 
 
 def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
-    """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
+    """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError if it is damaged."""
     check_external_data(proto, path, path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
@@ -168,14 +168,16 @@ def _parse(path: Path) -> onnx.ModelProto:
             stranger = recognise(path)
             raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
-            raise PackageError(f"{path}: not a regular file; name an ONNX file or a package")
+            raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
         size = path.stat().st_size
         refuse_absent(path)
         if size > PROTOBUF_LIMIT_BYTES:
-            raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights in external data")
+            raise PackageError(
+                f"{path}: {size:,} bytes; an ONNX file above 2 GiB must store its weights as external data"
+            )
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except FileNotFoundError as error:
-        raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
+        raise PackageError(f"{path}: no such file; choose an ONNX file or a package") from error
     except PermissionError as error:
         raise unreadable(path) from error
     except OSError as error:
@@ -184,7 +186,7 @@ def _parse(path: Path) -> onnx.ModelProto:
         stranger = recognise(path)
         if stranger.remedy.command and path.suffix != ".onnx":
             raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy) from error
-        raise PackageError(f"{path}: not an ONNX file, or cut off: it cannot be parsed; {AGAIN}") from error
+        raise PackageError(f"{path}: not an ONNX file, or truncated: it cannot be parsed; {AGAIN}") from error
     if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
         raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")
     if not proto.graph.node:
@@ -199,7 +201,7 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
-    """An input or output of a graph. Raises ValueError for an element type that ONNX does not have."""
+    """An input or output of a graph. Raises ValueError for an element type that ONNX does not define."""
     kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
     if kind != "tensor":
         return ModelPort(port.name, kind, kind, None)
@@ -211,14 +213,14 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
 
 
 def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """A size of a shape. Negative ones are how some exporters write that they do not know."""
+    """A size of a shape. Some exporters write unknown sizes as negative numbers."""
     if size.HasField("dim_value"):
         return size.dim_value if size.dim_value >= 0 else None
     return size.dim_param or None
 
 
 def _name_nodes(graph: onnx.GraphProto) -> Iterator[str]:
-    """Give every node of the graph and its subgraphs a unique name on one line; a sentence per kind of change."""
+    """Give every node of the graph and its subgraphs a unique name on one line; return notes about the changes."""
     nodes = list(all_nodes(graph))
     named = [[node.name for node in each.node if node.name] for each in all_graphs(graph)]
     refused = any(len(names) > len(set(names)) for names in named)
@@ -235,18 +237,19 @@ def _name_nodes(graph: onnx.GraphProto) -> Iterator[str]:
             node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
         seen.add(node.name)
     if nameless:
-        yield f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here"
+        yield f"{plural(nameless, 'node')} without a name in the file: named <operator>_<position> here"
     if repeated:
-        note = f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here"
+        note = f"{plural(repeated, 'node')} with the name of another node: named <name>_<position> here"
         yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
     if broken:
-        yield f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _"
+        yield f"{plural(broken, 'node')} with line breaks or other control characters in the name: replaced by _"
 
 
 def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
-    """Name the nodes of the file's functions that have no name; a sentence about them.
+    """Name unnamed nodes of the file's functions; return a note about them.
 
-    ONNX Runtime names inlined nodes after those of the function; without a name its log and list of nodes have a blank.
+    ONNX Runtime names inlined nodes after the function's nodes, so unnamed ones would have blank names in logs and
+    lists.
     """
     named = 0
     for function in proto.functions:
@@ -261,7 +264,7 @@ def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:
-    """`wanted` with as many underscores as make it unique; it is added to `taken`."""
+    """`wanted` with as many underscores as make it unique; added to `taken`."""
     while wanted in taken:
         wanted += "_"
     taken.add(wanted)
@@ -269,7 +272,7 @@ def _free_name(wanted: str, taken: set[str]) -> str:
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Sentences about nodes that ONNX Runtime's sources do not list as the file does."""
+    """Notes about nodes that ONNX Runtime lists differently than the file."""
     notes = []
     holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]
     if holders:
@@ -282,15 +285,15 @@ def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
     calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
     if calls:
         notes.append(
-            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime inlines "
-            "them, under names of its own, which cannot be matched with the file"
+            f"{plural(calls, 'call')} of functions defined in the file: ONNX Runtime inlines "
+            "them under its own names, which cannot be matched with the file"
         )
     return tuple(notes)
 
 
 def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Tensors of the main graph whose shapes are declared, or inferred from the shapes of the inputs."""
-    from partita.runtime.place.tensor_types import (  # imports ONNX Runtime; reading a file does not
+    """Tensors of the main graph with declared shapes, or shapes inferred from the inputs."""
+    from partita.runtime.place.tensor_types import (  # imports ONNX Runtime
         is_fixed,
         tensor_types,
     )

@@ -1,7 +1,7 @@
 """Opens any ONNX model or package, runs it a few times, and returns facts for a report.
 
-A package runs through the engine that generates, on dummy token ids. Another model runs on given or generated inputs in
-host memory. The facts of an opened session are returned even when its run fails.
+A package is run by the generation engine on dummy token ids, another model on given or generated inputs in host memory.
+The facts of an opened session are returned even when its run fails.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
 
 PHASE = "run"
 PREFILL_TOKENS = 16
-"""Dummy prompt length of a package whose graph takes any number of tokens."""
+"""Dummy prompt length in tokens if the graph supports any number of tokens."""
 DUMMY_TOKEN = 0
-SMALLER_INPUTS = Remedy("free memory, or give its inputs smaller sizes")
+SMALLER_INPUTS = Remedy("free memory, or set smaller input sizes")
 NOT_FAILED = (RunInterruptedError, RunLateError)
-"""Errors of runs that were ended from outside."""
+"""Errors of runs that were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """How to open and run a model."""
+    """Options of opening and running a model."""
 
     chain: tuple[Provider, ...]
     options: Mapping[str, Mapping[str, str]]
@@ -79,27 +79,27 @@ class Where:
     runs: int
     """Session runs per phase."""
     run_seconds: float = math.inf
-    """Time limit for all runs of an ONNX file."""
+    """Time limit for all runs of an ONNX file, in seconds."""
     values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Values of inputs of an ONNX file, by name; the others are generated."""
+    """Values of inputs of an ONNX file, by name; others are generated."""
     crashed: Mapping[str, str] = field(default_factory=dict)
-    """Providers to skip, by name, whose native code crashed on this model; the value is how."""
+    """Providers to skip because they crashed on this model, by name, and how they crashed."""
     dry: bool = False
-    """A dry run: generated floats are zeros, which take no memory until they are read."""
+    """A dry run: generated floats are lazily allocated zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """Outcome of the runs of an ONNX file."""
+    """The result of running an ONNX file."""
 
     steps: tuple[StepFact, ...]
-    """Runs that succeeded."""
+    """Number of successful runs."""
     error: PartitaError | None = None
-    """Error of the next run; None when it only exceeded the time limit after other runs."""
+    """Error of the next run; None if it exceeded the time limit after other runs."""
     late: bool = False
-    """The next run exceeded the time limit."""
+    """Whether the next run exceeded the time limit."""
     left: bool = False
-    """It also ignored the request to stop: a thread still runs the session."""
+    """Whether it also ignored the request to stop, so that a thread still runs the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Placed:
     resolutions: tuple[Resolution, ...]
     """State of each provider of the chain."""
     error: PartitaError | None
-    """Error of a run; the facts are those of the runs before it."""
+    """Error of a run; the facts are of earlier runs."""
 
 
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
@@ -167,19 +167,19 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
 
 
 def _not_run(model: OnnxModel) -> tuple[str, ...]:
-    """A sentence about inputs whose values cannot be generated, so that the model is not run."""
+    """The note on inputs whose values cannot be generated, so that the model is not run."""
     kinds = {port.name: not_generated(port) for port in model.inputs}
     lacking = listing(f"{name} is {kind}" for name, kind in kinds.items() if kind)
-    missing = "not run, so what only a run can tell is missing: no values can be generated for inputs: "
+    missing = "not run, so measurements are missing: no values can be generated for inputs: "
     return (missing + lacking,) if lacking else ()
 
 
 def _run_session(
     model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
 ) -> tuple[_Ran, tuple[PortFact, ...]]:
-    """Outcome of the runs; inputs and outputs.
+    """The result of the runs, and facts of inputs and outputs.
 
-    The binding is released here, before the session: on WebGPU device values that outlive their session crash.
+    The binding is released before the session, because device values that outlive their session crash WebGPU.
     """
     binding = session.binding()
     ran = _run_model(model, shapes, binding, where)
@@ -197,7 +197,7 @@ def _run_session(
 def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:
     """Run on given or generated inputs within the time limit.
 
-    Inputs are bound before every run, as with new data, so that ONNX Runtime copies them to a device each time.
+    Inputs are bound before every run, as with new data, so that each run includes the copy to a device.
     """
     rng = np.random.default_rng(SEED)
     steps: list[StepFact] = []
@@ -259,7 +259,7 @@ def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFa
 
 
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
-    """Memory that the session wants for inputs and outputs; all are bound in host memory."""
+    """Required memory of inputs and outputs; all are bound in host memory."""
     wanted = session.wanted_memory
     sizes: dict[str, int | None] = {
         name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
@@ -284,7 +284,7 @@ def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
 def place_package(folder: Path, where: Where, manifest: Manifest | None = None) -> Placed:
     """Open a package on the chain and run its prefill and decode graphs on dummy tokens.
 
-    `manifest`: of a folder that has none on disk. Raises PackageError, ProviderError, ResourceError.
+    `manifest`: of a folder without a manifest file. Raises PackageError, ProviderError, ResourceError.
     """
     with load_runner(
         folder,
@@ -301,18 +301,18 @@ def place_package(folder: Path, where: Where, manifest: Manifest | None = None) 
         let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
-        # The dummy tokens are no result.
+        # The dummy tokens are not a result.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
         return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:
-    """The facts with the optimised graphs, unless memory ran out or the run was interrupted."""
+    """The facts with optimised graphs, unless memory ran out or the run was interrupted."""
     return facts if isinstance(error, ResourceError | RunInterruptedError) else with_optimised(facts, sessions)
 
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
-    """`runs` prompts of one step each, then `runs` decode steps, with the engine that generates; the error of a run."""
+    """Run `runs` prompts of one step each, then `runs` decode steps, with the generation engine; return its error."""
     engine = Engine(runner, PREFILL_TOKENS)
     graphs = runner.capacity
     try:
@@ -329,11 +329,11 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
 
 
 def _begin(engine: Engine, tokens: int) -> None:
-    """Begin a dummy prompt of so many tokens in every row, in place of the last one."""
+    """Begin a new dummy prompt of this many tokens in every row."""
     for row, request in enumerate(engine.rows):
         if request is not None:
             engine.leave(row)
-    engine.records = False  # steps only
+    engine.records = False  # record steps only
     budget = engine.runner.capacity.max_length  # never reached: the cache is full before
     for _ in engine.rows:
         engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
@@ -341,14 +341,14 @@ def _begin(engine: Engine, tokens: int) -> None:
 
 
 def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
-    """The next token; a dry run has no logits to choose by."""
+    """The next token, independent of the logits, which a dry run does not compute."""
     return DUMMY_TOKEN
 
 
 def decode(engine: Engine) -> None:
-    """One decode step. With a full cache every row is rewound by a token, or begins a new prompt where it cannot be.
+    """Run one decode step. With a full cache, rewind every row by a token, or begin a new prompt.
 
-    A cache that is full again right after that, of two tokens, gets no decode step.
+    A cache of two tokens, which is full again at once, gets no decode step.
     """
     anew = False
     while (step := engine.step()) is None or step.phase != "decode":

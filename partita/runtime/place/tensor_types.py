@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ROUNDS = 8
-"""Rounds of inference over operators that the onnx package does not know."""
+"""Maximum rounds of inference over operators unknown to the onnx package."""
 SMALL_BYTES = 64 << 10
-"""Larger constants do not take part in shape inference."""
+"""Maximum elements of constants that take part in shape inference."""
 
 
 def tensor_types(
     proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, onnx.TypeProto]:
-    """Types by tensor name, of subgraphs too. `inputs`: sizes of graph inputs that replace the declared ones.
+    """Types by tensor name, including subgraphs. `inputs`: sizes of graph inputs that replace the declared ones.
 
-    Outputs of an operator unknown to the onnx package have no type, unless the file declares one.
+    Outputs of an operator unknown to the onnx package have only declared types.
     """
     light = _weightless(proto)
     if inputs is not None:
@@ -33,14 +33,14 @@ def tensor_types(
             break
         inferred = _infer(inferred)
     types: dict[str, onnx.TypeProto] = {}
-    for graph in reversed(list(all_graphs(inferred.graph))):  # a name of the main graph means that one
+    for graph in reversed(list(all_graphs(inferred.graph))):  # names of the main graph take precedence
         types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
         types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
     return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
 
 
 def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inferred types; unchanged where inference fails or would crash."""
+    """The model with inferred types; unchanged if inference fails or would crash."""
     import onnx
 
     if any(_ends_inference(node) for graph in all_graphs(model.graph) for node in graph.node):
@@ -53,13 +53,13 @@ def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _ends_inference(node: onnx.NodeProto) -> bool:
-    """Whether native code of the onnx package crashes on the node: a Split with a wrong `num_outputs`, in onnx 1.23."""
+    """Whether the node crashes the onnx package's inference: a Split with a wrong `num_outputs` (onnx 1.23)."""
     wanted = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), None)
     return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
 
 
 def _spread_elements(model: onnx.ModelProto) -> bool:
-    """Set the element types of outputs of operators that only ONNX Runtime's schemas know; whether any was set."""
+    """Set output element types of operators that only ONNX Runtime's schemas define; return whether any was set."""
     graph = model.graph
     known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
     elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
@@ -79,8 +79,9 @@ def _spread_elements(model: onnx.ModelProto) -> bool:
 
 
 def _look_into_functions(model: onnx.ModelProto) -> bool:
-    """Set the types of outputs of operators that onnx defines by a function and without an inference rule, such as
-    GroupNormalization; whether any was set.
+    """Set output types of operators that onnx defines as a function without an inference rule, e.g. GroupNormalization.
+
+    Returns whether any was set.
     """
     import onnx
     import onnx.inliner
@@ -101,7 +102,7 @@ def _look_into_functions(model: onnx.ModelProto) -> bool:
         asked.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
     try:
         unfolded = _infer(onnx.inliner.inline_selected_functions(asked, sorted(lacking), False, True))
-    except Exception:  # noqa: BLE001 - native code that raises anything; the types stay unknown
+    except Exception:  # noqa: BLE001 - native code may raise any exception; the types stay unknown
         return False
     made = {name for node in graph.node for name in node.output if name} - known
     found = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
@@ -120,7 +121,7 @@ def _is_typed(kind: onnx.TypeProto) -> bool:
 
 
 def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
-    """Whether onnx defines the operator by a function and has no inference rule for it."""
+    """Whether onnx defines the operator as a function without an inference rule."""
     import onnx
 
     try:
@@ -132,7 +133,7 @@ def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> boo
 
 
 def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
-    """Set the sizes of graph inputs and drop the symbolic sizes derived from the old ones."""
+    """Set the sizes of graph inputs, and remove symbolic sizes derived from the old sizes."""
     for port in model.graph.input:
         if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
             port.type.CopyFrom(tensor_type(port.type.tensor_type.elem_type, inputs[port.name]))
@@ -144,7 +145,7 @@ def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -
 
 
 def _weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which large initializers are graph inputs of the same type."""
+    """A copy with large initializers replaced by graph inputs of the same type."""
     import onnx
 
     light = onnx.ModelProto(ir_version=proto.ir_version)
@@ -166,7 +167,7 @@ def _weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
-    """Whether the values are in the file, and few."""
+    """Whether the values are few and in the file."""
     return not tensor.external_data and tensor.ByteSize() <= SMALL_BYTES
 
 
@@ -179,12 +180,12 @@ def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
 
 
 def element_of(kind: onnx.TypeProto) -> int | None:
-    """Element type; None for a type that is not a tensor."""
+    """Element type; None for a non-tensor type."""
     return kind.tensor_type.elem_type if kind.WhichOneof("value") == "tensor_type" else None
 
 
 def _dimensions(kind: onnx.TypeProto | None) -> Sequence[onnx.TensorShapeProto.Dimension] | None:
-    """Dimensions of a tensor; None where the rank is unknown, and for a type that is not a tensor."""
+    """Dimensions of a tensor; None for an unknown rank or a non-tensor type."""
     if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
     dimensions: Sequence[onnx.TensorShapeProto.Dimension] = kind.tensor_type.shape.dim
@@ -192,13 +193,13 @@ def _dimensions(kind: onnx.TypeProto | None) -> Sequence[onnx.TensorShapeProto.D
 
 
 def rank_of(kind: onnx.TypeProto | None) -> int | None:
-    """Number of dimensions of a tensor; None where it is unknown."""
+    """Rank of a tensor; None if unknown."""
     dimensions = _dimensions(kind)
     return None if dimensions is None else len(dimensions)
 
 
 def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """Sizes of a tensor; None unless all are known. ONNX Runtime reads a size below 0 as unknown."""
+    """Sizes of a tensor; None unless all are known. As in ONNX Runtime, negative sizes are unknown."""
     dimensions = _dimensions(kind)
     if dimensions is None or not all(size.HasField("dim_value") and size.dim_value >= 0 for size in dimensions):
         return None
@@ -211,7 +212,7 @@ def is_fixed(kind: onnx.TypeProto | None) -> bool:
 
 
 def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
-    """Sizes of a tensor with 1 in place of each that is 0 or unknown; empty where the rank is unknown."""
+    """Sizes of a tensor with 1 for zero or unknown sizes; empty for an unknown rank."""
     return tuple(max(size.dim_value, 0) or 1 for size in _dimensions(kind) or ())
 
 

@@ -1,1 +1,1 @@
-"""A package against its known answer: replay, comparison, quality."""
+"""Verification of a package: replay of reference logits, comparison, quality."""

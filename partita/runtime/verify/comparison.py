@@ -1,4 +1,4 @@
-"""Comparison of a package's logits with those of a known answer: errors, tokens, and positions that do not count."""
+"""Compares a package's logits with reference logits: errors, greedy tokens, and excluded positions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from partita.package.records import StepError
 Logits = npt.NDArray[np.float32]
 
 RULED_OUT = -1e30
-"""Logits of a float32 reference below this mask a token out."""
+"""float32 reference logits below this value are masked."""
 OUTLIERS = 4
-"""Logits of more than this many times the magnitude of the likeliest belong to padding tokens."""
+"""Logits above this multiple of the most likely token's magnitude belong to padding tokens."""
 LOWEST = -6e4
-"""Logits in float16 below this mask a token out; its lowest number is -65504."""
+"""float16 logits below this value are masked; the minimum of float16 is -65504."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Our logits of one step against the reference's, position by position."""
+    """Comparison of one step's logits with the reference, position by position."""
 
     step: str
     output: str
@@ -31,21 +31,21 @@ class Comparison:
     """[n, vocab]."""
     tolerance: float
     kind: str = ""
-    """Steps of one kind are judged together by `set_aside`."""
+    """Steps of one kind are evaluated together by `set_aside`."""
     again: bool = False
-    """Another step compares the same positions, and counts their near ties."""
+    """Another step compares the same positions and counts their near ties."""
     errors: dict[int, float] = field(default_factory=dict)
-    """Position -> the largest difference of any row."""
+    """Position -> maximum difference over all rows."""
     other_tokens: set[int] = field(default_factory=set)
-    """Positions with another greedy token in any row."""
+    """Positions with a different greedy token in any row."""
     ties: set[int] = field(default_factory=set)
-    """Positions at which the reference's two best logits are within the tolerance."""
+    """Positions at which the reference's two largest logits are within the tolerance."""
     set_aside: set[int] = field(default_factory=set)
-    """Positions that do not count; see the function of that name."""
+    """Excluded positions; see `set_aside`."""
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the scale of differences."""
+        """Set the scale of differences."""
         self.scale = scale_of(self.reference)
 
     def compare(self, position: int, ours: Logits) -> None:
@@ -63,13 +63,13 @@ class Comparison:
 
     @property
     def off(self) -> set[int]:
-        """Positions with finite errors above the tolerance, or another token."""
+        """Positions with finite errors above the tolerance, or a different greedy token."""
         most = self.tolerance * self.scale
         beyond = {position for position, error in self.errors.items() if not error <= most}
         return {position for position in beyond | self.other_tokens if np.isfinite(self.errors[position])}
 
     def result(self) -> StepError:
-        """The step as a record; its error is infinite when it was not run."""
+        """The step as a record; its error is infinite if it was not run."""
         counted = [error for position, error in self.errors.items() if position not in self.set_aside]
         largest = max(counted, default=0.0) if self.errors else float("inf")
         return StepError(
@@ -83,10 +83,10 @@ class Comparison:
 
 
 def scale_of(reference: Logits) -> float:
-    """Scale of differences: the largest magnitude, at most OUTLIERS times that of the likeliest tokens.
+    """Scale of differences: the largest magnitude, at most OUTLIERS times that of the most likely tokens.
 
-    The magnitude of the likeliest tokens is their distance from 0, or from the median of their row. Padding tokens of a
-    vocabulary may have a bias of -10,000 and would hide every other difference, as masked tokens would.
+    The magnitude of the most likely tokens is their distance from 0, or from the median of their row. Padding tokens
+    may have a bias of -10,000, which would hide other differences, as masked tokens would.
     """
     spread = largest = 0.0
     for row in reference:
@@ -99,9 +99,9 @@ def scale_of(reference: Logits) -> float:
 
 
 def difference(ours: Logits, wanted: Logits, scale: float) -> float:
-    """Largest difference between the logits [vocab]; beyond `scale` relative to their own magnitude.
+    """Largest difference between the logits [vocab]; above `scale`, relative to their own magnitude.
 
-    Infinite where one of the two masks a token out and the other does not.
+    Infinite if only one of the two masks a token.
     """
     out = wanted < RULED_OUT
     if not (ours[out] <= LOWEST).all():
@@ -112,10 +112,10 @@ def difference(ours: Logits, wanted: Logits, scale: float) -> float:
 
 
 def set_aside(compared: Sequence[Comparison]) -> None:
-    """Leave out positions at which rounding changes the choice of experts, if they are fewer than half of their kind.
+    """Exclude positions at which rounding changes the selected experts, if fewer than half of their kind.
 
-    Where two experts are nearly equal, rounding decides between them, and no tolerance applies to what follows. A wrong
-    kernel is off nearly everywhere, in prompts or in decoding.
+    When two experts have nearly equal scores, rounding decides between them. A wrong kernel affects nearly all
+    positions, in prefill or decode.
     """
     kinds: dict[str, list[Comparison]] = {}
     for entry in compared:
@@ -128,11 +128,9 @@ def set_aside(compared: Sequence[Comparison]) -> None:
 
 
 def but_for(compared: Sequence[Comparison]) -> str:
-    """The number of positions that were left out, as the end of a sentence."""
+    """The number of excluded positions, as the end of a sentence."""
     counted = [entry for entry in compared if not entry.again]
     count, positions = (sum(len(entry.set_aside) for entry in counted), sum(len(entry.errors) for entry in counted))
     if not count:
         return ""
-    return (
-        f", but for {count} of {plural(positions, 'position')}, at which rounding makes the model choose other experts"
-    )
+    return f", except {count} of {plural(positions, 'position')}, where rounding changes the selected experts"

@@ -1,8 +1,8 @@
-"""The quality of a package on a provider, without torch: its text is read again and compared with stored figures.
+"""Measures a package's quality on a provider, without torch: its text is run again and compared with stored figures.
 
-The package holds the tokens of the text, and for each the original model's loss, its most likely next token, and the
-log-probabilities of its likeliest tokens. Perplexity, ratio and agreement are exact. The divergence treats all other
-tokens as one, so it is a lower bound of that over the whole vocabulary (log sum inequality).
+The package contains the tokens of the text and, for each, the source model's loss, greedy next token, and
+log-probabilities of its most likely tokens. Perplexity, ratio and greedy match are exact. The KL divergence treats all
+other tokens as one, so it is a lower bound (log sum inequality).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.verify.replay import used_providers
 
 LARGEST_LOSS = 709.0
-"""In nats: e to the power of more overflows."""
+"""Maximum mean loss in nats; above, its exponential overflows."""
 SCORE_CHUNK_TOKENS = 128
-"""Prefill chunk; the logits of a chunk are in memory at once."""
+"""Prefill chunk in tokens; the logits of a chunk are in memory at once."""
 
 Logits = npt.NDArray[np.float32]
 OnLogits = Callable[[int, int, Logits], object]
-"""Receives the number of a window, a 0-based position in it, and the logits [vocab] after it."""
+"""Called with the number of a window, a 0-based position in it, and the logits [vocab] after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """The original's likeliest next tokens, with all others as one."""
+    """The source model's most likely next tokens, with all others as one."""
 
     tokens: npt.NDArray[np.int64]
     """[W, L - 1, K]."""
@@ -52,21 +52,21 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class OriginalFigures:
-    """The original model's figures of a text."""
+    """The source model's figures of a text."""
 
     windows: npt.NDArray[np.int64]
     """[W, L] tokens; each window starts with an empty cache."""
     losses: npt.NDArray[np.float32]
-    """[W, L - 1] nats: of the next token."""
+    """[W, L - 1]: loss of the next token in nats."""
     best: npt.NDArray[np.int64]
     """[W, L - 1]: the most likely next token."""
     likely: Likely | None
-    """None in a package that was written without."""
+    """None in a package without these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """An open package that reads windows of tokens."""
+    """An open package that scores windows of tokens."""
 
     runner: Runner
 
@@ -81,24 +81,22 @@ class Scorer:
         return used_providers(self.runner)
 
     def continues_at(self, length: int) -> int | None:
-        """Tokens of a window that are fed as a prompt, where the decode graph has other weights or more logits; None:
-        all of them.
-        """
+        """Number of window tokens to prefill if the decode graph has other weights or more logits; None: all."""
         apart = self.runner.capacity.decode_takes_several or self._one_row_of_logits
         return max(1, length // 2) if apart else None
 
     @property
     def _one_row_of_logits(self) -> bool:
-        """Whether the graph for prompts has the logits of one token of a chunk; the rest is fed token by token."""
+        """Whether the prefill graph has the logits of one token per chunk; the rest is fed token by token."""
         graphs = self.runner.capacity
         return graphs.chunk is not None and graphs.logits_rows == 1
 
     def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
-        """Read windows [up to `rows`][L] of one length and pass on the logits after each token.
+        """Run windows [up to `rows`][L] of one length and pass the logits after each token to `hear`.
 
-        A package with a separate graph for prompts reads the first half of each window with it. Where that graph has
-        the logits of one token of a chunk, the other half is fed token by token.
-        Raises GenerationError, ProviderError or ResourceError when a run fails or a logit is not finite.
+        A package with a separate prefill graph runs the first half of each window with it, and if that graph has logits
+        of one token per chunk, the second half token by token. Raises GenerationError, ProviderError or ResourceError
+        when a run fails or a logit is not finite.
         """
         self.runner.cache.clear()
         continues_at = self.continues_at(len(windows[0]))
@@ -117,7 +115,7 @@ class Scorer:
             pass
 
     def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Keys and values of the last windows, on the host: past input and [B, KV heads, tokens, head size]."""
+        """Keys and values of the last windows, on the host: input name and [B, KV heads, tokens, head size]."""
         cache = self.runner.cache
         filled = max(cache.filled)
         for state, buffer in zip(cache.states, cache.buffers, strict=True):
@@ -140,7 +138,7 @@ def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
 def open_scorer(
     folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
 ) -> Iterator[Scorer]:
-    """A package opened on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
+    """Open a package on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
     with load_runner(folder, tuple(chain), threads=threads, manifest=manifest) as runner:
         yield Scorer(runner)
 
@@ -155,9 +153,9 @@ def evaluate(
     pins: Sequence[Pin] = (),
     told: Callable[[Sequence[Resolution]], object] = len,
 ) -> Evaluation:
-    """Read the package's text on the providers of `chain` and compare it with the original's figures.
+    """Run the package's text on the providers of `chain` and compare it with the source model's figures.
 
-    `told` receives the state of the chain. Raises PackageError when the package has no figures, ProviderError,
+    `told` is called with the state of the chain. Raises PackageError when the package has no figures, ProviderError,
     ResourceError, or GenerationError when a run fails.
     """
     original = _read_figures(folder, manifest)
@@ -202,15 +200,17 @@ def _perplexity(nats: float) -> float:
 
 
 def loss(logits: Logits, token: int) -> float:
-    """Negative log-likelihood of `token` in nats, by `logits` [vocab]."""
+    """Negative log-likelihood of `token` in nats, from `logits` [vocab]."""
     wide = logits.astype(np.float64)
     highest = wide.max()
     return float(highest + np.log(np.exp(wide - highest).sum()) - wide[token])
 
 
 def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]) -> float:
-    """Lower bound in nats of the divergence of `logits` [vocab] from the probabilities `shares` [K + 1] of `tokens`
-    [K] and, last, of all other tokens.
+    """Lower bound in nats of the KL divergence of `logits` [vocab] from the reference.
+
+    `tokens` [K]: the reference's most likely tokens. `shares` [K + 1]: their probabilities and, last, that of all
+    others.
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()
@@ -224,7 +224,7 @@ def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: n
 
 
 def _read_figures(folder: Path, manifest: Manifest | None) -> OriginalFigures:
-    """Read quality.safetensors. Raises PackageError when the package has none or it is damaged."""
+    """Read quality.safetensors. Raises PackageError when it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / QUALITY
@@ -243,7 +243,7 @@ def _read_figures(folder: Path, manifest: Manifest | None) -> OriginalFigures:
 
 
 def _read_likely(file: Any) -> Likely:
-    """The likeliest tokens from an open quality.safetensors."""
+    """The most likely tokens from an open quality.safetensors."""
     logprobs = file.get_tensor("likely_logprobs"), file.get_tensor("rest_logprobs")[..., None]
     shares = np.exp(np.concatenate(logprobs, axis=-1, dtype=np.float64))
     return Likely(file.get_tensor("likely").astype(np.int64), shares / shares.sum(-1, keepdims=True))
@@ -252,13 +252,13 @@ def _read_likely(file: Any) -> Likely:
 def _no_figures(folder: Path, manifest: Manifest) -> PackageError:
     """The error for a package without figures."""
     if manifest.foreign is not None:
-        return PackageError(f"{folder}: it has no {QUALITY}: Partita did not write it, and measured nothing of it")
+        return PackageError(f"{folder}: it has no {QUALITY}, because Partita did not export it")
     if PRECISIONS[manifest.graph.precision] is not EXACT:
         return PackageError(
-            f"{folder}: the package has no {QUALITY}: it was exported without its original, or by an older Partita",
+            f"{folder}: the package has no {QUALITY}: it was exported without its source model, or by an older Partita",
             remedy=FROM_CHECKPOINT,
         )
     return PackageError(
-        f"{folder}: the package has no {QUALITY}: nothing is rounded in fp32, so nothing was measured; verify compares "
-        "this one with its model"
+        f"{folder}: the package has no {QUALITY}: fp32 packages are not measured; use `partita verify` to compare "
+        "it with its source model"
     )

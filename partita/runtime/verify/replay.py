@@ -1,4 +1,4 @@
-"""Replays a package's known answer on a provider chain, without torch; and the smoke run of a new package."""
+"""Replays a package's reference logits on a provider chain, without torch; and the smoke run of a new package."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.verify.comparison import Comparison, Logits, but_for, set_aside
 
 REPLAY_CHUNK_TOKENS = 5
-"""Small and odd, so that even a short prompt takes several chunks and the last one is shorter."""
+"""Small and odd, so that even a short prompt has several chunks, of which the last is shorter."""
 SMOKE_TOKENS = 5
 CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
-"""Operators whose result jumps when their input changes slightly."""
+"""Operators whose result jumps for small changes of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """Logits of the original model."""
+    """Reference logits of the source model."""
 
     prompt: npt.NDArray[np.int64]
     """[P]."""
     tokens: npt.NDArray[np.int64]
     """[D] greedy tokens; the first follows the prompt."""
     prefill_logits: Logits
-    """[K, vocab]: of the last K tokens of the prompt."""
+    """[K, vocab]: logits of the last K prompt tokens."""
     decode_logits: Logits
-    """[D, vocab]; row i follows token i."""
+    """[D, vocab]; row i is the logits after token i."""
     reference: str
     own_frequencies: bool = False
-    """The prompt's logits have the rotary frequencies of a text of P tokens; all others those of `length` tokens."""
+    """Whether the prompt's logits have rotary frequencies for P tokens, and all others for `length` tokens."""
     not_exercised: tuple[str, ...] = ()
-    """Windows, attention chunks and rotary frequencies that the text does not reach."""
+    """Sliding windows, attention chunks and rotary frequencies beyond the length of the text."""
 
     @property
     def length(self) -> int:
@@ -61,7 +61,7 @@ class KnownAnswer:
         return len(self.prompt) - len(self.prefill_logits)
 
     def pick(self, logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        """The reference's next token, whatever the logits are."""
+        """The reference's next token, independent of the logits."""
         return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
 
 
@@ -77,14 +77,14 @@ def replay(
     told: Callable[[Sequence[Resolution]], object] = len,
     answers: Path | None = None,
 ) -> Verification:
-    """Replay the known answer of the package in `folder` on the providers of `chain`.
+    """Replay the reference logits of the package in `folder` on the providers of `chain`.
 
-    Every row of the batch is compared: with the prompt as a whole, in chunks, then one token at a time; in a batch also
-    with prompts of different lengths, and alone where the graphs take fewer rows. `tolerance`: largest relative error
-    that passes; None: the one of the package's precision. `manifest`: of a package whose manifest is not written yet.
-    `options`: by provider name. `told` receives the state of the chain. `answers`: folder of the known answer, if not
-    in the package. The result is `unverified`, with the first difference as its detail, when something differs.
-    Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
+    Every row of the batch is compared: with the whole prompt, in chunks, then token by token; in a batch also with
+    prompts of different lengths, and single rows if the graphs support fewer rows. `tolerance`: maximum relative error;
+    None: that of the package's precision. `manifest`: of a package without a manifest file yet. `options`: by provider
+    name. `told` is called with the state of the chain. `answers`: folder of the reference logits, if not in the
+    package. The result is `unverified`, with the first difference as its detail, if something differs. Raises
+    PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
@@ -106,7 +106,7 @@ def replay(
         provider = used_providers(runner)
     verification = Verification(
         status="verified",
-        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{but_for(compared)}{missed}",
+        detail=f"reference logits replayed on {provider}: {len(compared)} steps match{but_for(compared)}{missed}",
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
@@ -124,14 +124,14 @@ def replay(
 
 
 def used_providers(runner: Runner) -> str:
-    """The active providers that have nodes, by ONNX Runtime's names."""
+    """The active providers with nodes, by ONNX Runtime's names."""
     idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
     active = [entry.provider for entry in runner.resolutions if entry.status == "active"]
     return ", ".join(provider.ort_name for provider in active if provider.name not in idle)
 
 
 def _compare(replaying: _Replay) -> list[Comparison]:
-    """All comparisons with a known answer."""
+    """All comparisons with the reference logits."""
     return [
         *_compare_prompt(replaying),
         *_compare_generation(replaying),
@@ -141,7 +141,7 @@ def _compare(replaying: _Replay) -> list[Comparison]:
 
 
 def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
-    """All comparisons with the known answer of an adapter."""
+    """All comparisons with the reference logits of an adapter."""
     runner = replaying.runner
     answer = _read_known_answer(folder, file)
     _check_answer(folder, answer, runner, file)
@@ -156,17 +156,17 @@ def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> 
 
 
 def _chooses(runner: Runner) -> bool:
-    """Whether a graph selects the largest of some numbers, as a router of experts does."""
+    """Whether a graph selects the largest of several values, like a router of experts."""
     return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
 
 
 def first_difference(verification: Verification) -> str | None:
-    """The first step that differs from the reference, as a sentence; None when all agree."""
+    """The first step that differs from the reference, as a sentence; None if all match."""
     limit = verification.tolerance or 0.0
     for entry in verification.steps:
         where = f"first difference in {entry.step}, output {entry.output}"
         if not entry.max_rel_error <= limit:
-            return f"{where}: max relative error {entry.max_rel_error:.2e}, allowed {limit:.0e}"
+            return f"{where}: max relative error {entry.max_rel_error:.2e}, tolerance {limit:.0e}"
         if not entry.tokens_equal:
             return (
                 f"{where}: a different greedy token, although the error {entry.max_rel_error:.2e} is within {limit:.0e}"
@@ -176,28 +176,28 @@ def first_difference(verification: Verification) -> str | None:
 
 @dataclass(slots=True)
 class _Replay:
-    """A known answer and the package that replays it."""
+    """The reference logits and the package that replays them."""
 
     runner: Runner
     answer: KnownAnswer
     tolerance: float
     ran: set[str] = field(default_factory=set)
-    """Graph files that made a step."""
+    """Graph files that ran a step."""
 
     @property
     def rope_length(self) -> int:
-        """Text length for the rotary frequencies of the logits after the prompt; 0 where it is no input."""
+        """Text length for the rotary frequencies of the logits after the prompt; 0 if the graph has no such input."""
         decode = self.runner.graph("decode").graph
         return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
 
     @property
     def chunk(self) -> int:
-        """Tokens per chunk of the prompt: five chunks of a long prompt, the last one shorter."""
+        """Prompt tokens per chunk: five chunks of a long prompt, the last one shorter."""
         return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
 
     @property
     def whole(self) -> Logits:
-        """[K + D, vocab]: the logits of prompt and continuation."""
+        """[K + D, vocab]: logits of prompt and continuation."""
         return np.concatenate([self.answer.prefill_logits, self.answer.decode_logits])
 
     def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
@@ -213,9 +213,9 @@ class _Replay:
         listens_from: int | None = None,
         rope_length: int | None = None,
     ) -> Request:
-        """A request that reads the prompt and goes on with the reference's tokens.
+        """A request that prefills the prompt and continues with the reference's tokens.
 
-        Logits that are not finite are a difference, not an error.
+        Logits that are not finite count as a difference, not an error.
         """
         return Request(
             self.answer.prompt.tolist(),
@@ -228,7 +228,7 @@ class _Replay:
         )
 
     def serve(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
-        """Run one request per row, or the only one in every row, with a cache of zeros."""
+        """Run one request per row, or a single request in every row, with a zeroed cache."""
         rows = self.runner.rows
         self.runner.cache.clear()
         every = [*requests] * (rows if len(requests) == 1 else 1)
@@ -237,7 +237,7 @@ class _Replay:
 
 
 def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
-    """Compare every position of the prompt, prefilled in as few steps as the package can."""
+    """Compare every position of the prompt, prefilled in as few steps as the package supports."""
     answer = replaying.answer
     comparison = replaying.comparison("prefill", answer.prefill_logits, "prefill")
     request = replaying.request(
@@ -252,7 +252,7 @@ def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
     """Prefill the prompt in chunks, then feed the reference's tokens one by one.
 
-    A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at 0.
+    A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at position 0.
     """
     runner, answer, count = replaying.runner, replaying.answer, len(replaying.answer.prompt)
     chunked = replaying.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
@@ -278,8 +278,8 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Prefill prompts of different lengths in the rows of a batch, each a prefix of the reference's text.
 
-    Skipped where rotary frequencies depend on the text length. Where prompts have a graph with other weights, only
-    prompts are compared: the reference's continuation follows its own whole prompt.
+    Skipped if rotary frequencies depend on the text length. If the prefill graph has other weights, only prompts are
+    compared, because the reference's continuation follows its own whole prompt.
     """
     runner, answer = replaying.runner, replaying.answer
     lengths = _row_lengths(runner, answer)
@@ -310,7 +310,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
 
 
 def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
-    """Prefill the prompt in each row alone, in chunks, and go on with fewer rows from step to step."""
+    """Prefill the prompt in each row alone, in chunks, and continue with fewer rows from step to step."""
     runner, answer = replaying.runner, replaying.answer
     if not runner.capacity.takes_fewer_rows:
         return
@@ -333,7 +333,7 @@ def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
 
 
 def _unreached(replaying: _Replay) -> str:
-    """Why rows of different length were not compared, as the end of a sentence; empty where they were."""
+    """The reason why rows of different length were not compared, as the end of a sentence; empty if they were."""
     different = len(set(_row_lengths(replaying.runner, replaying.answer))) > 1
     why = "the rotary frequencies depend on the length of the text"
     return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
@@ -342,7 +342,7 @@ def _unreached(replaying: _Replay) -> str:
 def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
     """Read known_answer.safetensors, or that of an adapter.
 
-    Raises PackageError when the package has none or it is damaged.
+    Raises PackageError when it is missing or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -366,12 +366,12 @@ def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
 
 
 def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
-    """Raise PackageError when the known answer does not belong to this package."""
+    """Raise PackageError when the reference logits do not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape[1:] == (vocab,) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not 0 < len(answer.prefill_logits) <= count or count + steps > runner.contract.max_length:
         raise PackageError(
-            f"{folder / name}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
+            f"{folder / name}: does not belong to this package; its shapes do not match", remedy=FROM_CHECKPOINT
         )
 
 
@@ -391,19 +391,19 @@ def smoke(
         first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
-            raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
+            raise ProviderError(f"{folder}: no node runs on {first.provider.name}")
         size = runner.capacity.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
         requests = _smoke_requests(runner.contract.vocab_size, runner.rows, size)
         for rows in (requests, requests[:1] if runner.capacity.takes_fewer_rows else ()):
             for _ in serve(runner, rows) if rows else ():
                 pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
-    detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
+    detail = f"opened; prefill of {plural(size, 'token')} and one decode step have finite logits"
     return SmokeRecord(chain=names, status="ran", detail=detail)
 
 
 def _smoke_requests(vocab_size: int, rows: int, size: int) -> list[Request]:
-    """Prompts of `size` tokens from all over the vocabulary, and two new tokens each."""
+    """Prompts of `size` tokens spread over the vocabulary, with two new tokens each."""
 
     def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         if logits.shape != (vocab_size,):

@@ -1,1 +1,1 @@
-"""One worker process: Python code in a child process that may crash or hang, and messages to and from it."""
+"""Worker processes: Python code in a child process that may crash or hang, with messages in both directions."""

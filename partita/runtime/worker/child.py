@@ -1,8 +1,7 @@
-"""The side of a worker process: it runs a module that answers messages, and ends with its parent.
+"""The child side of a worker process: runs a module that answers messages, and exits with its parent.
 
-A module has either `HANDLERS`, a table of functions by verb, which answer one message after the other, or a function
-`run(channel)` with a loop of its own. Signals and file descriptors are changed here, and only here: stdout belongs to
-the messages, so everything that Python or native code prints goes to stderr.
+A module has either `HANDLERS`, functions by verb that answer one message after the other, or `run(channel)` with its
+own loop. Only this module changes signals and file descriptors: stdout is for messages, so all prints go to stderr.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from partita.errors import PartitaError
 
 POSIX = os.name == "posix"
 INTERRUPT = "interrupt"
-"""Verb of a message that is no call: interrupt the calls up to this number."""
+"""Verb of a message that interrupts the calls up to this number."""
 Handlers = Mapping[str, Callable[..., Any]]
 
 
 class Message(NamedTuple):
-    """A message of the parent. `number` is 0 when it expects no reply."""
+    """A message from the parent. `number` is 0 if it expects no reply."""
 
     number: int
     verb: str
@@ -41,20 +40,20 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """Messages from and to the parent. Methods may be called from any thread."""
+    """Messages from and to the parent. Thread-safe."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO, folder: Path) -> None:
         self._source, self._sink, self._folder = source, sink, folder
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writing, self._ending = threading.Lock(), threading.Lock()
         self.closed = False
-        """No message follows: the parent has closed the worker."""
+        """No more messages: the parent has closed the worker."""
         self._interruptible, self._interrupted = False, 0
-        """Whether a handler is at work, and the last message that `Worker.interrupt` is meant for."""
+        """Whether a handler is running, and the last message that `Worker.interrupt` applies to."""
         threading.Thread(target=self._read, name="partita-messages", daemon=True).start()
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None after `timeout` seconds without one, or when there are no more (`closed`)."""
+        """The next message; None after `timeout` seconds, or when there are no more (`closed`)."""
         if self.closed or (timeout == 0 and self._messages.empty()):
             return None
         try:
@@ -65,17 +64,17 @@ class Channel:
         return message
 
     def push(self, event: Any) -> None:
-        """Send the parent an event: its `on_event` gets it."""
+        """Send an event to the parent's `on_event`."""
         self.send(0, event)
 
     def send(self, number: int, value: Any, *, failed: bool = False) -> None:
-        """Answer a message; `failed`: `value` is raised there. Raises an exception of pickle for other objects."""
+        """Answer a message; `failed`: `value` is raised in the parent. Raises pickle's exceptions."""
         data = pickle.dumps((number, failed, value), pickle.HIGHEST_PROTOCOL)
         try:
             with self._writing:
                 self._sink.write(data)
                 self._sink.flush()
-        except OSError:  # the parent has ended, which may be seen here before the end of stdin
+        except OSError:  # the parent has exited, which may be visible here before stdin ends
             self._end()
 
     def run(self, message: Message, handlers: Handlers) -> Any:
@@ -89,13 +88,13 @@ class Channel:
             self._interruptible = False
 
     def on_interrupt(self, *_: object) -> None:
-        """Handler of SIGINT: ends a handler of a message, never the writing of an answer."""
+        """Handler of SIGINT: interrupts a message's handler, but never the writing of an answer."""
         if self._interruptible:
             self._interruptible = False
             raise KeyboardInterrupt
 
     def _read(self) -> None:
-        """Queue messages until the parent closes the worker, which sends None. Without it the parent has ended."""
+        """Queue messages until the parent sends None. If stdin ends without it, the parent has exited."""
         try:
             while (frame := pickle.load(self._source)) is not None:
                 if frame[1] == INTERRUPT:
@@ -108,7 +107,7 @@ class Channel:
             self._end()
 
     def _end(self) -> NoReturn:
-        """End this process at once, whatever it is doing, and remove its folder: its parent is gone."""
+        """Exit immediately and remove the folder, because the parent has exited."""
         with self._ending:
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
@@ -123,8 +122,9 @@ def serve(channel: Channel, handlers: Handlers) -> None:
 
 
 def answer(channel: Channel, message: Message, handlers: Handlers) -> None:
-    """Call the handler of a message and send its result. Its exception is raised in the parent, KeyboardInterrupt
-    (`Worker.interrupt`) included.
+    """Call the handler of a message and send its result.
+
+    Its exception, including KeyboardInterrupt (`Worker.interrupt`), is raised in the parent.
     """
     try:
         value = channel.run(message, handlers)
@@ -138,7 +138,7 @@ def answer(channel: Channel, message: Message, handlers: Handlers) -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The exception, or a PartitaError with its text where pickle cannot restore it."""
+    """The exception, or a PartitaError with its text if it cannot be unpickled."""
     if isinstance(error, PartitaError):
         return error
     try:
@@ -149,7 +149,7 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def main() -> None:
-    """Run the module of this process and end without unloading native libraries, some of which crash then."""
+    """Run the module of this process and exit without unloading native libraries, some of which crash then."""
     module_name, folder = sys.argv[1:3]
     streams.own_process = True
     warnings.simplefilter("ignore")

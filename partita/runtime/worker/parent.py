@@ -1,7 +1,7 @@
-"""The parent's side of a worker process: start it, call it, receive its events, and say how it ended.
+"""The parent side of a worker process: starts it, calls it, receives events, and reports how it ended.
 
-Messages are pickled. The process is a new interpreter, not a fork: the program's `__main__` is not imported again, and
-no thread or lock of this process is copied. Nothing here changes signal handlers or file descriptors of this process.
+Messages are pickled. The process is a new interpreter, not a fork: the program's `__main__` is not imported, and no
+thread or lock is copied. Signal handlers and file descriptors of this process do not change.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from partita.runtime.ort.native_log import clean_lines
 from partita.runtime.worker.child import INTERRUPT, POSIX
 
 END_SECONDS = 5.0
-"""For the process to end by itself, once it is closed or its stdout has ended."""
+"""Time limit for the process to exit after `close` or the end of its stdout."""
 LOG_BYTES = 4 << 20
-"""What is read of its stderr at most, from the end."""
+"""Maximum bytes of its stderr that are read, from the end."""
 LINE_LENGTH = 200
-FORKED = "this process was forked after the worker process was started; start one here"
+FORKED = "this process was forked after the worker process was started; start a new worker here"
 
 
 class WorkerLostError(ProviderError):
-    """A worker process ended, or was ended because it did not answer in time.
+    """A worker process ended, or was killed because of a timeout.
 
-    `how`: `was killed by SIGSEGV`, `ended with exit code 1`, `gave no answer within 30 s`, `was closed`. `signal`: the
-    number of the signal that killed it, or None. `late`: it was killed here because it did not answer in time.
-    `closed`: it was closed here. `log`: lines of its stderr, the last `LOG_BYTES` at most.
+    `how`: `was killed by SIGSEGV`, `ended with exit code 1`, `gave no answer within 30 s`, `was closed`. `signal`:
+    number of the signal that killed it, or None. `late`: it was killed because of a timeout. `closed`: it was closed by
+    this process. `log`: lines of its stderr, at most the last `LOG_BYTES`.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class WorkerLostError(ProviderError):
 
     @property
     def out_of_memory(self) -> bool:
-        """Probably: another process sent SIGKILL, as Linux does when memory is exhausted."""
+        """Whether memory was probably exhausted: Linux sent SIGKILL."""
         return self.signal is not None and self.signal == getattr(signal, "SIGKILL", None)
 
 
 class Worker:
     """A child process that runs `module`: its `HANDLERS`, or its `run(channel)`. See `child`.
 
-    `environment`: its environment variables; None: those of this process. `on_event` gets each event that it pushes,
-    `on_lost` the error when it has ended, `close` included; both are called by the thread that reads its messages, and
-    must not wait for an answer of the worker. Methods may be called from several threads.
+    `environment`: its environment variables; None: those of this process. `on_event` is called with each pushed event,
+    `on_lost` with the error when it has ended, also after `close`. Both run in the thread that reads messages and must
+    not wait for an answer of the worker. Thread-safe.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Worker:
         self._calls: dict[int, Future[Any]] = {}
         self._number = 0
         self._why: WorkerLostError | None = None
-        """Why this side ended the process."""
+        """The reason why this side ended the process."""
         self.lost: WorkerLostError | None = None
-        """How the process ended; None while it runs."""
+        """How the process ended; None while it is running."""
         self._temporary = temporary_directory()
         self.folder = Path(self._temporary.name)
-        """Its folder of temporary files, removed with it."""
+        """Its temporary folder, removed when it ends."""
         self._log = self.folder / "stderr"
         try:
             with self._log.open("wb") as log:
@@ -106,7 +106,7 @@ class Worker:
                         "PYTHONPATH": _search_path(),
                         "TMPDIR": str(self.folder),
                     },
-                    # It is killed with the processes it started, and a terminal's Ctrl-C does not reach it.
+                    # Its own session: killed with its child processes, and not interrupted by a terminal's Ctrl-C.
                     start_new_session=POSIX,
                     creationflags=0 if POSIX else getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
                 )
@@ -126,11 +126,11 @@ class Worker:
             self.kill()
 
     def call(self, verb: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """What the handler of `verb` returns. Raises what it raises, and WorkerLostError; see `wait`."""
+        """The result of the handler of `verb`. Raises its exceptions, and WorkerLostError; see `wait`."""
         return self.wait(self.submit(verb, *args, **kwargs), timeout)
 
     def submit(self, verb: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a call; its answer is in the future."""
+        """Start a call; return a future of its answer."""
         future: Future[Any] = Future()
         with self._writing:
             self._number += 1
@@ -144,22 +144,24 @@ class Worker:
         return future
 
     def wait(self, future: Future[Any], timeout: float | None = None) -> Any:
-        """The answer of a call. Raises WorkerLostError when the process ends before, or is still busy after `timeout`
-        seconds, and is killed for that. KeyboardInterrupt leaves it running: the call may be waited for once more.
+        """The answer of a call.
+
+        Raises WorkerLostError when the process ends, or has no answer after `timeout` seconds and is killed.
+        KeyboardInterrupt leaves it running, and `wait` may be called again.
         """
         try:
             return future.result(timeout)
         except NotDone:
-            if not future.done():  # else it is the handler's own exception, or the answer came just now
+            if not future.done():  # otherwise it is the handler's own exception, or the answer has just arrived
                 self._give_up(WorkerLostError(f"gave no answer within {timeout:g} s", self.log(), late=True))
         return future.result(END_SECONDS)
 
     def send(self, verb: str, *args: Any, **kwargs: Any) -> None:
-        """Give the process a message that it does not answer. Raises WorkerLostError when it has ended."""
+        """Send the process a message without an answer. Raises WorkerLostError when it has ended."""
         self._write((0, verb, args, kwargs))
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the handlers of the calls that were started; each then answers or raises."""
+        """Raise KeyboardInterrupt in the handlers of started calls; each then answers or raises."""
         with suppress(WorkerLostError):
             self.send(INTERRUPT, self._number)
 
@@ -173,7 +175,7 @@ class Worker:
             return ()
 
     def close(self) -> None:
-        """End the process: it may finish what it does for `END_SECONDS`. May be called twice, and from any thread."""
+        """End the process; it may finish its current work for `END_SECONDS`. May be called repeatedly by any thread."""
         if os.getpid() != self._parent:
             return
         if self._why is None:
@@ -181,7 +183,7 @@ class Worker:
         assert self.process.stdin is not None
         if self._writing.acquire(timeout=END_SECONDS):  # not while another thread waits for a process that hangs
             try:
-                with suppress(OSError, ValueError):  # it has ended, or is closed already
+                with suppress(OSError, ValueError):  # it has ended or is already closed
                     self.process.stdin.write(pickle.dumps(None))
                     self.process.stdin.close()
             finally:
@@ -191,7 +193,7 @@ class Worker:
         self.kill()
 
     def kill(self, how: str = "") -> None:
-        """End the process and everything that it started, at once. Without `how`, its error says that it was closed."""
+        """Kill the process and its child processes. Without `how`, its error says `was closed`."""
         if os.getpid() != self._parent:
             return
         self._give_up(
@@ -208,13 +210,13 @@ class Worker:
             with self._writing:
                 self.process.stdin.write(data)
                 self.process.stdin.flush()
-        except (OSError, ValueError):  # a broken pipe, or closed: the thread that reads knows how it ended
+        except (OSError, ValueError):  # a broken pipe, or closed: the reading thread knows how it ended
             self._thread.join(2 * END_SECONDS)
         if self.lost is not None:
             raise self.lost
 
     def _read(self) -> None:
-        """Deliver answers and events until the process ends, then fail the calls that it left."""
+        """Deliver answers and events until the process ends, then fail its unanswered calls."""
         assert self.process.stdout is not None
         wrong = "closed its output"
         try:
@@ -227,7 +229,7 @@ class Worker:
                     future.set_exception(value) if failed else future.set_result(value)
         except EOFError:
             pass
-        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+        except Exception as error:  # noqa: BLE001 - otherwise it would be lost
             wrong = f"sent a message that cannot be handled ({type(error).__name__}: {error})"
         self.lost = lost = self._outcome(wrong)
         while self._calls:
@@ -237,7 +239,7 @@ class Worker:
             self._on_lost(lost)
 
     def _outcome(self, wrong: str) -> WorkerLostError:
-        """How the process ended. One that still runs is killed; `wrong` says why."""
+        """How the process ended. If it is still running, it is killed because of `wrong`."""
         try:
             code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -247,7 +249,7 @@ class Worker:
         return self._why or WorkerLostError(how_ended(code), self.log(), signal=-code if code < 0 else None)
 
     def _give_up(self, why: WorkerLostError) -> None:
-        """End the process for this reason, and wait until every call has been told."""
+        """End the process for this reason, and wait until every call has failed."""
         if self._why is None:
             self._why = why
         self._end_process()
@@ -260,7 +262,7 @@ class Worker:
             self.process.stdout.close()
 
     def _end_process(self) -> None:
-        """Kill the process with its session, if it still runs."""
+        """Kill the process and its session if it is still running."""
         with self._ending:
             if self.process.poll() is None:
                 with suppress(ProcessLookupError, PermissionError):
@@ -283,6 +285,6 @@ def how_ended(code: int) -> str:
 
 
 def _search_path() -> str:
-    """PYTHONPATH of the process: this very Partita first, installed or not."""
+    """PYTHONPATH of the process: this installation of Partita first."""
     ours = str(Path(partita.__file__).resolve().parent.parent)
     return os.pathsep.join(part for part in (ours, os.environ.get("PYTHONPATH", "")) if part)

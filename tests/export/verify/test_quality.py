@@ -97,7 +97,7 @@ def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, expor
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
     manifest = read_manifest(package)
     assert manifest.quality is None and _quality(manifest) == [] and not (package / QUALITY).exists()
-    with pytest.raises(PackageError, match="nothing is rounded in fp32"):
+    with pytest.raises(PackageError, match="fp32 packages are not measured"):
         evaluate(package, parse_chain("cpu"))
 
 

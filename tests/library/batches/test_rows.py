@@ -57,7 +57,7 @@ def test_what_every_row_would_fail_with_is_said_before_the_first(text):
     ids, words = Said((4, 5), None, None), Said((4, 5), "return", None)
     check_defaults(replace(DEFAULTS, prefix=words), text, "txt")
     check_defaults(replace(DEFAULTS, prefix=ids), None, "jsonl")
-    with pytest.raises(UsageError, match="prefix is one of token ids"):
+    with pytest.raises(UsageError, match="prefix was saved from token ids"):
         check_defaults(replace(DEFAULTS, prefix=ids), text, "txt")
     with pytest.raises(UsageError, match="prefix is one of text"):
         check_defaults(replace(DEFAULTS, prefix=words), None, "jsonl")

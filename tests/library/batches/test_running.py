@@ -106,7 +106,7 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
         found = answered(engine, rows)
     ends = ["length", "error", "error", "error", "cache_full", "length", "error"]
     assert [row["finish_reason"] for row in found] == ends
-    assert "48 tokens and the cache holds 48, which leaves no room for an answer" in found[6]["error"]
+    assert "48 tokens and the cache holds 48, which leaves no room for a completion" in found[6]["error"]
     assert found[0]["tokens"] == known_tokens([3, 4], 9, ALL) and found[5]["tokens"] == known_tokens([9], 9, ALL)
     assert [row["id"] for row in found[:2]] == [None, "empty"]
     assert "empty" in found[1]["error"] and found[2]["error"] == "line 3 is not JSON"
@@ -222,7 +222,7 @@ class Odd:
 
     def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Any:
         if 47 in prompt:
-            raise GenerationError("the tokens make no text: IndexError: no such piece")
+            raise GenerationError("the tokens cannot be decoded: IndexError: no such piece")
         return None
 
 

@@ -336,7 +336,7 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
     for prompt, match in (
         ((), "empty"),
         ((1,) * (LENGTH + 1), "the cache holds 48; "),
-        ((1,) * LENGTH, "48 tokens and the cache holds 48, which leaves no room for an answer; "),
+        ((1,) * LENGTH, "48 tokens and the cache holds 48, which leaves no room for a completion; "),
         ((VOCAB,), "vocabulary"),
     ):
         with pytest.raises(GenerationError, match=match):

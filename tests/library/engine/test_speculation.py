@@ -126,7 +126,7 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
 
 def test_rows_that_take_one_token_each_and_none_alone_are_refused_by_name(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "package", batch=2, states=("key",), appends=False)
-    says = "at batch size 2 its attention takes one token at a time"
+    says = "at batch size 2 its attention supports one token per step"
     with partita.load(folder, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
         model.generate([PROMPT, PROMPT], speculate="ngram")
 

@@ -57,7 +57,7 @@ def test_what_the_host_reads_and_is_another_in_each_step_is_named():
     (said,) = found(described, at="Cpu")
     assert "at in host memory" in said
     assert "1 state of its cache in host memory" in found(described, past="Cpu")
-    assert "logits is made in host memory" in found(described, logits="Cpu")
+    assert "logits is computed in host memory" in found(described, logits="Cpu")
 
 
 def test_logits_that_cannot_be_read_back_are_named():
@@ -70,9 +70,9 @@ def test_logits_that_cannot_be_read_back_are_named():
 @pytest.mark.parametrize(
     ("described", "said"),
     [
-        (contract(rereads=True), "reads a longer text"),
+        (contract(rereads=True), "has a longer input"),
         (contract(state=KEY.model_copy(update={"grows": 2})), "grows with every token"),
-        (contract(Port(name="mask", role="mask", shape=(1, "T"), dtype="int64")), "mask is longer in every step"),
+        (contract(Port(name="mask", role="mask", shape=(1, "T"), dtype="int64")), "mask grows with every step"),
     ],
 )
 def test_a_graph_whose_steps_have_other_shapes_is_refused(described, said):

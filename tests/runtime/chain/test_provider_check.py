@@ -190,7 +190,7 @@ def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
     assert (found.resolution.reason, found.library_loads, found.device_found) == ("device_missing", True, False)
     left = judge(resolution, outcome(result={"error": {"type": "Fail", "text": strict}}))
     assert left.resolution.reason == "initialisation_failed"
-    assert "did not take a MatMul of float32" in (left.resolution.evidence or "")
+    assert "did not run a float32 MatMul" in (left.resolution.evidence or "")
 
 
 def outcome(*, result: dict) -> Examined:

@@ -106,7 +106,10 @@ def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
 def test_parts_that_were_not_tried_are_told(chain):
     for lab, why in (
         (ScriptedLab(lambda _: True, tries=0), "probing budget exhausted (--probe-seconds)"),
-        (ScriptedLab(lambda _: True, outcome="invalid"), "ONNX Runtime takes no such model (16 nodes are too many)"),
+        (
+            ScriptedLab(lambda _: True, outcome="invalid"),
+            "ONNX Runtime does not accept this model (16 nodes are too many)",
+        ),
         (ScriptedLab(lambda _: False), ""),
     ):
         search = Search(chain, lab)

@@ -50,7 +50,7 @@ def test_a_node_that_is_claimed_and_does_not_run_is_not_taken(tmp_path: Path) ->
     broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
     assert tried(variant_model(broken)).outcome == "taken"
     found = tried(to_run(variant_model(broken), broken))
-    assert found.outcome == "failed" and found.said.startswith("it claims the node, and the run fails: ")
+    assert found.outcome == "failed" and found.said.startswith("it is assigned the node, but the run fails: ")
     sound = case_of(ADD, tmp_path, x=(3,), y=(3,))
     assert tried(to_run(variant_model(sound), sound)).outcome == "taken"
 

@@ -172,7 +172,7 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
     )
     onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
     (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
-    assert found.words == "choice (If), in whose body it is,"
+    assert found.words == "choice (If), whose subgraph contains it,"
     (holder,) = found.model.graph.node
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 

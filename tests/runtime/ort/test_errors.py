@@ -33,7 +33,7 @@ PIPELINE = (
 def test_a_file_for_a_newer_operator_is_not_called_damaged(tmp_path: Path) -> None:
     """Exporting it again as it was would give the same file."""
     error = open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], InvalidGraph(SCHEMA), ())
-    assert isinstance(error, PackageError) and "run it with the ONNX Runtime that it was made with" in str(error)
+    assert isinstance(error, PackageError) and "run it with the ONNX Runtime it was exported for" in str(error)
     other = open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], InvalidGraph("This is an invalid model."), ())
     assert "onnx.checker" in str(other)
 
@@ -63,7 +63,7 @@ def identity(path: Path, *, domain: str = "", op_type: str = "Identity", ir_vers
 def test_a_newer_ir_version_can_be_lowered_in_the_file(tmp_path: Path) -> None:
     path = identity(tmp_path / "model.onnx", ir_version=99)
     with pytest.raises(
-        PackageError, match="its IR version is 99, and this ONNX Runtime supports versions up to"
+        PackageError, match="its IR version is 99, but this ONNX Runtime supports versions up to"
     ) as caught:
         partita.place(path, "cpu")
     last = re.search(r"set ir_version in the file to (\d+)", str(caught.value))
@@ -80,11 +80,11 @@ def test_a_newer_ir_version_can_be_lowered_in_the_file(tmp_path: Path) -> None:
         (
             "ai.onnx.contrib",
             "BertTokenizer",
-            "one of onnxruntime-extensions; export it without that operator",
+            "belongs to onnxruntime-extensions; export it without that operator",
             "made for",
         ),
         ("my.operators", "Foo", "Partita does not load libraries of custom operators", "onnxruntime-extensions"),
-        ("com.microsoft", "Foo", "run it with the ONNX Runtime that it was made for", "custom"),
+        ("com.microsoft", "Foo", "run it with the ONNX Runtime it was exported for", "custom"),
     ],
 )
 def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(

@@ -270,7 +270,7 @@ def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made
     if model.inputs[0].kind != "tensor":
         with pytest.raises(UsageError, match=f"s is {kind}, which has no sizes"):
             input_shapes(model.inputs, split_shapes(["s=2"]))
-    with pytest.raises(UsageError, match=f"s is {kind}, which no .npy file can hold"):
+    with pytest.raises(UsageError, match=f"s is {kind}, which is not supported in .npy files"):
         read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
 
 
@@ -341,7 +341,7 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, message):
 def test_values_of_another_shape_and_sizes_given_twice():
     with pytest.raises(UsageError, match="x=3.*: x is float32"):
         input_shapes(ports(x=("n", 2)), {}, {"x": (3,)})
-    with pytest.raises(UsageError, match="x=3.*: conflicting values .* n: 3 here, 4 by another option"):
+    with pytest.raises(UsageError, match="x=3.*: conflicting values .* n: 3 here, 4 in another option"):
         input_shapes(ports(x=("n",)), split_shapes(["n=4"]), {"x": (3,)})
 
 
@@ -422,7 +422,7 @@ def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
     ended.set()
     assert len(result.facts.steps) == before and result.facts.sessions[0].plan == (("a",),)
     assert isinstance(result.error, RunLateError) == (before == 0)
-    late = [note for note in result.facts.notes if note.startswith("run 2 of 3 did not end before the 0.5 s")]
+    late = [note for note in result.facts.notes if note.startswith("run 2 of 3 exceeded the time limit of 0.5 s")]
     assert len(late) == before and result.facts.sessions[0].runs == ()
 
 
@@ -436,7 +436,7 @@ class Fallen:
         return (AssignedNode("b", "Range", "", CPU, 0),)
 
 
-LEAVE_A = "leave the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a"
+LEAVE_A = "run the node on the CPU: --provider-option webgpu.forceCpuNodeNames=a"
 
 
 def failed_run(message: str) -> PartitaError:
@@ -469,7 +469,7 @@ def test_a_failed_run_is_an_error_of_the_provider_or_of_the_inputs(tmp_path, nod
     error = failed(path, text)
     assert type(error) is kind and remedy in str(error)
     if kind is ProviderError:
-        assert f"WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: {message}" in str(error)
+        assert f"WebGpuExecutionProvider was assigned node 'a' (Resize) and cannot run it: {message}" in str(error)
 
 
 def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):

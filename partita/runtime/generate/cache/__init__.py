@@ -1,1 +1,1 @@
-"""The cache of a package: a store per kind of state, and one object that the loop asks what it can do."""
+"""The KV cache of a package: one store per kind of state, behind one object."""

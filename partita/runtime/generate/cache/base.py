@@ -1,4 +1,4 @@
-"""Types of the states of rows, for code that does without ONNX Runtime."""
+"""Types of the states of rows, independent of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import numpy.typing as npt
 
 Span = tuple[int, int] | None
-"""Rows of the batch, from the first to before the second of these; None: all."""
+"""Rows of the batch, first and end (exclusive); None: all."""
 Place = int | slice
-"""A row of the batch, or all of them, which have the same."""
+"""A row of the batch, or a slice of all rows if they hold the same sequence."""
 RowStates = Mapping[str, npt.NDArray[Any]]
-"""What one row has in each state, on the host, by the name that graphs read the state as. Without the axis of the
-batch, and of keys and values as many entries as tokens: [KV, T, D]. bfloat16 shows as uint16.
-"""
+"""The states of one row on the host, by the graph's input name, without the batch axis. Keys and values have one entry
+per token: [KV, T, D]. bfloat16 is stored as uint16."""
 RowShapes = Mapping[str, tuple[tuple[int, ...], str]]
-"""Shape and dtype of each of them."""
+"""Shape and dtype of each state."""

@@ -1,4 +1,4 @@
-"""The cache as the loop uses it: a cursor per row, and what the stores of the states can do."""
+"""The cache as the loop uses it: a cursor per row, and the operations that all states support."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
 Store = InPlace | GrowingStates
-"""The states of one kind, over all layers."""
+"""The states of one kind, of all layers."""
 MANY = 1 << 40
-"""Tokens: more than any row has."""
+"""More tokens than any row can have."""
 
 
 def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[Store, ...]:
-    """A store for each kind of state: those that stay in one buffer, and those that every step makes anew."""
+    """A store for each kind of state: states that stay in one buffer, and states that every step allocates."""
     listed: dict[type[InPlace], list[State]] = {FixedStates: [], RecurrentStates: [], RollingStates: []}
     for state in states:
         if not moves(state):
@@ -33,7 +33,7 @@ def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[Stor
 
 
 class Cache:
-    """States of all layers, and how many tokens of each row of the batch are in them."""
+    """States of all layers, and the number of cached tokens of each row."""
 
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states = tuple(states)
@@ -41,27 +41,27 @@ class Cache:
         self._batch = batch
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
-        """[rows]: tokens of each row in the cache, which is where its next token goes."""
+        """[rows]: cached tokens of each row, the cache position of its next token."""
         self.unjudged: set[int] = set()
-        """Rows that have taken in tokens of which nobody has looked at logits yet: what they have may not be finite."""
+        """Rows with cached tokens whose logits were not checked, so their states may not be finite."""
         self.spoiled: set[int] = set()
-        """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
+        """Rows whose recurrent states took in padding; they must be read again."""
         self._sums_up = not self.padding_is_safe
         self.dirty = False
-        """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
+        """A failed run may have left values that are not finite; the cache must be zeroed before its next use."""
 
     @property
     def padding_is_safe(self) -> bool:
-        """Whether a step may feed a row more tokens than it has: what they leave behind is never read."""
+        """Whether padding may be fed to a row: its states are never read."""
         return all(store.padding_is_safe for store in self.stores)
 
     @property
     def separate(self) -> bool:
-        """Whether a row of the batch can begin, and go on, while the others are where they are."""
+        """Whether a row can begin and continue independently of the others."""
         return all(store.separate for store in self.stores)
 
     def hold_one(self) -> None:
-        """From now on all rows of the batch hold the same sequence, which is row 0."""
+        """Let all rows of the batch hold the sequence of row 0 from now on."""
         self.filled = [0]
 
     @property
@@ -69,17 +69,17 @@ class Cache:
         return len(self.filled) == 1
 
     def _places(self, rows: Sequence[int]) -> Sequence[int]:
-        """The rows of the batch that hold what these rows do."""
+        """The rows of the batch that hold the sequences of `rows`."""
         return range(self._batch) if self._holds_one else rows
 
     @property
     def has_moving(self) -> bool:
-        """Whether a store has to bind its buffers anew in each step."""
+        """Whether a store has to bind its buffers in each step."""
         return bool(self._moving)
 
     @property
     def staying(self) -> frozenset[str]:
-        """States, by the names that graphs read them as, that are bound once and for all."""
+        """Input names of the states that are bound only once."""
         return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())
 
     @property
@@ -90,7 +90,7 @@ class Cache:
 
     @property
     def size_bytes(self) -> int:
-        """All buffers together."""
+        """Total size of the buffers."""
         return sum(buffer.size_bytes for buffer in self.buffers)
 
     @property
@@ -100,21 +100,21 @@ class Cache:
 
     @property
     def full_bytes(self) -> int:
-        """All buffers together when every row is full."""
+        """Total size of the buffers when every row is full."""
         return sum(dtypes.size_bytes(state.dtype, state.shape) for state in self.states)
 
     @property
     def has_parts(self) -> bool:
-        """Whether some rows of the batch can be bound alone."""
+        """Whether a span of rows can be bound."""
         return all(store.has_parts for store in self.stores)
 
     def bind(self, binding: Binding, span: Span = None) -> None:
-        """Bind every buffer as past and as present of `binding`, or its part of the rows in `span`."""
+        """Bind every buffer, or its part of the rows in `span`, as past and present of `binding`."""
         for store in self.stores:
             store.bind(binding, span)
 
     def prepare(self) -> None:
-        """Before a first request: zero it where that is needed, and free every row."""
+        """Prepare for a first request: zero the cache if necessary, and free every row."""
         if self.dirty or self.unjudged:
             self.clear()
         self.filled[:] = [0] * len(self.filled)
@@ -130,18 +130,19 @@ class Cache:
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Make these rows ready for their first token."""
+        """Prepare these rows for their first token."""
         for store in self.stores:
             store.begin(self._places(rows))
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
-        """Let the stores whose buffers move bind those of this step."""
+        """Bind the buffers that change with each step."""
         for store in self._moving:
             store.before_run(binding, new_tokens)
 
     def advance(self, binding: Binding, starts: Sequence[int], take: Sequence[int], span: Span = None) -> None:
-        """`take` [B] tokens of each row were fed, in a run of `binding` that was of the rows in `span` and wrote from
-        `starts` [B] on: where a row took none, padding is there now.
+        """Move the cursors after a run that fed `take` [B] tokens of each row at `starts` [B].
+
+        `span`: the rows of the run. Rows that took no tokens hold padding there.
         """
         for store in self._moving:
             store.after_run(binding, take)
@@ -152,11 +153,11 @@ class Cache:
             self.filled[row] = self.filled[row] + take[row] if take[row] else min(self.filled[row], starts[row])
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether a row can be taken back by so many tokens that it has, however many these are."""
+        """Whether any row can be rewound by this number of its tokens."""
         return all(store.rewinds(tokens, MANY) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
-        """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
+        """Rewind a row by a number of tokens. False, without a change, if a state cannot be rewound."""
         filled = self.filled[row]
         if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
             return False
@@ -166,35 +167,35 @@ class Cache:
         return True
 
     def row_shapes(self, tokens: int) -> RowShapes:
-        """What the states of a row are that has so many tokens, given out."""
+        """Shapes and dtypes of the saved states of a row with this number of tokens."""
         return {past: entry for store in self.stores for past, entry in store.row_shapes(tokens).items()}
 
     @property
     def keeps_every_token(self) -> bool:
-        """Whether the states of a row's first tokens can be given out, however many it has taken in since."""
+        """Whether the states of a row's first tokens can be saved at any later time."""
         return self.saves(1, MANY)
 
     def saves(self, tokens: int, filled: int) -> bool:
-        """Whether the states after a row's first `tokens` can be given out once it has `filled`."""
+        """Whether the states after a row's first `tokens` can be saved when it has `filled` tokens."""
         return all(store.saves(tokens, filled) for store in self.stores)
 
     def save_row(self, row: int, tokens: int) -> RowStates:
-        """The states of a row after its first tokens, as copies; only where `saves`."""
+        """Copies of the states of a row after its first tokens. Requires `saves`."""
         return {past: values for store in self.stores for past, values in store.save_row(row, tokens).items()}
 
     @property
     def loads_rows(self) -> bool:
-        """Whether a row can take in such states beside others."""
+        """Whether saved states can be loaded into a single row."""
         return all(store.loads() for store in self.stores)
 
     def load_row(self, row: int, tokens: int, states: RowStates) -> None:
-        """Have a row go on after `tokens` that it never took in itself; only where `loads_rows`."""
+        """Load the states of the first `tokens` into a row. Requires `loads_rows`."""
         for store in self.stores:
             store.load_row(slice(None) if self._holds_one else row, states)
         self.filled[row] = tokens
 
     def release_row(self, row: int) -> None:
-        """Free a row: the next request in it begins at its beginning."""
+        """Free a row: its next request begins at position 0."""
         if row in self.unjudged and not self.wipe(row):
             self.dirty = True
         self.unjudged.discard(row)
@@ -204,8 +205,9 @@ class Cache:
         self.spoiled.discard(row)
 
     def wipe(self, row: int) -> bool:
-        """Zero what a row has, because it may not be finite, and what is not would be felt by whoever follows in the
-        row. False, and nothing done, where one row's part cannot be zeroed.
+        """Zero a row whose values may not be finite, because they would affect its next request.
+
+        False, without a change, if a single row cannot be zeroed.
         """
         places = self._places((row,))
         if not all(store.wipes(places) for store in self.stores):
@@ -215,16 +217,16 @@ class Cache:
         return True
 
     def look(self, outputs: Mapping[str, int]) -> None:
-        """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""
+        """Record the addresses of the states after a run. `outputs`: addresses of its outputs by name."""
         for store in self.stores:
             store.look(outputs)
 
     def facts(self) -> tuple[StateFact, ...]:
-        """What was seen of every state, in the order of the package."""
+        """The observed facts of every state, in the order of the package."""
         seen = {fact.past: fact for store in self.stores for fact in store.facts()}
         return tuple(seen[state.past] for state in self.states)
 
     def release(self) -> None:
-        """Let go of the buffers; facts can still be asked for."""
+        """Free the buffers; facts stay available."""
         for store in self.stores:
             store.release()

@@ -1,9 +1,9 @@
-"""States that no step may write where it reads: every step makes them anew, longer where they grow.
+"""States that every step writes to new memory, longer if they grow.
 
-Graphs of other exporters append keys and values to what they are given: past [B, KV, T, D] becomes present
-[B, KV, T + S, D], or a state of fixed shape is handed over in another buffer. ONNX Runtime allocates what a step
-writes, in the memory where the session wants it as past, out of its arena; the next step reads it there. Nothing is
-copied around the graph. In it, all that was there before is copied into the longer tensor, which the report counts.
+Foreign graphs append keys and values: past [B, KV, T, D] becomes present [B, KV, T + S, D]. Others return a state of
+fixed shape in another buffer. ONNX Runtime allocates the present in its arena, in the memory where the session reads
+the past, and the next step reads it there. The graph itself copies the past into the longer tensor, and the report
+counts these bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from partita.runtime.ort.session import Session
 
 
 def moves(state: State) -> bool:
-    """Whether each step writes a state elsewhere than it reads it."""
+    """Whether each step writes a state to another buffer than it reads."""
     return state.grows is not None or not state.in_place
 
 
 class GrowingStates:
-    """One buffer per state, which is another after every step.
+    """One buffer per state, replaced after every step.
 
-    What grows has one length for all rows of the batch, so all of them hold the same sequence.
+    Growing states have one length for all rows of the batch, so all rows hold the same sequence.
     """
 
     moves = True
@@ -48,33 +48,33 @@ class GrowingStates:
         self._copied = [0] * len(self.states)
 
     def _empty(self, state: State) -> Buffer:
-        """A state before the first token: of length zero where it grows, else zeros."""
+        """A state before the first token: length zero if it grows, else zeros."""
         if state.grows is None:
             return self._session.state_buffer(state.past, state.shape, state.dtype)
         shape = tuple(0 if axis == state.grows else size for axis, size in enumerate(state.shape))
         return host_buffer(shape, state.dtype)
 
     def named(self) -> Iterable[tuple[str, Buffer]]:
-        """The buffer of each state, by the name that graphs read it as."""
+        """The buffer of each state, by the graph's input name."""
         return ((state.past, buffer) for state, buffer in zip(self.states, self._now, strict=True))
 
     @property
     def separate(self) -> bool:
-        """Only where there is one row."""
+        """Whether the batch has a single row."""
         return self._batch == 1
 
     def bind(self, binding: Binding, span: Span = None) -> None:
-        """Nothing: each step has buffers of its own."""
+        """Do nothing: each step binds its own buffers."""
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
-        """Bind what the last step left as past, unless the graph reads none, and let present be allocated."""
+        """Bind the past, unless the graph reads none, and let ONNX Runtime allocate the present."""
         for state, buffer in zip(self.states, self._now, strict=True):
             if state.past in binding.inputs:
                 binding.bind_input(state.past, buffer)
             binding.bind_fresh_output(state.present, self._session.fresh_memory(state.past))
 
     def after_run(self, binding: Binding, take: Sequence[int]) -> None:
-        """What the step wrote is what the next one reads."""
+        """Make the present of the step the past of the next."""
         made = binding.made()
         for index, state in enumerate(self.states):
             _check_growth(state, self._now[index], made[state.present], max(take))
@@ -90,33 +90,33 @@ class GrowingStates:
         self.clear()
 
     def wipes(self, rows: Sequence[int]) -> bool:
-        """Always: rows that follow begin with empty states."""
+        """True: new rows begin with empty states."""
         return True
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Nothing has to be done."""
+        """Do nothing."""
 
     def rewinds(self, tokens: int, filled: int) -> bool:
-        """Any number, where every state has its tokens along an axis, in a type that numpy has and in memory that can
-        be read back.
-        """
+        """Whether every state has a token axis, a numpy dtype, and memory that can be read back."""
         if tokens == 0:
             return True
-        places = [self._session.fresh_memory(state.past).memory for state in self.states]  # of what a step makes
+        places = [
+            self._session.fresh_memory(state.past).memory for state in self.states
+        ]  # memory of the tensors that a step allocates
         known = all(memory in (HOST_MEMORY, CUDA_MEMORY) for memory in places)
         plain = all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
         return known and plain
 
     def rewind(self, row: int, tokens: int) -> None:
-        """Keep all but the last tokens of every state; by way of the host."""
+        """Remove the last tokens of every state, through host memory."""
         if tokens:
             self._now = [_shortened(buffer, s, tokens) for buffer, s in zip(self._now, self.states, strict=True)]
 
     def release_row(self, row: int) -> None:
-        """Nothing: `begin` empties what is there."""
+        """Do nothing: `begin` empties the states."""
 
     def row_shapes(self, tokens: int) -> RowShapes:
-        """What the states of a row are that has so many tokens, given out."""
+        """Shapes and dtypes of the saved states of a row with this number of tokens."""
         return {
             state.past: (
                 tuple(tokens if axis == state.grows else size for axis, size in enumerate(state.shape) if axis),
@@ -126,8 +126,9 @@ class GrowingStates:
         }
 
     def saves(self, tokens: int, filled: int) -> bool:
-        """After any of the row's tokens where every state has an entry for each of them, else after its last; nowhere
-        where a state's first axis is not that of rows.
+        """Whether states can be saved: after any token if every state has a token axis, else after the last.
+
+        False if a state's first axis is not the batch.
         """
         if any(state.shape[0] != self._batch for state in self.states):
             return False
@@ -135,7 +136,7 @@ class GrowingStates:
         return least <= tokens <= filled and all(buffer.readable for buffer in self._now)
 
     def save_row(self, row: int, tokens: int) -> RowStates:
-        """The states of a row after its first tokens, as copies."""
+        """Copies of the states of a row after its first tokens."""
         found = {}
         for state, buffer in zip(self.states, self._now, strict=True):
             part = buffer.seen()[row]
@@ -143,12 +144,12 @@ class GrowingStates:
         return found
 
     def loads(self) -> bool:
-        """Where what does not grow can be written."""
+        """Whether every state of fixed shape can be written."""
         fixed = [buffer for state, buffer in zip(self.states, self._now, strict=True) if state.grows is None]
         return all(buffer.readable for buffer in fixed)
 
     def load_row(self, row: Place, states: RowStates) -> None:
-        """Take in the states of all rows: what grows is in host memory until the next step has read it."""
+        """Load the states of all rows; growing states stay in host memory until the next step has read them."""
         for index, state in enumerate(self.states):
             values = states[state.past]
             if state.grows is None:
@@ -162,30 +163,28 @@ class GrowingStates:
             self._now[index].change(write)
 
     def look(self, outputs: Mapping[str, int]) -> None:
-        """Take note of where a run left the states."""
+        """Record the addresses of the states after a run."""
         for state, buffer, residence in zip(self.states, self._now, self._seen, strict=True):
             residence.look(buffer.address(), outputs[state.present])
 
     def facts(self) -> tuple[StateFact, ...]:
-        """What was seen of every state."""
+        """The observed facts of every state."""
         rows = zip(self.states, self._now, self._seen, self._copied, strict=True)
         return tuple(residence.fact(state, buffer, copied) for state, buffer, residence, copied in rows)
 
     def release(self) -> None:
-        """Let go of the buffers."""
+        """Free the buffers."""
         self._now = [buffer.released() for buffer in self._now]
 
 
 def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:
-    """Raise GenerationError for a present that is not past with the step's tokens behind it: then nothing that is
-    computed of it means what it should.
-    """
+    """Raise GenerationError if the shape of present is not past plus the step's tokens."""
     before, after = list(past.value.shape()), list(present.value.shape())
     wanted = [size + tokens if axis == state.grows else size for axis, size in enumerate(before)]
     if after != wanted:
         raise GenerationError(
-            f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, not {wanted}: "
-            "the graph keeps its cache in another way than its contract says"
+            f"a step of {plural(tokens, 'token')} returned {state.present} {after} for {state.past} {before}, not "
+            f"{wanted}: the graph's cache does not match its contract"
         )
 
 

@@ -1,1 +1,1 @@
-"""Choice of the next token: sampling, on the host or on the device, and drafts."""
+"""Selection of the next token: sampling, on host or device, and speculative decoding."""

@@ -1,8 +1,8 @@
-"""The largest logits of a step, selected on the device, so that no whole vocabulary is copied.
+"""Selects the largest logits of a step on the device, so that only these are copied to the host.
 
 A session of a TopK and a ReduceSum runs on the output of the model's session. ONNX does not define how TopK orders NaN
-or equal values: the sum shows whether all logits are finite, and equal values at the end of the selection leave the
-choice to the host. Correctness and speed of the device are checked once, on rows with known results.
+or equal values: the sum shows whether all logits are finite, and with equal values at the end of the selection the host
+selects. Correctness and speed of the device are checked once, on rows with known results.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.session import NativeFailureError, Session
 
 SELECTED = 64
-"""More than `MOST_DRAWN`, so that values equal to the last one of a draw are among them as a rule."""
+"""More than `MOST_DRAWN`, so that values equal to the last value of a draw are usually included."""
 LEAST_BYTES = 1 << 15
-"""Fewer are copied before a kernel has started."""
+"""Vocabularies below this size are copied faster than a kernel starts."""
 ROUNDS = 5
 OPSET, IR_VERSION = 14, 8
 DTYPES = ("float32", "float16")
-"""Of logits that the host compares as they are."""
+"""dtypes of logits that the host compares without conversion."""
 FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, OSError, *NATIVE_ERRORS)
-"""Errors of a selection that the host can make instead."""
+"""Errors of a device selection after which the host selects."""
 Row = npt.NDArray[np.float32]
 """[vocab]."""
 Found = tuple[npt.NDArray[np.int64], Row]
-"""Places in the vocabulary, ascending, and the logits there."""
+"""Token ids, ascending, and their logits."""
 
 
 class DeviceChoice:
     """Selects the largest logits of one session's decode steps on its device."""
 
     def __init__(self, session: Session, port: Port, shape: Sequence[int], batch: int) -> None:
-        """`port`: the logits, which the device has; `shape`: theirs in a decode step of `batch` rows."""
+        """`port`: the logits output, on a device. `shape`: its shape in a decode step of `batch` rows."""
         self._session, self._port, self._shape, self._batch = session, port, tuple(shape), batch
         self._is_checked = port.dtype not in DTYPES or dtypes.size_bytes(port.dtype, shape) < LEAST_BYTES
         self.is_used = False
         self.failure: str | None = None
-        """Why the host selects again after the device did."""
+        """The reason for selecting on the host again."""
         self.seconds = self.copy_seconds = 0.0
-        """To select for every row of a decode step, and to copy all their logits and select on the host."""
+        """Seconds of a selection for all rows of a decode step, and of copying all logits and selecting on the host."""
 
     def check(self) -> float:
-        """Find out once whether the device selects correctly and faster than the host; seconds that this took."""
+        """Check once whether the device selects correctly and faster than the host; return the seconds of the check."""
         if self._is_checked:
             return 0.0
         self._is_checked, began = True, time.perf_counter()
@@ -68,19 +68,19 @@ class DeviceChoice:
         return time.perf_counter() - began
 
     def selection(self, logits: Buffer, rows: int) -> Selection:
-        """The selection among one buffer of logits, `rows` of each row of the batch.
+        """The selection among a buffer of logits, `rows` of each row of the batch.
 
-        Raises NativeFailureError, or as `Binding.run` does.
+        Raises NativeFailureError, and the errors of `Binding.run`.
         """
         model = _model(logits.dtype, len(logits.value.shape()))
         return Selection(self._session.beside(self._port.name, model), logits, (self._batch, rows))
 
     def fail(self, error: Exception) -> None:
-        """Leave the choice to the host, because the device cannot make it, for want of memory for example."""
+        """Select on the host from now on, because of an error of the device, e.g. too little memory."""
         self.is_used, self.failure = False, one_line(str(error))
 
     def _is_right(self) -> bool:
-        """Whether the device selects what the host does in rows with known results; measures both."""
+        """Whether device and host select the same in rows with known results; measures both."""
         vocab, dtype = self._shape[-1], self._port.dtype
         logits = self._session.state_buffer(self._port.name, self._shape, dtype)
         held = host_buffer(self._shape, dtype)
@@ -90,7 +90,7 @@ class DeviceChoice:
             held.host[...] = case
             logits.write(held)
             selected.run()
-            stored = held.host.reshape(-1, vocab)[0].astype(np.float32)  # rounded, where logits are float16
+            stored = held.host.reshape(-1, vocab)[0].astype(np.float32)  # rounded if logits are float16
             for count in (1, MOST_DRAWN):
                 every = [selected.found(row, column, count) for row in range(self._batch) for column in range(rows)]
                 if not all(_is_selection(stored, count, found) for found in every):
@@ -105,7 +105,7 @@ class DeviceChoice:
 
 
 class Selection:
-    """The largest of one buffer of logits [B, K, vocab], on its device."""
+    """The largest values of a buffer of logits [B, K, vocab], on its device."""
 
     def __init__(self, binding: Binding, logits: Buffer, batch_and_rows: tuple[int, int]) -> None:
         axes = tuple(logits.value.shape())[:-1]
@@ -122,13 +122,12 @@ class Selection:
         self._sums = sums.host.reshape(batch_and_rows)
 
     def run(self) -> None:
-        """Select among the logits as they are now. Raises GenerationError, ProviderError or ResourceError."""
+        """Select among the current logits. Raises GenerationError, ProviderError or ResourceError."""
         self._binding.run()
 
     def found(self, row: int, column: int, count: int) -> Found | None:
-        """The `count` largest of a row, and all that equal the last of them; None where some may not be finite, or more
-        may be equal.
-        """
+        """The `count` largest logits of a row and all equal to the last; None if some are not finite or too many
+        equal."""
         values = self._values[row, column]
         edge = values[count - 1]
         if not math.isfinite(self._sums[row, column]) or not values[-1] < edge:
@@ -139,12 +138,12 @@ class Selection:
         return places[order], values[:kept][order].astype(np.float32)
 
     def release(self) -> None:
-        """Let go of the logits and of the session."""
+        """Release the logits and the session."""
         self._binding.release()
 
 
 def _is_selection(row: Row, count: int, found: Found | None) -> bool:
-    """Whether a selection is the host's. None is right too, for rows that are not finite or have many equal values."""
+    """Whether a selection equals the host's. None is valid for rows that are not finite or have many equal values."""
     if not np.isfinite(row).all():
         return found is None
     places = largest(row, count)
@@ -154,7 +153,7 @@ def _is_selection(row: Row, count: int, found: Found | None) -> bool:
 
 
 def _cases(vocab: int) -> Iterator[Row]:
-    """Rows [vocab] in which providers may differ: the order of equal values, infinities, NaN."""
+    """Rows [vocab] for which providers may differ: equal values, infinities, NaN."""
     plain = np.random.default_rng(0).standard_normal(vocab).astype(np.float16).astype(np.float32)
     middle, last = vocab // 2, vocab - 1
     changes = [{place: value} for place in (0, middle, last) for value in (9.0, math.nan, math.inf)]
@@ -168,12 +167,12 @@ def _cases(vocab: int) -> Iterator[Row]:
 
 
 def _lowest(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of some runs."""
+    """Seconds of the fastest of several runs."""
     return min(timeit.repeat(work, number=1, repeat=ROUNDS))
 
 
 def _model(dtype: str, rank: int) -> bytes:
-    """The model of a selection: logits […, vocab] to places, values and sum."""
+    """The selection model: logits […, vocab] to token ids, values and sum."""
     import onnx
     from onnx import helper
 

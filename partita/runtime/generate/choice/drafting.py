@@ -1,8 +1,8 @@
 """Speculative decoding: one step verifies several draft tokens of a row.
 
-A step that is fed a row's last token and k draft tokens gives the logits after each. The sampler chooses a token from
-the first logits, and goes on while it chooses the draft token. The tokens are those of decoding without drafts, drawn
-ones included; only the number of steps changes.
+A step with a row's last token and k draft tokens gives the logits after each. The sampler chooses a token from the
+first logits and continues while it chooses the draft token. The output is that of decoding without draft tokens, also
+for sampling; only the number of steps changes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Drafts:
     """The draft tokens of the next step."""
 
     live: int = 0
-    """Rows that decode, when the control counts this step; else 0."""
+    """Rows in a decode step if the control counts this step, else 0."""
     plan: StepPlan | None = None
-    """The step that verifies the draft tokens; None without any."""
+    """The step that verifies the draft tokens; None without draft tokens."""
     seconds: float = 0.0
     """Wall time of drafting."""
 
@@ -59,11 +59,11 @@ NO_DRAFTS = Drafts()
 def draft(
     rows: Sequence[Row | None], runner: Runner, control: DraftControl | None, plan: Callable[[], StepPlan | None]
 ) -> Drafts:
-    """Have the rows' drafters write draft tokens, and plan the step that verifies them.
+    """Run the rows' drafters, and plan the step that verifies their draft tokens.
 
-    There are none while a prompt is read or runs are profiled, when the cache cannot be rewound, and when no graph
-    gives the logits of several tokens of so many rows. `plan` makes the step of the rows as they are. Without `control`
-    each row gets as many draft tokens as fit.
+    No draft tokens during prefill or profiled runs, if the cache cannot be rewound, or if no graph gives logits of
+    several tokens for these rows. `plan` makes the step of the current rows. Without `control`, each row gets as many
+    draft tokens as fit.
     """
     began, filled = time.perf_counter(), runner.cache.filled
     going = [(row, count) for row, count in zip(rows, filled, strict=True) if row is not None and row.finish is None]
@@ -89,7 +89,7 @@ def draft(
 
 
 def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> None:
-    """Have drafters read the prompts that a step has read to their end, if the rows can draft after it."""
+    """Prefill drafters with the prompts that a step completed, for rows that can draft after it."""
     if not plan.reads or not runner.capacity.appends(sum(row is not None and row.finish is None for row in rows)):
         return
     for index, _ in plan.ends:
@@ -99,7 +99,7 @@ def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> Non
 
 
 def ask(row: Row, most: int) -> None:
-    """Have a row's drafter write at most `most` draft tokens. One that fails is not used any more."""
+    """Get at most `most` draft tokens from a row's drafter. A drafter that fails is removed."""
     try:
         row.draft(most)
     except PartitaError as error:
@@ -107,38 +107,38 @@ def ask(row: Row, most: int) -> None:
 
 
 def _is_verified(plan: StepPlan, index: int, row: Row) -> bool:
-    """Whether a plan feeds a row all of its draft tokens, and gives the logits before each."""
+    """Whether a plan feeds all draft tokens of a row and gives the logits before each."""
     wanted = row.drafted + 1
     return wanted == 1 or (plan.take[index] == wanted and set(range(wanted)) <= set(plan.positions))
 
 
 COUNTS = (0, 2, 4, 8)
 OFF_STEPS = 32
-"""Steps without drafting after draft tokens did not pay."""
+"""Steps without drafting after draft tokens did not pay off."""
 EMPTY_STEPS = 8
-"""Steps without drafting after one in which the drafters proposed nothing."""
+"""Steps without drafting after a step without proposals."""
 REFRESH_STEPS = 64
-"""Steps with draft tokens after which one without is measured again."""
+"""Steps with draft tokens after which a step without is measured again."""
 PRIOR, PRIOR_WEIGHT = 0.8, 1.0
-"""Acceptance rate before any draft token was verified, and the number of tokens that it counts for."""
+"""Prior of the acceptance rate, and the number of tokens that it counts for."""
 FADE = 0.95
-"""Weight of earlier draft tokens after each new one."""
+"""Decay of the weight of earlier draft tokens per new token."""
 NEWEST = 0.2
 """Weight of the newest time in the average."""
 OUTLIER = 3.0
-"""A step counts as at most so many times the average: a longer one waited for another process."""
+"""Maximum time of a step relative to the average; longer steps waited for another process."""
 SLOPE = 0.2
-"""Assumed cost of a draft token before it is measured, in steps without any."""
+"""Assumed cost of a draft token before a measurement, in steps without draft tokens."""
 MARGIN = 1.02
-"""Least gain that is worth draft tokens."""
+"""Minimum gain for drafting."""
 
 
 class DraftLength:
-    """Chooses 0, 2, 4 or 8 draft tokens for the rows of one package, by expected tokens over measured time.
+    """Chooses 0, 2, 4 or 8 draft tokens for the rows of one package, by expected tokens per measured time.
 
     With acceptance rate a, a step with k draft tokens gives E(k) = 1 + a + ... + a^k tokens per row (Leviathan et al.,
-    arXiv 2211.17192). The best k has the largest E(k) / t(k), where t(k) is the measured time of such a step, drafting
-    included. When k = 0 is the best, drafting is off for 32 steps, then tried again with two tokens.
+    arXiv 2211.17192). The best k maximises E(k) / t(k), where t(k) is the measured time of the step, drafting included.
+    If k = 0 is best, drafting is off for 32 steps and then tried with two tokens.
     """
 
     def __init__(self) -> None:
@@ -162,14 +162,14 @@ class _Measured:
     def __init__(self) -> None:
         self._accepted = self._judged = 0.0
         self._seconds: dict[int, float] = {}
-        """Average time of a step by its draft tokens."""
+        """Average time of a step, by number of draft tokens."""
         self._made: set[int] = set()
-        """Numbers of draft tokens whose first step, which allocates buffers, is over."""
+        """Numbers of draft tokens whose first step, which allocates buffers, has run."""
         self._off = 0
         """Steps for which drafting stays off."""
         self._since_plain = 0
         self._asked = False
-        """Draft tokens were requested for the current step."""
+        """Whether the current step has draft tokens."""
 
     def count(self) -> int:
         self._asked = False
@@ -190,7 +190,7 @@ class _Measured:
 
     def record(self, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
         for row in verified:
-            # Tokens after the first rejected one were not judged.
+            # Tokens after the first rejected token were not verified.
             judged = min(row.accepted + 1, row.drafted)
             fade = FADE**judged
             self._accepted = self._accepted * fade + row.accepted
@@ -208,7 +208,7 @@ class _Measured:
         return sum(rate**place for place in range(count + 1)) / self._time(count)
 
     def _time(self, count: int) -> float:
-        """Seconds of a step; one that was not measured is on the line through those without and with fewer tokens."""
+        """Seconds of a step. An unmeasured number of draft tokens is extrapolated from those without and with fewer."""
         if count in self._seconds:
             return self._seconds[count]
         plain, fewer = self._seconds[0], max(known for known in self._seconds if known < count)
@@ -217,24 +217,24 @@ class _Measured:
 
 
 CHUNK_TOKENS = 512
-"""Tokens per run in which a draft package reads a prompt."""
+"""Prompt tokens per run of a draft package."""
 Ids = npt.NDArray[np.int64]
 
 
 class DraftModel:
-    """Draft tokens of one row at a time, by a smaller package.
+    """A drafter that runs a smaller package, one row at a time.
 
     Raises GenerationError when the draft's logits are not finite, ProviderError or ResourceError when its run fails.
     """
 
     def __init__(self, runner: Runner, vocab_size: int) -> None:
-        """`runner`: of the draft package, batch size 1. `vocab_size`: of the model that verifies."""
+        """`runner`: of the draft package, batch size 1. `vocab_size`: of the target model."""
         self._runner, self._vocab_size = runner, vocab_size
         self._fed = np.zeros(runner.contract.max_length, np.int64)
         runner.cache.prepare()
 
     def __call__(self, history: Ids, most: int, /) -> list[int]:
-        """At most `most` tokens that the draft model continues `history` [n] with; with 0 it only reads it."""
+        """At most `most` draft tokens after `history` [n]; 0 only prefills it."""
         longest = self._runner.contract.max_length
         if len(history) > longest:
             return []
@@ -252,7 +252,7 @@ class DraftModel:
         return tokens
 
     def _rewind(self, history: Ids) -> None:
-        """Forget what is not the row's text, and at least its last token, whose logits are needed."""
+        """Remove tokens that are not in the row's text, and at least its last token, whose logits are needed."""
         cache = self._runner.cache
         same = min(cache.filled[0], len(history) - 1)
         wrong = np.flatnonzero(self._fed[:same] != history[:same])
@@ -261,7 +261,7 @@ class DraftModel:
             cache.release_row(0)
 
     def _read(self, text: Ids) -> npt.NDArray[np.float32]:
-        """Feed what is not in the cache yet; the logits [vocab] after the last token."""
+        """Feed the tokens that are not cached; the logits [vocab] after the last token."""
         runner = self._runner
         filled = runner.cache.filled
         logits = np.zeros(0, np.float32)
@@ -286,46 +286,44 @@ CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
 def why_not(runner: Runner) -> str | None:
-    """Why no step of this package can verify draft tokens; None if one can."""
+    """The reason why no step of this package can verify draft tokens; None if one can."""
     roped = CHANGING_ROPE if runner.takes_rope_length else None
     return _cannot_go_back(runner) or roped or _takes_no_several(runner)
 
 
 def why_no_draft(runner: Runner) -> str | None:
-    """Why this package cannot draft for another; None where it can."""
+    """The reason why this package cannot be a draft package; None if it can."""
     if runner.contract.batch_size != 1:
-        return f"its batch size is {runner.contract.batch_size}, and a draft has one row"
+        return f"its batch size is {runner.contract.batch_size}, but a draft package needs 1"
     if runner.takes_rope_length:
         return CHANGING_ROPE
     return _cannot_go_back(runner)
 
 
 def _cannot_go_back(runner: Runner) -> str | None:
-    """Why a rejected draft token cannot be rewound."""
+    """The reason why rejected draft tokens cannot be removed from the cache."""
     contract = runner.contract
     if contract.rereads:
-        return "its graph keeps no cache, so every step reads the whole text"
+        return "its graph has no KV cache, so every step runs on the whole text"
     if contract.rereads_at is not None:
-        return f"cached keys do not hold beyond {contract.rereads_at} tokens, so none can be taken back"
+        return f"cached keys are only valid up to {contract.rereads_at} tokens, so the cache cannot be rewound"
     if runner.cache.can_rewind(1):
         return None
     recurrent = [state for state in contract.states if state.kind not in KINDS]
     if recurrent:
         kinds = listing(sorted({str(state.kind) for state in recurrent}))
         names = name_some([state.past for state in recurrent], NAMED)
-        return f"its {kinds} states ({names}) take in every token that they are fed, and it cannot be taken out again"
+        return f"its {kinds} states ({names}) cannot be rewound"
     if any(state.rolls for state in contract.states):
         return (
-            "its cache holds the window of some layers alone, and a token that it dropped cannot be put back; export "
+            "its cache holds only the window of some layers, and dropped tokens cannot be restored; export "
             "with `cache=fixed`"
         )
-    return "its cache grows, and here it cannot be shortened: bfloat16, or memory of a device"
+    return "its growing cache cannot be shortened on this provider: bfloat16, or device memory"
 
 
 def _takes_no_several(runner: Runner) -> str | None:
-    """Why no step takes several tokens after others and gives the logits of each: of all rows, or of one alone where
-    that is how several are taken.
-    """
+    """The reason why no step can append several tokens per row and give the logits of each."""
     contract, graphs = runner.contract, runner.capacity
     live = runner.rows if graphs.appends(runner.rows) else 1
     rows = [RowView(1, SEVERAL, every_logit=True)] * live
@@ -337,25 +335,25 @@ def _takes_no_several(runner: Runner) -> str | None:
         return "its graphs take a fixed number of tokens; export without `static_shapes`"
     if not graphs.appends(live):
         return (
-            f"at batch size {contract.batch_size} its attention takes one token at a time, and no row has a step of "
+            f"at batch size {contract.batch_size} its attention supports one token per step, and a row has no step of "
             "its own; export with `batch_size=1`, or with `attention=onnx24`"
         )
-    return "its graph gives the logits of the last token alone"
+    return "its graph computes the logits of the last token only"
 
 
 LONGEST = 20
-"""Tokens before a place that are compared."""
+"""Number of tokens before a match that are compared."""
 PLACES = 24
-"""Latest places of the last two tokens that are compared."""
+"""Number of latest matches that are compared."""
 SAME = 16
-"""Last tokens that have to be the same for a history to count as a longer one of the same text."""
+"""Minimum number of last tokens that must be equal for a history to count as an extension of the indexed text."""
 
 
 class NgramDrafter:
-    """Draft tokens of one row from its own text, by n-gram lookup.
+    """A drafter that looks up n-grams in the row's own text.
 
-    Of the latest earlier places of the last two tokens, the one counts before which most tokens agree, and of equals
-    the latest. The tokens after it are the draft. A text that repeats itself reaches into its own end:
+    Among the latest earlier occurrences of the last two tokens, it chooses the one with the longest common past, and of
+    equal ones the latest. The tokens after it are the draft tokens, and may overlap the end of the text:
 
         history   ... a b c d e ... a b c          draft  d e ...
     """
@@ -363,7 +361,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._text: list[int] = []
         self._pairs: dict[tuple[int, int], list[int]] = {}
-        """Places after each pair of tokens, ascending, but not the end of the text."""
+        """Positions after each pair of tokens, ascending, without the end of the text."""
 
     def __call__(self, history: Ids, most: int, /) -> list[int]:
         """At most `most` tokens that followed the longest earlier occurrence of the end of `history` [n]."""
@@ -378,7 +376,7 @@ class NgramDrafter:
         return found
 
     def _follow(self, history: Ids) -> None:
-        """Index what is new of the text; all of it after the row was rewound."""
+        """Index the new part of the text, or all of it after a rewind."""
         count = len(self._text)
         same = self._text[-SAME:]
         fresh: list[int] = history[count - len(same) :].tolist()
@@ -394,7 +392,7 @@ class NgramDrafter:
             text.append(token)
 
     def _find(self) -> int | None:
-        """The place whose past agrees longest with the end of the text."""
+        """The position whose past has the longest match with the end of the text."""
         text = self._text
         best, longest = None, 0
         for place in reversed(self._pairs.get((text[-2], text[-1]), ())[-PLACES:] if len(text) > 1 else ()):

@@ -1,4 +1,4 @@
-"""How likely the tokens were that a sampler chose, by the logits that it was given."""
+"""Log-probabilities of the tokens that a sampler chooses."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import numpy as np
 from partita.runtime.generate.choice.sampling import Ids, Logits, Sampler
 
 IMPOSSIBLE = -9999.0
-"""What a token of probability 0 has, as in OpenAI's API: JSON has no infinity."""
+"""Log-probability of a token of probability 0, as in OpenAI's API; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token and its natural log-probability, by the model's own distribution: before temperature, penalty and
-    filters; no less than `IMPOSSIBLE`.
+    """A token and its natural log-probability, at least `IMPOSSIBLE`.
+
+    It is of the model's own distribution, before temperature, penalty and filters.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and theirs, the likeliest first: as many as were asked for."""
+    """The most likely tokens and their log-probabilities, most likely first; as many as requested."""
 
 
 class Watched:
-    """A sampler that takes note of how likely its choices were."""
+    """A sampler that records the log-probabilities of its choices."""
 
     def __init__(self, sampler: Sampler, top: int) -> None:
-        """`top`: how many of the likeliest tokens to note beside the one that is chosen."""
+        """`top`: number of most likely tokens to record with each choice."""
         self._sampler, self._top = sampler, top
         self._seen: list[TokenLogprobs] = []
 
@@ -39,19 +40,19 @@ class Watched:
         return token
 
     def over(self, sampler: Sampler) -> Watched:
-        """The same for another sampler."""
+        """A recorder of the same settings for another sampler."""
         return Watched(sampler, self._top)
 
     def told(self) -> tuple[TokenLogprobs, ...]:
-        """What was noted since this was asked last."""
+        """The log-probabilities recorded since the last call."""
         seen, self._seen = tuple(self._seen), []
         return seen
 
 
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
-    """The log-probability of `token` under softmax of `logits` [vocab], and the `top` likeliest with theirs.
+    """The log-probability of `token` under softmax of `logits` [vocab], and those of the `top` most likely tokens.
 
-    Computed in float64. Of equals, the lower id comes first, as the greedy choice has it.
+    Computed in float64. Equal values are ordered by id, as in greedy decoding.
     """
     scores = logits.astype(np.float64)
     best = float(scores.max())

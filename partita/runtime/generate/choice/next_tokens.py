@@ -1,4 +1,4 @@
-"""The next tokens of rows, by the logits of a step: sampled, or verified against draft tokens."""
+"""The next tokens of rows from the logits of a step: sampled, or verified against draft tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from partita.runtime.generate.request import Row
 
 
 class Seen(NamedTuple):
-    """The logits of one position, as many as a sampler needs."""
+    """The logits of one position, as far as a sampler needs them."""
 
     few: Found | None
-    """The largest, if the device selected them."""
+    """The largest logits, if the device selected them."""
     whole: npt.NDArray[np.float32] | None
-    """[vocab], if it did not."""
+    """[vocab], otherwise."""
     finite: bool
 
 
@@ -36,7 +36,7 @@ def look(row: Row, graph: BoundGraph, index: int, position: int) -> Seen:
     if few is not None:
         return Seen(few, None, finite=True)
     whole = graph.logits(index, position)
-    return Seen(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any of them is
+    return Seen(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any value is
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class NextTokens:
 
     cache: Cache
     made: int = 0
-    """Steps so far."""
+    """Number of steps so far."""
 
     def after_run(self, rows: list[Row | None], plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
-        """Pass logits to listeners, and add tokens to each row that was fed its last known one. [B]: the new tokens."""
+        """Pass logits to listeners, and add tokens to each row whose last token was fed. [B]: the new tokens."""
         tokens: list[tuple[int, ...]] = [()] * len(rows)
         for index, row in enumerate(rows):
             if row is not None and row.request.listener is not None:
@@ -65,7 +65,7 @@ class NextTokens:
             elif row.request.sampler is not None:
                 tokens[index] = self._add(index, row, look(row, graph, index, position))
             elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
-                self._fail(index, row)  # no sampler would find it, and a prefix would keep it
+                self._fail(index, row)  # no sampler would detect it, and a cached prefix would contain it
         return tuple(tokens)
 
     def after_steady(
@@ -74,16 +74,16 @@ class NextTokens:
         """Add the next token to a row of a steady step. `logits` [vocab]; None: not float32 in host memory."""
         if logits is not None and row.request.sampler is greedy:
             token = int(logits.argmax())
-            if isfinite(logits[token]):  # NaN if any is
+            if isfinite(logits[token]):  # NaN if any value is NaN
                 row.add(token)
                 return (token,)
         return self._add(index, row, look(row, graph, index, 0))
 
     def _verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
-        """Choose the token after the last known one and after each accepted draft token; remove the rejected ones.
+        """Choose the token after the last token and after each accepted draft token; remove rejected draft tokens.
 
-        The sampler draws from the model's logits, so the distribution does not change. Logits before the last draft
-        token may be infinite or NaN because of a draft token after them.
+        The sampler draws from the model's logits, so the distribution does not change. Logits may be infinite or NaN
+        because of a later draft token.
         """
         drafts, row.drafted = row.drafts, 0
         found: tuple[int, ...] = ()
@@ -104,12 +104,14 @@ class NextTokens:
         return found
 
     def _take_back(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
-        """Rewind rejected draft tokens. `spoilt`: they left values that are not finite, which change results even where
-        they are masked (0 * NaN): the row reads its text again and drafts no more.
+        """Rewind rejected draft tokens.
+
+        `spoilt`: they left values that are not finite, which affect results even if masked (0 * NaN), so the row is
+        read again and drafts no more.
         """
         cache = self.cache
         if spoilt:
-            row.stop_drafting("a rejected draft token gave numbers that are not finite")
+            row.stop_drafting("a rejected draft token gave values that are not finite")
         if spoilt and row.finish is None and cache.wipe(index):
             cache.release_row(index)
             row.read_again()
@@ -121,7 +123,7 @@ class NextTokens:
             cache.unjudged.add(index)
 
     def _add(self, index: int, row: Row, seen: Seen) -> tuple[int, ...]:
-        """Add the next token of a row; none when the cache has no room for it."""
+        """Add the next token of a row; none if its cache is full."""
         sampler = row.request.sampler
         assert sampler is not None
         if not seen.finite and self._fail(index, row):

@@ -1,7 +1,6 @@
-"""Choosing the next token from logits, with the semantics of transformers' logits processors of the same names.
+"""Sampling of the next token, with the semantics of transformers' logits processors of the same names.
 
-The order is transformers' own: repetition penalty, temperature, top k, top p, min p. Knows one row at a time, and
-nothing of models or text.
+Order: repetition penalty, temperature, top k, top p, min p. Each function handles one row.
 """
 
 from __future__ import annotations
@@ -21,25 +20,24 @@ Values = npt.NDArray[Any]
 Places: TypeAlias = npt.NDArray[np.intp]
 """[n]."""
 BLOCK = 1024
-"""Of more than four times as many values, sums of blocks are looked at first: a cumulative sum of all is slow."""
+"""Above four times this size, block sums are searched first, because a cumulative sum of all values is slow."""
 SPARSE = 8
-"""One weight in so many at most is taken out; of more, all are kept."""
+"""Zero weights are removed only if at most one in this many weights is left."""
 
 
 def largest(values: Values, count: int) -> Places:
-    """Places of the `count` largest of `values` [n], ascending, and of all that equal the last of them."""
+    """Indices of the `count` largest of `values` [n] and of all equal to the last of them, ascending."""
     return np.flatnonzero(values >= np.partition(values, -count)[-count])
 
 
 def nucleus(weights: Values, share: float, least: float) -> tuple[Places | None, Values]:
-    """The weights [n] of at least `least` in the nucleus, with their places, ascending; None for all places, where
-    those that are left out weigh 0. No weight is negative.
+    """The nucleus of `weights` [n] (none negative), without weights below `least`: its ascending indices and weights.
 
-    The nucleus is the largest weights that together first reach `share` of the sum of all. Of equal ones at its edge
-    the first are in it.
+    The nucleus is the smallest set of largest weights that reaches `share` of the total; of equal weights at its edge,
+    the first are included. Indices None: all places, where excluded weights are 0.
     """
     total = float(weights.sum())
-    # All below this are together less than what the nucleus leaves out; 0.999 for rounding.
+    # Weights below this value sum to less than the excluded share; 0.999 for rounding.
     some = weights >= max(least, 0.999 * (1 - share) * total / len(weights))
     places = np.flatnonzero(some) if SPARSE * np.count_nonzero(some) <= len(weights) else None
     weights = weights * some if places is None else weights[places]
@@ -54,13 +52,14 @@ def nucleus(weights: Values, share: float, least: float) -> tuple[Places | None,
 
 
 def draw(weights: Values, uniform: float) -> int:
-    """A place in `weights` [n], none negative, each as likely as it weighs. `uniform`: a number from 0 to below 1."""
-    return _reaches(weights, uniform * float(weights.sum()), "right")  # `right`: never one that weighs nothing
+    """An index into `weights` [n] (none negative), drawn in proportion to them. `uniform`: in [0, 1)."""
+    return _reaches(weights, uniform * float(weights.sum()), "right")  # `right`: never a weight of 0
 
 
 def _reaches(values: Values, wanted: float, side: Literal["left", "right"]) -> int:
-    """The place where the cumulative sum of `values` reaches (left) or passes (right) `wanted`; beyond the end, by
-    rounding, the last that adds to it.
+    """The index where the cumulative sum of `values` reaches (left) or exceeds (right) `wanted`.
+
+    If rounding leaves the sum below it, the last index with a value above 0.
     """
     begin = 0
     if len(values) > 4 * BLOCK:
@@ -80,15 +79,15 @@ Logits = npt.NDArray[np.float32]
 """[vocab]."""
 Ids = npt.NDArray[np.int64]
 Sampler = Callable[[Logits, Ids], int]
-"""Next token of a row from its logits and all its tokens so far, prompt included; both are only read."""
+"""Returns the next token from a row's logits and all its tokens, prompt included; both are read-only."""
 
 MOST_DRAWN = 50
-"""With so many at most a draw can be among the largest logits alone: transformers' default of top k."""
+"""With at most this many candidates, a draw needs only the largest logits: transformers' default of top k."""
 FLOAT32_MAX = np.finfo(np.float32).max
 
 
 def make_sampler(options: Sampling = GREEDY) -> Sampler:
-    """The sampler of these options; what is None is off. A seed of None draws differently every time.
+    """The sampler for these options; None disables an option. Without a seed, draws are not reproducible.
 
     Raises UsageError for a value out of range.
     """
@@ -101,12 +100,12 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
 
 
 def greedy(logits: Logits, history: Ids) -> int:
-    """The likeliest token; the first of equals."""
+    """The most likely token; of equal ones, the first."""
     return int(logits.argmax())
 
 
 def _penalised_greedy(penalty: float) -> Sampler:
-    """The likeliest token once those of the history are less likely; the first of equals."""
+    """The greedy sampler with a repetition penalty."""
 
     def take(logits: Logits, history: Ids) -> int:
         return int(_penalised(logits, history, penalty).argmax())
@@ -116,10 +115,10 @@ def _penalised_greedy(penalty: float) -> Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """A sampler that draws from the distribution that its options leave."""
+    """A sampler that draws from the filtered distribution."""
 
     random: Callable[[], float]
-    """Gives numbers from 0 to below 1."""
+    """Returns numbers in [0, 1)."""
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
@@ -127,23 +126,23 @@ class Draws:
     repetition_penalty: float = 1.0
 
     def __call__(self, logits: Logits, history: Ids) -> int:
-        """A token, by all logits."""
+        """A token drawn from all logits."""
         return self._drawn(*self.distribution(logits, history))
 
     @property
     def few(self) -> int:
-        """So many of the largest logits, and those that equal the last, are all it needs; 0: it needs all."""
+        """The number of largest logits (and those equal to the last) that suffice; 0: all are needed."""
         few = self.repetition_penalty == 1 and 0 < self.top_k <= MOST_DRAWN
         return self.top_k if few else 0
 
     def among(self, places: Ids, logits: Logits) -> int:
-        """The same token by these `few` of a vocabulary: ascending places, and the logits there."""
+        """The same token from only these `few` candidates: ascending token ids and their logits."""
         return self._drawn(*self._narrowed(places, logits))
 
     def distribution(self, logits: Logits, history: Ids) -> tuple[Places | None, Logits]:
-        """Tokens, ascending, and how likely each is beside the likeliest, which weighs 1; None for all of [vocab].
+        """Ascending token ids and their weights relative to the most likely token (1); ids None for all of [vocab].
 
-        All that can be drawn are among them; others weigh 0. float32, as in transformers.
+        Includes every token that can be drawn; others have weight 0. float32, as in transformers.
         """
         score = _penalised(logits, history, self.repetition_penalty)
         if not 0 < self.top_k < len(score):
@@ -152,8 +151,8 @@ class Draws:
         return self._narrowed(places, score[places])
 
     def _narrowed(self, places: Places | None, scores: Logits) -> tuple[Places | None, Logits]:
-        """The same of the tokens that top k has left, and their scores."""
-        with np.errstate(over="ignore", under="ignore"):  # a distance too large for float32 is minus infinity: weight 0
+        """The distribution of the tokens that top k has kept, from their scores."""
+        with np.errstate(over="ignore", under="ignore"):  # a difference beyond float32 is minus infinity: weight 0
             weights: Logits = scores - scores.max()
             if self.temperature != 1:
                 weights *= np.float32(1 / self.temperature)
@@ -171,7 +170,7 @@ class Draws:
 
 
 def _penalised(logits: Logits, history: Ids, penalty: float) -> Logits:
-    """Logits with the tokens of `history` made less likely by `penalty` > 1, likelier by one < 1: float32 [vocab]."""
+    """Logits, float32 [vocab], in which tokens of `history` are less likely (`penalty` > 1) or more likely (< 1)."""
     if penalty == 1 or not len(history):
         return logits
     score = logits.copy()

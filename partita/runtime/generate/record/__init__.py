@@ -1,1 +1,1 @@
-"""What a run records for its report."""
+"""Records of runs for reports."""

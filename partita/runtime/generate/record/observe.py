@@ -1,6 +1,6 @@
 """Observation of a session: its profiled runs, and its facts for a report.
 
-The first runs of each phase are profiled. The profile is parsed only when facts are needed, not within a step.
+The first runs of each phase are profiled. The profile is parsed only when facts are needed, not during a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from partita.runtime.ort.evidence import parse_profile
 from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}
-"""Least session runs of each phase that are profiled."""
+"""Minimum profiled session runs of each phase."""
 
 
 class Window:
@@ -31,17 +31,17 @@ class Window:
         self._earlier = 0
         """Runs of generations before the last."""
         self.rehearses = False
-        """Runs belong to no generation: they are in the profile but not counted."""
+        """Runs belong to no generation: they are profiled but not counted."""
         self._rehearsed = 0
-        """Number of such runs; they are the first."""
+        """Number of uncounted runs; they come first."""
         self._profile: str | None = None
 
     def begin(self) -> None:
-        """Begin a generation: all runs so far belong to earlier ones."""
+        """Begin a generation: earlier runs belong to earlier generations."""
         self._earlier = len(self._runs)
 
     def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Count a profiled run, and close the window when every phase had its runs. `rows`: None for all rows."""
+        """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows."""
         self._runs.append((phase, new_tokens))
         self._rows.append(rows)
         if self.rehearses:
@@ -52,14 +52,14 @@ class Window:
             self.close()
 
     def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Close the window after Ctrl-C during a run, which the profile has as a whole or not at all."""
+        """Close the window after Ctrl-C during a run; the profile contains the run completely or not at all."""
         if self.open:
             self._runs.append((phase, new_tokens))
             self._rows.append(rows)
         self.close()
 
     def close(self) -> None:
-        """Stop profiling and keep the profile. May be called twice, and before the window is full."""
+        """Stop profiling and keep the profile. May be called repeatedly."""
         if self.open:
             self.open = False
             self._profile = self._session.end_profiling()
@@ -67,7 +67,7 @@ class Window:
     def events(self) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
         """Profiled node executions and runs; closes the window.
 
-        A phase has the runs of the last generation, or those of earlier ones where the last has none.
+        Each phase has the runs of the last generation, or of earlier ones if the last has none.
         """
         self.close()
         if not self._profile:

@@ -1,4 +1,4 @@
-"""What is kept of the steps of a generation: an observer of the loop, which does not know it."""
+"""Records the steps of a generation for its report; an observer of the loop."""
 
 from __future__ import annotations
 
@@ -10,103 +10,102 @@ from partita.runtime.generate.request import Finish, Row
 
 
 class Step(NamedTuple):
-    """One step of the generation loop: one session run, and what came of it. A tuple, because each token makes one."""
+    """One step of the generation loop: one session run and its tokens. A tuple for speed: every token makes one."""
 
     phase: PhaseName
-    """prefill while any row still reads its prompt."""
+    """prefill if any row is in its prompt, else decode."""
     new_tokens: int
-    """Tokens that the row with most of them took in; neither padding nor rejected draft tokens count."""
+    """Tokens of the row with the most, without padding and rejected draft tokens."""
     row_tokens: int
-    """Tokens taken in over all rows: prompt tokens while a prompt is read, then one per row that still goes on."""
+    """Tokens over all rows: prompt tokens during prefill, otherwise one per decoding row."""
     tokens: tuple[tuple[int, ...], ...]
-    """The new tokens of each row; none for a row that has finished, or whose prompt has not been read to its end."""
+    """The new tokens of each row; empty for a row that has finished or is still in its prompt."""
     run_seconds: float
     """Wall time of the session run."""
     overhead_seconds: float
-    """Wall time since the step before, less `run_seconds`: feeding, sampling, and what the caller did in between."""
+    """Wall time since the previous step, less `run_seconds`: feeding, sampling, and the caller's work in between."""
     finish: tuple[Finish | None, ...]
-    """Why a row has finished, in this step or an earlier one; None while it goes on, or is free."""
+    """Finish reason of each row, set in this step or before; None while it is running or free."""
     observed: bool
-    """Profiling was on."""
+    """Whether profiling was on."""
     file: str
-    """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
+    """The ONNX file of the run. A static pair runs part of a prompt with decode.onnx."""
     again: bool = False
-    """It read tokens that had been read before, because what was cached of them was no longer valid."""
+    """Whether tokens were read again because their cached states were no longer valid."""
     drafted: int = 0
-    """Draft tokens of all rows that it verified."""
+    """Draft tokens of all rows that were verified."""
     accepted: int = 0
-    """Draft tokens that were accepted."""
+    """Draft tokens of all rows that were accepted."""
     width: int = 0
-    """S: tokens that each row was fed, padding and rejected draft tokens included."""
+    """S: tokens fed to each row, with padding and rejected draft tokens."""
     draft_seconds: float = 0.0
-    """Part of `overhead_seconds` that drafting took, runs of the draft model included."""
+    """Drafting time, part of `overhead_seconds`, with runs of the draft model."""
     errors: tuple[str | None, ...] = ()
-    """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
+    """Error of each row that finished with `error`, else empty; () without any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
+    """Log-probabilities of the new tokens of each row that requested them; () without any."""
     copied: tuple[int, ...] = ()
-    """Tokens that each row has copied from what others read instead of reading them, since the step before; empty where
-    none has.
-    """
+    """Prompt tokens of each row that were copied from the prefix cache since the previous step; () without any."""
     gave_up: tuple[str | None, ...] = ()
-    """Why a row has no draft tokens any more; empty where none gave up."""
+    """Reason of each row for which drafting was stopped, else empty; () without any."""
 
 
 KEPT_STEPS = 512
-"""Steps kept of requests that take turns: they may go on for weeks, and at 8 rows a step takes more than a KiB."""
+"""Steps kept if requests take turns, which may go on for weeks; with 8 rows, a step takes more than 1 KiB."""
 
 
 class Recorder:
-    """Keeps the steps since the last `begin`: all steps of the prompts of one call; the last steps, and those that were
-    profiled, of requests that take turns.
+    """Keeps the steps since the last `begin`.
+
+    All steps of the prompts of one call; for requests that take turns, the last steps and all profiled steps.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self, *, takes_turns: bool = False) -> None:
-        """Forget everything. `takes_turns`: requests come and go; else each row answers one prompt."""
+        """Clear the record. `takes_turns`: requests come and go; otherwise each row has one prompt."""
         self.steps: list[Step] = []
         self.takes_turns = takes_turns
         self.new_tokens = 0
-        """Of all rows."""
+        """Tokens over all rows."""
         self.forgotten = 0
-        """Steps that are not kept any more."""
+        """Number of steps that were dropped."""
         self.longest = self.max_new_tokens = 0
-        """The longest text that was read, in tokens, and the largest budget."""
+        """The longest text in tokens, and the largest token budget."""
         self.adapters: dict[str | None, None] = {}
         """Adapters of the requests, in order."""
         self._requests = 0
         self._lengths: list[int] = []
-        """Tokens of the prompt of each row, while no row had two."""
+        """Prompt tokens of each row, while every row had one prompt."""
         self._total = 0
-        """Tokens of all prompts."""
+        """Total prompt tokens."""
         self._reads: dict[int, int] = {}
-        """Tokens of its prompt that a row reads, by row: without those that were copied."""
+        """Prompt tokens of each row without copied tokens, by row."""
 
     @property
     def requests(self) -> int | None:
-        """Requests so far, where they take turns; None where each row answers one prompt."""
+        """Number of requests if they take turns; None if each row has one prompt."""
         return self._requests if self.takes_turns else None
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts where requests take turns, else of the longest."""
+        """Total prompt tokens if requests take turns, else those of the longest prompt."""
         return self._total if self.takes_turns else max(self._lengths, default=0)
 
     @property
     def row_prompts(self) -> tuple[int, ...]:
-        """Tokens of its prompt that each row reads; empty where requests take turns."""
+        """Prompt tokens that each row reads; empty if requests take turns."""
         return () if self.takes_turns else tuple(self._reads.values())
 
     def on_request(self, index: int, row: Row, loaded: int) -> None:
-        """A request gets row `index`; `loaded` tokens of its prompt are copied from a prefix."""
+        """Record a request in row `index`; `loaded` tokens of its prompt are copied from a prefix."""
         if not row.request.trial:
             self.adapters[row.request.adapter] = None
         self.on_turn(index, row, row.known, loaded)
 
     def on_turn(self, index: int, row: Row, reads: int, loaded: int = 0) -> None:
-        """A request reads so many tokens, and then generates."""
+        """Record a turn that reads `reads` tokens and then generates."""
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1

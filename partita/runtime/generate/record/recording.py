@@ -1,8 +1,8 @@
-"""A graph that a provider records in one run and replays in those after it (graph capture).
+"""Graph capture: the provider captures one run of a graph and replays it.
 
-A replay runs the same kernels on the same addresses and looks at nothing else, so all that a step is fed lies on the
-device, in buffers that stay, and is written into them before each run. What a kernel reads in host memory is as it was
-when the run was recorded. While runs are observed none is recorded: a replay has no events to profile.
+A replay runs the same kernels on the same addresses, so all inputs are in fixed device buffers that are written before
+each run. Inputs that a kernel reads in host memory keep the values of the captured run. Observed runs are not captured,
+because a replay has no events to profile.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.session import Session
 from partita.runtime.verify.comparison import difference, scale_of
 
-WITHOUT = Remedy("leave graph capture out, or export the checkpoint for this provider")
+WITHOUT = Remedy("disable graph capture, or export the checkpoint for this provider")
 TOLERANCE = 1e-3
-"""Of the largest logit."""
+"""Relative to the largest logit."""
 CONSTANT = "total_length"
-"""The one cursor that a recorded run may read in host memory. It bounds the lengths of the rows, which
-GroupQueryAttention reads on the device (`last_index`), so the length of the cache is as right as that of the longest
-row: what onnxruntime-genai gives it (PR 271 of its repository). Seen on no GPU.
-"""
+"""The only cursor that a captured run may read in host memory: an upper bound of the row lengths, which
+GroupQueryAttention reads on the device (`last_index`). The cache length is a valid bound, as in onnxruntime-genai
+(PR 271 of its repository). Not tested on a GPU."""
 
 
 class Recording:
-    """The buffers of a graph on the device, and the run that is replayed. In place of a `Binding` for what binds."""
+    """The device buffers of a graph and its captured run. Replaces a `Binding`."""
 
     def __init__(self, session: Session, binding: Binding, cache: Cache) -> None:
         self._session, self._binding = session, binding
@@ -43,10 +42,10 @@ class Recording:
         self._advancing = tuple(
             buffer for store in cache.stores if not store.padding_is_safe for _, buffer in store.named()
         )
-        """States that take a token in: to record, a provider runs the graph several times."""
+        """States that take in tokens; restored because capturing runs the graph several times."""
 
     def bind_input(self, name: str, buffer: Buffer) -> None:
-        """Have the graph read `name` on the device, from memory that `buffer` is copied to before each run."""
+        """Bind the input `name` to device memory, to which `buffer` is copied before each run."""
         device = self._session.state_buffer(name, buffer.host.shape, buffer.dtype)
         if device.memory == HOST_MEMORY:
             self._on_host.add(id(buffer))
@@ -56,24 +55,24 @@ class Recording:
         self._fed.append((name, buffer, device))
 
     def bind_constant(self, name: str, buffer: Buffer) -> None:
-        """Have the graph read `name` on the device, where `buffer` is copied once."""
+        """Bind the input `name` to device memory, to which `buffer` is copied once."""
         device = self._session.state_buffer(name, buffer.host.shape, buffer.dtype)
         if device.memory != HOST_MEMORY:
             device.write(buffer)
         self._binding.bind_input(name, buffer if device.memory == HOST_MEMORY else device)
 
     def bind_output(self, name: str, device: Buffer) -> None:
-        """Have the graph write `name` into memory of the device."""
+        """Bind the output `name` to device memory."""
         self._binding.bind_output(name, device)
         self._given.append(device)
 
     @property
     def fed_bytes(self) -> dict[str, int]:
-        """Bytes that are written to the device before each run, by input."""
+        """Bytes copied to the device before each run, by input."""
         return {name: buffer.size_bytes for name, buffer, _ in self._fed}
 
     def fix(self, inputs: Mapping[str, Feed], max_length: int) -> frozenset[str]:
-        """Write what the host reads once and for all; the roles of these inputs."""
+        """Write the inputs that the host reads once; return their roles."""
         feed = inputs.get(CONSTANT)
         if feed is None or id(feed.buffer) not in self._on_host:
             return frozenset()
@@ -81,10 +80,10 @@ class Recording:
         return frozenset({CONSTANT})
 
     def run(self, *, observed: bool) -> None:
-        """One run of the graph. Raises ProviderError where a replay computes something else.
+        """Run the graph. Raises ProviderError if a replay computes another result.
 
-        While it is observed it runs as it is. Then one run is recorded, and the next is both replayed and run as it is:
-        what a provider leaves out of a recording shows there, for its inputs are other ones.
+        Observed runs are not captured. Then one run is captured, and the next is both replayed and run with its new
+        inputs, which shows whether the capture is incomplete.
         """
         for _, host, device in self._fed:
             device.write(host)
@@ -98,7 +97,7 @@ class Recording:
             self._binding.replay(self._number)
 
     def _record(self) -> None:
-        """Record a run, and run it: keys and values are written to the same place again, other states go back first."""
+        """Capture a run and run it. Keys and values are overwritten in place; other states are restored in between."""
         before = self._states()
         self._number = self._session.next_recording()
         self._binding.replay(self._number)
@@ -106,7 +105,7 @@ class Recording:
         self._binding.run()
 
     def _confirm(self, number: int) -> None:
-        """Replay, then run, and compare."""
+        """Replay, then run, and compare the results."""
         before = self._states()
         for device in self._given:
             device.clear()
@@ -117,14 +116,14 @@ class Recording:
         for device, found in zip(self._given, replayed, strict=True):
             if not _agree(_copy(device), found):
                 raise ProviderError(
-                    "graph capture is not possible: a step that is replayed does not compute what the step itself "
-                    "computes, so the provider leaves something of this graph out of what it records",
+                    "graph capture is not possible: a replayed step does not compute the result of the step itself, "
+                    "so the provider does not capture all of this graph",
                     remedy=WITHOUT,
                 )
         self._confirmed = True
 
     def _states(self) -> list[Buffer]:
-        """What the states are that a run takes further."""
+        """Copies of the states that a run advances."""
         return [_copy(buffer) for buffer in self._advancing]
 
     def _put_back(self, states: Sequence[Buffer]) -> None:
@@ -133,18 +132,18 @@ class Recording:
 
 
 def _copy(device: Buffer) -> Buffer:
-    """What is on the device, in memory of the host."""
+    """A copy of a device buffer in host memory."""
     held = host_buffer(tuple(device.value.shape()), device.dtype)
     device.read(held)
     return held
 
 
 def _agree(ran: Buffer, replayed: Buffer) -> bool:
-    """Whether two runs of the same kernels gave the same logits; kernels may sum in another order each time."""
+    """Whether two runs of the same kernels gave the same logits, up to the order of summation."""
     if np.array_equal(ran.host, replayed.host):
         return True
     if ran.dtype == "bfloat16":
-        return False  # as numpy has it these are bits
+        return False  # raw bits in numpy
     one, other = (buffer.host.astype(np.float32).reshape(-1, buffer.host.shape[-1]) for buffer in (ran, replayed))
     scale = scale_of(one)
     return all(difference(*rows, scale) <= TOLERANCE * scale for rows in zip(other, one, strict=True))

@@ -1,7 +1,7 @@
-"""Facts about the last generation of a runner, for the report, with the optimised graph of each session.
+"""Facts of a runner's last generation for the report, with the optimised graph of each session.
 
-ONNX Runtime writes that graph while it opens a session. A second session with the same chain, options, pins and model
-does so after the run. The graph counts only if its plan is that of the run.
+ONNX Runtime writes the optimised graph while a session opens, so a second session with the same chain, options, pins
+and model writes it after the run. The graph is used only if its plan equals that of the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_facts(
 ) -> RunFacts:
     """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
 
-    `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
+    `finish_reason`: stop, length, cache_full, interrupted or error; None: taken from the steps.
     """
     steps, recorder = runner.steps, runner.recorder
     sessions = tuple(_graph_facts(runner, entry) for entry in runner.graphs)
@@ -76,27 +76,27 @@ def run_facts(
 
 
 def _open_notes(recorder: Recorder) -> tuple[str, ...]:
-    """Notes on the figures when requests take turns."""
+    """Notes on the measurements when requests take turns."""
     if recorder.requests is None:
         return ()
     turns = f"{plural(recorder.requests, 'request')} took turns in the rows of the batch"
-    notes = (f"{turns}; prompt tokens and new tokens are those of all of them together",)
+    notes = (f"{turns}; prompt tokens and new tokens are totals",)
     if not recorder.forgotten:
         return notes
     known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
-    return (*notes, f"times and speed are of {known:,} of {every:,} steps: the last ones, and those that were profiled")
+    return (*notes, f"times and speed are of {known:,} of {every:,} steps: the last steps and the profiled steps")
 
 
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:
-    """Notes on prompt tokens of the decode graph, and on tokens that were prefilled again."""
+    """Notes on prompt tokens run with the decode graph, and on tokens that were prefilled again."""
     prefill = runner.graph("prefill").graph.file
     elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
     notes = []
     if elsewhere:
         tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
-        why = "would not fit the cache or the rows"
+        why = "would exceed the cache or the rows"
         if not runner.cache.padding_is_safe:
-            why += ", or would have been padded, which would spoil the states"
+            why += ", or would need padding, which these states do not support"
         notes.append(
             f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
             f"{runner.capacity.chunk} {why}; they count as prefill steps"
@@ -105,7 +105,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     if again:
         tokens = sum(step.row_tokens for step in again)
         limit = runner.contract.rereads_at
-        why = "after a rejected draft token gave numbers that are not finite"
+        why = "after a rejected draft token gave values that are not finite"
         if limit is not None:
             why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
         notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
@@ -113,28 +113,29 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 
 
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
-    """A note on the choice of tokens on the device."""
+    """The note on device selection of tokens."""
     choice = runner.choice
     if choice is None:
         return ()
     if choice.failure is not None:
-        return (f"tokens are chosen on the host again, because the device failed to: {choice.failure}",)
+        return (f"tokens are selected on the host again, because the device failed: {choice.failure}",)
     if not choice.is_used:
         return ()
     return (
-        f"tokens are chosen on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step, where a copy of "
-        f"all logits and a choice on the host take {choice.copy_seconds * 1e3:.3f} ms; draws from all logits copy them",
+        f"tokens are selected on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step; a copy of "
+        f"all logits and a selection on the host take {choice.copy_seconds * 1e3:.3f} ms; samplers that need all "
+        "logits copy them",
     )
 
 
 def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
-    """A note on profiled runs of an earlier generation."""
+    """The note on profiled runs of an earlier generation."""
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
     if not phases:
         return ()
     return (
         f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded model is profiled "
-        "once: node times, copies and bytes are theirs; steps, tokens and speed are those of the last generation",
+        "once: node times, copies and bytes are from these runs; steps, tokens and speed are of the last generation",
     )
 
 
@@ -155,7 +156,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
 
 
 def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
-    """Wanted and bound memory of each input and output; sizes are those of one run of `feed`."""
+    """Required and bound memory of each input and output; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
     outputs, crossing = frozenset(entry.model.outputs), feed.crossing
     of_adapters = {port.name for port in entry.graph.adapter_inputs}
@@ -169,7 +170,7 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             bytes_per_decode_step=crossing.get(name, buffer.size_bytes),
         )
         for name, buffer in feed.binding.buffers.items()
-        # Inputs of adapters move to the device when they are bound, not in a run.
+        # Adapter inputs are copied to the device when bound, not in a run.
         if name in wanted and name not in of_adapters
     )
 
@@ -204,7 +205,7 @@ def step_fact(step: Step) -> StepFact:
 
 
 def first_token_seconds(steps: Sequence[Step]) -> float | None:
-    """Time from the start of the generation to the first new token of any row; None when none came."""
+    """Time from the start of the generation to the first new token of any row; None without one."""
     seconds = 0.0
     for step in steps:
         seconds += step.run_seconds + step.overhead_seconds
@@ -214,13 +215,13 @@ def first_token_seconds(steps: Sequence[Step]) -> float | None:
 
 
 def _new_tokens(steps: Sequence[Step]) -> int:
-    """New tokens of the row that got most of them."""
+    """New tokens of the row with the most."""
     rows = zip(*(step.tokens for step in steps), strict=True)
     return max((sum(map(len, row)) for row in rows), default=0)
 
 
 def _finished(steps: Sequence[Step]) -> str:
-    """Finish reason of a generation: `interrupted` unless every row has finished; then the worst of the rows'."""
+    """Finish reason of a generation: `interrupted` unless every row has finished; otherwise the most severe."""
     reasons: tuple[Finish | None, ...] = steps[-1].finish if steps else (None,)
     if None in reasons:
         return "interrupted"
@@ -228,15 +229,15 @@ def _finished(steps: Sequence[Step]) -> str:
 
 
 LIMIT_BYTES = 256 << 20
-"""Largest weights for a second session, which loads them again and writes them to disk."""
+"""Maximum bytes of weights for a second session, which loads them again and writes them to disk."""
 MESSAGE_LENGTH = 200
 Plan = tuple[tuple[str, ...], ...]
 
 
 def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
-    """The facts with the optimised graph of each session, or with the reason for none.
+    """The facts with the optimised graph of each session, or with the reason why it is missing.
 
-    `sessions`: in the order of the facts; they may be open or closed.
+    `sessions`: in the order of the facts; open or closed.
     """
     pairs = zip(facts.sessions, sessions, strict=True)
     weight_bytes = facts.memory.weight_bytes
@@ -244,13 +245,13 @@ def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
 
 
 def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
-    """The facts of one session with its optimised graph, or with the reason for none."""
+    """The facts of one session with its optimised graph, or with the reason why it is missing."""
     compiling = [entry.provider.name for entry in session.active if entry.provider.compiles]
     why = ""
     if compiling:
         why = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
     elif weight_bytes > LIMIT_BYTES:
-        why = f"its weights of {human_bytes(weight_bytes)} are more than {human_bytes(LIMIT_BYTES)}, and a second "
+        why = f"its weights of {human_bytes(weight_bytes)} exceed {human_bytes(LIMIT_BYTES)}, and a second "
         why += "session would load them again"
     if why:
         return replace(facts, optimised_why=why)
@@ -258,7 +259,7 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
         nodes, plan = read_optimised(session)
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
         message = one_line(str(error), MESSAGE_LENGTH)
-        return replace(facts, optimised_why=f"the second session that should have written it failed: {message}")
+        return replace(facts, optimised_why=f"the second session, which writes it, failed: {message}")
     why = difference(facts.plan, plan)
     return replace(facts, optimised=None if why else nodes, optimised_why=why)
 
@@ -277,14 +278,14 @@ def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None
 
 
 def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
-    """Nodes of the file `path`, with those of their subgraphs inside. Raises OSError, and ValueError for damage."""
+    """Nodes of the file `path`, including those in subgraphs. Raises OSError, and ValueError for a damaged file."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
-        raise ValueError(f"the file that it wrote is not an ONNX file ({error})") from error
+        raise ValueError(f"the optimised graph is not a valid ONNX file ({error})") from error
     return tuple(
         replace(
             with_captured(graph_node(node), node),
@@ -295,18 +296,18 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
-    """The node with the outer tensors that its subgraphs read among its inputs."""
+    """The node with outer tensors that its subgraphs read added to its inputs."""
     captured = dict.fromkeys(name for name in reads(node) if name not in known.inputs)
     return replace(known, inputs=(*known.inputs, *captured)) if captured else known
 
 
 def difference(ran: Plan | None, wrote: Plan | None) -> str:
-    """How the plan of the session that wrote the graph differs from the run's; empty when both have the same nodes.
+    """How the plan of the session that wrote the graph differs from the run's; empty if equal.
 
     ONNX Runtime numbers the nodes that it adds per graph, so their names are the same in every session.
     """
     if ran is None or wrote is None:
-        return "ONNX Runtime wrote no plan, so nothing shows that a second session's graph matches the run"
+        return "ONNX Runtime wrote no plan, so a second session's graph cannot be matched with the run"
     ours, theirs = (Counter(name for stream in plan for name in stream) for plan in (ran, wrote))
     if ours == theirs:
         return ""

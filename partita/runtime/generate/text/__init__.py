@@ -1,1 +1,1 @@
-"""Text to tokens and back: chat templates, stop strings."""
+"""Text to tokens and back: tokenizer, chat templates, stop strings."""

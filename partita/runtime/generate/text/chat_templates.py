@@ -1,7 +1,7 @@
-"""Chat templates, rendered in a worker process with limits of time and memory.
+"""Chat templates, rendered in a worker process with time and memory limits.
 
-A template is code of the checkpoint. The sandbox of jinja2 denies it files and other code, but limits neither time nor
-memory.
+A template is code from the checkpoint. The sandbox of jinja2 denies access to files and other code, but does not limit
+time or memory.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ Message = dict[str, Any]
 """role and content."""
 Render = Callable[[Sequence[Message]], str]
 OTHER_NAMES = {"developer": "system", "function": "tool"}
-"""Newer and older names of roles, for which most templates have one."""
+"""New and old names of roles; most templates support one of each pair."""
 CHANCE = 24
-"""Characters of a message that no template has by itself."""
+"""Characters for a test message that no template contains."""
 OTHER = "other words"
-"""What nobody quotes or trims: it shows whether a template takes what a message says, whatever it makes of it."""
+"""Characters that are not quoted or trimmed; they show whether a template uses the content of a message."""
 MOST_ALONE = 16
-"""Messages that are changed one by one, each for another run of the template; a template treats more of them alike."""
+"""Maximum number of messages that are changed one by one, each for another rendering."""
 MOST_MISSES = 64
 MOST_SAID = 400
-"""Characters of a template's own error message."""
+"""Maximum characters of a template's own error message."""
 OF_PROCESSORS = "chat_template.json"
-"""Where processors kept their template before chat_template.jinja; tokenizers do not look there."""
+"""Template files of processors before chat_template.jinja; tokenizers do not read them."""
 
 
 def conversation(prompt: str, system: str | None) -> list[Message]:
-    """One user message, after one of the system where there is one."""
+    """One user message, after a system message if given."""
     messages = [{"role": "system", "content": system}] if system is not None else []
     return [*messages, {"role": "user", "content": prompt}]
 
 
 def as_named_in(template: str, messages: Sequence[Message]) -> list[Message]:
-    """The messages with roles by names that a template knows: most take one that they do not know for any other."""
+    """The messages with role names that a template uses; most templates treat unknown roles as another role."""
     named = {role: other for role, other in OTHER_NAMES.items() if role not in template}
     return [{**message, "role": named.get(message["role"], message["role"])} for message in messages]
 
 
 def _in_parts(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, each with a list of one part of text."""
+    """The messages with their content as a list of one text part."""
     return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 def rendered(render: Render, messages: Sequence[Message]) -> str:
-    """What `render` makes of the messages, whose contents are strings.
+    """The text that `render` makes of messages with string contents.
 
-    Raises GenerationError when the template refuses them, or leaves out what one of them says.
+    Raises GenerationError when the template rejects them, or omits the content of a message.
     """
     from jinja2 import TemplateError
 
@@ -70,7 +70,7 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
         try:
             text = render(form(messages))
             left_out = _left_out(render, form, messages, text)
-        except Exception as error:  # noqa: BLE001 - a template is the checkpoint's code, and raises what it likes
+        except Exception as error:  # noqa: BLE001 - a template may raise any exception
             refusal = refusal or error
             continue
         if left_out is None:
@@ -79,17 +79,18 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     if refusal is not None:
         why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
         raise GenerationError(f"the chat template rejects these messages: {why[:MOST_SAID]}") from refusal
-    raise GenerationError(f"the chat template leaves out what the {lost} message says")
+    raise GenerationError(f"the chat template omits the content of the {lost} message")
 
 
 def _left_out(
     render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
 ) -> str | None:
-    """Role of the first message of which `text` has nothing: neither what it says, nor a form of it that changes with
-    it. None where there is none. A conversation may have thousands of messages: each is looked for behind the last.
+    """Role of the first message that `text` omits; None without one.
+
+    A message is present if its content is in the text after the previous one, or the text changes with it.
     """
     contents = [message["content"].strip() for message in messages]
-    # A short one may be in the text by chance: "a" is in the name of a role.
+    # A short content may be in the text by chance: "a" is in the name of a role.
     has = _looking_in(text)
     unsure = [i for i, said in enumerate(contents) if said and (len(said) < CHANCE or not has(said))]
     if not unsure:
@@ -97,7 +98,7 @@ def _left_out(
     others = {i: f"{OTHER}-{i}-" for i in unsure}
 
     def alone(index: int) -> bool:
-        """Whether what is in the text changes with the message: a template may cut it, and what stands for it."""
+        """Whether the text changes with the message; the template may shorten or transform it."""
         other = [{**m, "content": others[index]} if i == index else m for i, m in enumerate(messages)]
         return contents[index] in text and render(form(other)) != text
 
@@ -107,15 +108,16 @@ def _left_out(
         has = _looking_in(text)
         if not all(has(contents[i]) for i in unsure):
             raise
-        return None  # it takes these messages, and has what they say
+        return None  # it supports content parts and includes them
     has = _looking_in(changed.casefold())
     missing = (i for i in unsure if not has(others[i]))
     return next((messages[i]["role"] for i in islice(missing, MOST_ALONE) if not alone(i)), None)
 
 
 def _looking_in(text: str) -> Callable[[str], bool]:
-    """Whether a text has a part, asked for one part after the other: they mostly are in their order. After many that
-    it has not, it is not gone through for any more.
+    """A function that tests whether `text` contains a part, fast for parts in the order of the text.
+
+    After many misses it searches no more.
     """
     place, misses = 0, 0
 
@@ -132,7 +134,7 @@ def _looking_in(text: str) -> Callable[[str], bool]:
 
 
 def has_template(folder: Path) -> bool:
-    """Whether the folder of a tokenizer has a chat template. Raises PackageError for a damaged configuration."""
+    """Whether the tokenizer folder has a chat template. Raises PackageError for a damaged configuration."""
     if any((folder / name).is_file() for name in ("chat_template.jinja", OF_PROCESSORS)):
         return True
     path = folder / "tokenizer_config.json"
@@ -144,14 +146,14 @@ def has_template(folder: Path) -> bool:
 
 
 def template_of_processor(folder: Path) -> str | None:
-    """The template in `OF_PROCESSORS`; None when there is no such file. Raises PackageError when it is damaged."""
+    """The template in `OF_PROCESSORS`; None without such a file. Raises PackageError if it is damaged."""
     path = folder / OF_PROCESSORS
     if not path.is_file():
         return None
     try:
         template = read_json_value(path)["chat_template"]
         if not isinstance(template, str):
-            raise TypeError("chat_template is not a text")
+            raise TypeError("chat_template is not a string")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
     return template
@@ -159,24 +161,24 @@ def template_of_processor(folder: Path) -> str | None:
 
 START_SECONDS, RENDER_SECONDS = 60.0, 10.0
 MEMORY_BYTES = 512 << 20
-"""For a template, beyond what the process has before."""
+"""Memory limit of a template in bytes, beyond the use of the idle process."""
 LONGEST_TEMPLATE = 1 << 20
 
 
 class Renderer:
-    """The worker process of templates: started when it is needed, and again when it has ended."""
+    """The worker process of templates, started at first use and restarted if it ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.worker: Worker | None = None
 
     def start(self) -> None:
-        """Start the process, unless it runs; it gets ready meanwhile."""
+        """Start the process in the background unless it is running."""
         with self._lock:
             self._running()
 
     def render(self, *question: Any) -> str | int:
-        """The answer of `_render`. Raises what it raises, and WorkerLostError."""
+        """The result of `_render` in the worker. Raises its exceptions, and WorkerLostError."""
         with self._lock:
             try:
                 self._running().call("ready", timeout=START_SECONDS)
@@ -201,20 +203,20 @@ class Renderer:
 
 @lru_cache
 def renderer(process: int) -> Renderer:
-    """The renderer of this process, given by its id: a fork does not share it."""
+    """The renderer of this process id; a forked process gets its own."""
     return Renderer()
 
 
 def start() -> None:
-    """Start the process that renders templates, unless it runs."""
+    """Start the process that renders templates unless it is running."""
     renderer(os.getpid()).start()
 
 
 def render(template: str, names: Mapping[str, str], messages: Sequence[Message], most: int) -> str | int:
-    """What the template makes of the messages; the size of a text of more than `most` characters.
+    """The rendered text, or its size if it has more than `most` characters.
 
-    `names`: special tokens. Raises GenerationError for messages that the template rejects or leaves out, and for a
-    template beyond the limits.
+    `names`: special tokens. Raises GenerationError for messages that the template rejects or omits, and for a template
+    that exceeds the limits.
     """
     if len(template) > LONGEST_TEMPLATE:
         raise GenerationError(f"the chat template has more than {LONGEST_TEMPLATE:,} characters")
@@ -235,7 +237,7 @@ def run(channel: Channel) -> None:
         def render_once(messages: Sequence[Message]) -> str:
             try:
                 texts, _ = render_template([messages], chat_template=template, add_generation_prompt=True, **names)
-            except MemoryError as error:  # `rendered` would go on with what is an Exception
+            except MemoryError as error:  # `rendered` would treat it as an error of the template
                 raise SystemExit from error
             return str(texts[0])
 
@@ -250,7 +252,7 @@ def run(channel: Channel) -> None:
 
 
 def _limit_memory() -> None:
-    """Limit this process to what it has and `MEMORY_BYTES` more, where the system can."""
+    """Limit the memory of this process to its current use plus `MEMORY_BYTES`, if the system supports it."""
     if sys.platform == "win32":
         return
     import resource

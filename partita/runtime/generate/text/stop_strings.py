@@ -1,4 +1,4 @@
-"""Texts to stop at, found in a text that comes in pieces."""
+"""Stop strings, searched in streamed text."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from partita.errors import UsageError
 
 MOST_CHARACTERS = 4096
-"""Of one stop string."""
+"""Maximum length of a stop string."""
 
 
 def check_stops(stops: Sequence[str]) -> None:
     """Raise UsageError for a stop string that is empty or too long."""
     if not all(stops):
-        raise UsageError("`stop` is empty; give the text to stop at")
+        raise UsageError("`stop` is empty; pass the text to stop at")
     longest = max(map(len, stops), default=0)
     if longest > MOST_CHARACTERS:
-        raise UsageError(f"`stop` has {longest:,} characters; give at most {MOST_CHARACTERS:,}")
+        raise UsageError(f"`stop` has {longest:,} characters; the maximum is {MOST_CHARACTERS:,}")
 
 
 class StopStrings:
-    """Holds back the end of a text as long as it could be the beginning of a stop string."""
+    """Holds back the end of a text while it could begin a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         check_stops(stops)
@@ -28,7 +28,7 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Add text and return what is certainly before any stop string."""
+        """Add text and return the part that is certainly before any stop string."""
         if not self._stops:
             return text
         if self.found is not None:
@@ -44,12 +44,12 @@ class StopStrings:
         return text[:place]
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The held-back text, which turned out not to be a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _begun(text: str, stop: str) -> int:
-    """Where in `text`, which does not contain `stop`, its longest end starts that `stop` begins with."""
+    """Start of the longest suffix of `text` that is a prefix of `stop`. `text` does not contain `stop`."""
     places = range(max(0, len(text) - len(stop) + 1), len(text))
     return next((place for place in places if stop.startswith(text[place:])), len(text))

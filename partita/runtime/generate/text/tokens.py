@@ -1,7 +1,4 @@
-"""Text to token ids and back: tokenizer, chat template, streaming, stop strings.
-
-Knows the tokenizer files of a package; knows nothing of models or sessions.
-"""
+"""Tokenizer of a package: text to token ids and back, chat template, streaming, stop strings."""
 
 from __future__ import annotations
 
@@ -25,33 +22,32 @@ from partita.runtime.ort.native_log import captured_output
 from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
 
 INCOMPLETE = "\ufffd"
-"""What a decoder writes for bytes that are no whole character yet."""
+"""The decoder's replacement for bytes of an incomplete character."""
 CONTEXT_TOKENS = 6
-"""Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
+"""Prompt tokens decoded with the first new tokens, because some tokenizers drop a space at the beginning."""
 LONGEST_BYTES = 4
-"""Of a character in UTF-8; a byte is a token at least."""
+"""Maximum bytes of a UTF-8 character; a byte may be a token."""
 AT_ONCE_BYTES, MOST_BYTES = 1 << 18, 32 << 20
-"""A longer normalized text is counted in parts, and a longer one than the second is not encoded: either takes up to 300
-times as much memory.
-"""
+"""Longer normalised texts are counted in parts, and above the second limit rejected: encoding needs 300 times their
+size."""
 ENCODE_SECONDS, ENCODE_BYTES = 10.0, 1 << 20
-"""For a text, and again for as many bytes."""
+"""Time limit of a text, and again for every `MOST_BYTES`."""
 MOST_BACK = 16
-"""More tokens of the prompt at most, so that the context begins where a character does."""
+"""Maximum number of prompt tokens added so that the context begins at a character boundary."""
 WITH_TOKENIZER = Remedy(
     "export a checkpoint that has one",
-    otherwise=Remedy("give token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
+    otherwise=Remedy("pass token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
 )
-TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
+TOKEN_IDS = Remedy("pass the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 class TooLongError(GenerationError):
-    """A text that has more tokens than the package holds, whatever they are."""
+    """A text with more tokens than the cache length."""
 
 
 class PlainTokenizer:
-    """tokenizer.json read by `tokenizers` alone."""
+    """tokenizer.json, loaded with the `tokenizers` package alone."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -59,18 +55,18 @@ class PlainTokenizer:
         text = read_capped(folder / "tokenizer.json")
         self.growth = growth_of(text)
         self.core: Any = Tokenizer.from_str(text)
-        # Of the training that the file was saved after; transformers goes without unless it is asked for.
+        # Truncation and padding are training settings saved in the file; transformers disables them by default, too.
         self.core.no_truncation()
         self.core.no_padding()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids; `special` adds what the tokenizer puts around a text."""
-        # Other threads go on meanwhile, which they cannot beside `encode`: it keeps the interpreter's lock.
+        """Token ids; `special`: with the special tokens that the tokenizer adds."""
+        # Releases the GIL, which `encode` does not.
         (encoded,) = self.core.encode_batch([text], add_special_tokens=special)
         return list(encoded.ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text; `special`: with special tokens."""
+        """Text; `special`: including special tokens."""
         return str(self.core.decode(list(ids), skip_special_tokens=not special))
 
     def special(self) -> dict[str, int]:
@@ -79,20 +75,20 @@ class PlainTokenizer:
 
 
 class FullTokenizer:
-    """The tokenizer as transformers loads it."""
+    """The tokenizer as loaded by transformers."""
 
     def __init__(self, folder: Path) -> None:
-        # Without torch, transformers says on import that models will not be available; nobody asked for one.
+        # Without torch, transformers warns on import that models are not available.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         self.native, self.growth = load_full(folder)
         self.core: Any = getattr(self.native, "backend_tokenizer", self.native)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids; `special` adds what the tokenizer puts around a text."""
+        """Token ids; `special`: with the special tokens that the tokenizer adds."""
         return [int(token) for token in self.native(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text; `special`: with special tokens."""
+        """Text; `special`: including special tokens."""
         return str(self.native.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def special(self) -> dict[str, int]:
@@ -106,41 +102,40 @@ class Text:
     """The tokenizer of one package."""
 
     def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path, max_length: int | None) -> None:
-        """`max_length`: tokens of prompt and output together; None: texts of any number of tokens are encoded."""
+        """`max_length`: prompt plus output tokens; None: no limit."""
         self._tokenizer, self._folder, self._max_length = tokenizer, folder, max_length
         self._written: dict[int, str] = {}
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
-        """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
+        """The tokenizer as loaded by transformers, at its first use; it has the chat template."""
 
     def encode(self, prompt: str, *, fits: bool = True) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text.
+        """Token ids of a plain prompt, with the special tokens that the tokenizer adds.
 
-        Raises UsageError for what is no text, GenerationError for one that the tokenizer cannot take apart and, with
-        `fits`, for one that has more tokens than the package holds.
+        Raises UsageError for invalid Unicode, GenerationError if the tokenizer fails and, with `fits`, for a text with
+        more tokens than the cache length.
         """
         return self._encoded(_unicode(prompt), special=True, fits=fits)
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
-        """Token ids of a conversation of one user message, up to where the assistant begins to speak.
+        """Token ids of a conversation with one user message, with the generation prompt.
 
-        Raises as `encode_messages` does.
+        Raises the errors of `encode_messages`.
         """
         return self.encode_messages(conversation(prompt, system))
 
     def encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant begins to speak. Contents are texts.
+        """Token ids of a conversation with the generation prompt. Message contents are strings.
 
-        Raises UsageError when the package has no chat template, GenerationError when the template refuses the
-        messages.
+        Raises UsageError when the package has no chat template, GenerationError when the template rejects the messages.
         """
         if (size := sum(len(message["content"]) for message in messages)) > MOST_BYTES:
             raise _too_long(size, self._max_length)
-        chat_templates.start()  # it gets ready while the tokenizer is loaded
+        chat_templates.start()  # starts in the background while the tokenizer is loaded
         full = self._full = self._full or _loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
             raise UsageError(
-                "`chat` needs a chat template, which the tokenizer lacks; leave it out",
+                "`chat` needs a chat template, which the tokenizer lacks; omit it",
                 where=self._folder,
             )
 
@@ -152,7 +147,7 @@ class Text:
             raise GenerationError(str(error), where=self._folder) from error
         if isinstance(whole, int):
             raise _too_long(whole, self._max_length)
-        # The template writes the special tokens itself.
+        # The template includes the special tokens.
         return self._encoded(_unicode(whole), special=False)
 
     def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
@@ -175,12 +170,12 @@ class Text:
             raise
         except LateError as error:
             raise GenerationError(f"the tokenizer takes more than {seconds:.0f} s for this text") from error
-        except BaseException as error:  # a vocabulary without a token for what it does not know, say; a panic of Rust
+        except BaseException as error:  # e.g. no unknown token in the vocabulary, or a panic in Rust
             said = " ".join(str(error).split())[:200]
-            raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
+            raise GenerationError(f"the tokenizer cannot encode this text: {said}") from error
 
     def _check_parts(self, text: str, size: int, most_tokens: int | None) -> None:
-        """Raise TooLongError for a text of far more tokens than fit, from parts that take little memory each."""
+        """Raise TooLongError for a text with far more tokens than fit, counted in parts that need little memory."""
         normalizer = getattr(self._tokenizer.core, "normalizer", None)
         step = max(1, AT_ONCE_BYTES // (LONGEST_BYTES * self._tokenizer.growth))
         normalized = tokens = 0
@@ -188,21 +183,21 @@ class Text:
             part = text[start : start + step]
             normalized += len(part if normalizer is None else normalizer.normalize_str(part))
             tokens += len(self._tokenizer.encode(part, special=False))
-            # Twice: at the ends of the parts there are tokens that the whole text does not have.
+            # Factor 2: splitting into parts adds tokens at their ends.
             if normalized > MOST_BYTES or (most_tokens is not None and tokens > 2 * most_tokens):
                 raise _too_long(size, most_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out: what a stream of them shows.
+        """Text of token ids without special tokens, equal to the streamed text.
 
-        Where bytes are no UTF-8, a tokenizer with a token per byte gives up on the whole run of such tokens. Here the
-        characters that were complete before the stray byte stay, for they have been shown when it comes.
+        Tokenizers with byte tokens decode a run of bytes with an invalid byte to U+FFFD. Here characters before the
+        invalid byte are kept, because the stream has already returned them.
         """
         stream = self.stream()
         return "".join([*(stream.push(token) for token in ids), stream.finish()])
 
     def decode_at_once(self, ids: Sequence[int]) -> str:
-        """Text as the tokenizer itself decodes it, special tokens left out. Raises GenerationError where it cannot."""
+        """Text as the tokenizer decodes it, without special tokens. Raises GenerationError if it fails."""
         return self._decoded(ids)
 
     def _decoded(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -210,11 +205,11 @@ class Text:
             return self._tokenizer.decode(ids, special=special)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # no piece for an id beyond its vocabulary, say; a panic of Rust is no Exception
-            raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
+        except BaseException as error:  # e.g. an id beyond its vocabulary, or a panic in Rust, which is no Exception
+            raise GenerationError(f"the tokens cannot be decoded: {type(error).__name__}: {error}") from error
 
     def special(self, text: str) -> int | None:
-        """The special token that is written so, which no decoded text has; None for any other text."""
+        """The id of the special token `text`; None for other texts."""
         token = self._specials.get(text)
         return token if token in self.silent else None
 
@@ -225,12 +220,13 @@ class Text:
 
     @cached_property
     def silent(self) -> frozenset[int]:
-        """Special tokens, which no decoded text has."""
+        """Ids of special tokens, which decoded text does not contain."""
         return frozenset(token for token in self._specials.values() if not self._decoded([token]))
 
     def decoder(self, ids: Sequence[int]) -> Callable[[int | list[int]], str | None] | None:
-        """Decodes what follows token `ids`, as far as it is whole characters; None where the tokenizer has no such
-        decoder. It raises where a token changes the text that it has given out.
+        """An incremental decoder of the whole characters after token `ids`; None if the tokenizer has none.
+
+        The decoder raises if a token changes text that it has already returned.
         """
         if not isinstance(self._tokenizer, PlainTokenizer):
             return None
@@ -239,9 +235,9 @@ class Text:
         return partial(DecodeStream(list(ids), skip_special_tokens=True).step, self._tokenizer.core)
 
     def written(self, token: int) -> str:
-        """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
+        """The text of a token after another token, with the space that some tokenizers drop at the beginning of a text.
 
-        A special token by its name.
+        For a special token, its name.
         """
         if token not in self._written:
             one, two = (self.decode_at_once([token] * count) for count in (1, 2))
@@ -252,13 +248,13 @@ class Text:
     def stream(
         self, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
     ) -> TextStream:
-        """A stream of the text that follows `prompt`, ending at the first of `stops`, without tokens that end it."""
+        """A stream of the text after `prompt`, ending at the first of `stops`, without tokens of `stop_ids`."""
         return TextStream(self, prompt, stops, stop_ids)
 
 
 @contextmanager
 def _panics_hidden() -> Iterator[None]:
-    """Hold back what this block writes to stderr, and drop it if the block raises: a panic of Rust writes there."""
+    """Capture stderr, and drop it if the block raises: a Rust panic writes there."""
     with captured_output((2,)) as captured:
         yield
     for line in captured.lines:
@@ -267,26 +263,26 @@ def _panics_hidden() -> Iterator[None]:
 
 def _too_long(size: int, most_tokens: int | None) -> TooLongError:
     most = f"{MOST_BYTES:,} bytes" if most_tokens is None else f"{most_tokens:,} tokens of prompt and output together"
-    return TooLongError(f"the text is too long: it has {size:,} bytes, and at most {most} fit")
+    return TooLongError(f"the text is too long: it has {size:,} bytes; the limit is {most}")
 
 
 def _unicode(text: str) -> str:
-    """The text. Raises UsageError where it has half of a surrogate pair, as `"\\ud83d"` in JSON, which no text has."""
+    r"""The text. Raises UsageError for half of a surrogate pair, e.g. `"\ud83d"` in JSON."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
             f"the text has half of a surrogate pair, {text[error.start]!a}, at position {error.start}; "
-            "write whole characters"
+            "use whole characters"
         ) from error
     return text
 
 
 class TextStream:
-    """Text of tokens as they come: whole characters only, up to the first stop string.
+    """Text of tokens as they arrive: whole characters, up to the first stop string.
 
-    A stop string that is the name of a special token is that token, since decoded text does not have its name. Tokens
-    of `stop_ids` are not shown either; not every tokenizer calls them special.
+    A stop string that is the name of a special token matches that token, since decoded text does not contain its name.
+    Tokens of `stop_ids` are not shown; not every tokenizer marks them as special.
     """
 
     def __init__(
@@ -298,23 +294,23 @@ class TextStream:
         self._hidden = text.silent.union(stop_ids, self._ends)
         self._ended = False
         self._ids, self._shown = _context(text, prompt)
-        """Tokens since two pieces ago, and how many of them have been shown: they are the context of the others."""
+        """Recent tokens, which are the context of the next, and how many of them have been shown."""
         self._pushed = False
         known = self._ids[: self._shown]
         whole = not text.decode_at_once(known).endswith(INCOMPLETE)
         self._decoder = text.decoder(known) if whole else None
-        """None where the text is decoded here."""
+        """None: decoded with the context in `_fresh`."""
         if self._decoder is not None and self._shown < len(self._ids):
             self._decoder(self._ids[self._shown :])
 
     @property
     def stopped(self) -> bool:
-        """A stop string has come; only `finish` returns more text."""
+        """Whether a stop string has been found; then only `finish` returns more text."""
         return self._ended or self._stops.found is not None
 
     def push(self, token: int) -> str:
         """Add one token and return the text that can be shown now, often empty."""
-        if token in self._hidden:  # a run of these would be decoded again with each
+        if token in self._hidden:  # otherwise a run of hidden tokens would be decoded again with each
             self._ended = self._ended or token in self._ends
             return ""
         self._ids.append(token)
@@ -327,13 +323,13 @@ class TextStream:
         return self._stops.push(fresh)
 
     def _decoded(self, token: int) -> str:
-        """Whole characters that a token completes."""
+        """Whole characters completed by a token."""
         if self._decoder is not None:
             try:
                 return self._decoder(token) or ""
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException:  # noqa: BLE001 - stray bytes change earlier text; a panic of Rust is no Exception
+            except BaseException:  # noqa: BLE001 - invalid bytes change earlier text; a panic in Rust is no Exception
                 self._decoder = None
         fresh = self._fresh()
         return "" if fresh.endswith(INCOMPLETE) else fresh
@@ -343,20 +339,19 @@ class TextStream:
         whole, known = self._text.decode_at_once(self._ids), self._text.decode_at_once(self._ids[: self._shown])
         if whole.startswith(known):
             return whole[len(known) :]
-        # Behind stray bytes some decoders give up on bytes that were characters before.
+        # After invalid bytes, some decoders drop bytes that were characters before.
         return self._text.decode_at_once(self._ids[self._shown :])
 
     def finish(self) -> str:
-        """The text that was held back; call it once, at the end. Bytes that never became a character show as U+FFFD."""
+        """The held-back text; call it once at the end. Incomplete characters become U+FFFD."""
         rest = self._fresh() if self._pushed and self._shown < len(self._ids) else ""
         return self._stops.push(rest) + self._stops.finish()
 
 
 def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:
-    """The last tokens of a prompt from where a character begins, and how many of them are whole characters.
+    """The last tokens of a prompt from a character boundary, and how many of them are whole characters.
 
-    Bytes of a character that the prompt does not complete are left over. All are counted where there is no such place
-    nearby, as in stray bytes.
+    Without a boundary nearby (invalid bytes), all count as whole.
     """
     for back in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BACK):
         tokens = list(prompt[-back:])
@@ -372,11 +367,10 @@ def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:
 def load_text(
     folder: Path, kind: TokenizerKind = "transformers", max_length: int | None = None, *, takes_ids: bool = True
 ) -> Text:
-    """Load the tokenizer of the package in `folder` as `kind` says; nothing is downloaded and no code of it is run.
+    """Load the tokenizer of the package in `folder`. Nothing is downloaded and no code of the package is run.
 
-    `max_length`: tokens of prompt and output that the package holds; None: texts of any number of tokens are encoded.
-    `takes_ids`: token ids can be given in place of text. Raises PackageError when the package has no tokenizer, or it
-    cannot be loaded.
+    `max_length`: prompt plus output tokens; None: no limit. `takes_ids`: token ids are an alternative to text. Raises
+    PackageError when the package has no tokenizer, or it cannot be loaded.
     """
     remedy = TOKEN_IDS if takes_ids else WITH_TOKENIZER.filled(package=folder)
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -390,7 +384,7 @@ Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
 
 
 def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> Loaded:
-    """Load a tokenizer; PackageError when it does not."""
+    """Load a tokenizer. Raises PackageError if that fails."""
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             refuse_absent(folder / name)
@@ -403,17 +397,17 @@ def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> L
             return reader(folder)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Rust is no Exception
+    except BaseException as error:  # a panic in Rust is no Exception
         lacking = explain(error)
         if lacking is not None:
             raise lacking from error
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(f"the tokenizer does not load ({reason})", where=folder, remedy=remedy) from error
+        raise PackageError(f"the tokenizer cannot be loaded ({reason})", where=folder, remedy=remedy) from error
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids of the tokens that end a text: of onnxruntime-genai's own file where there is one, as its runtime reads them,
-    else of generation_config.json or of config.json; none when none of them says.
+    """Ids of the tokens that end a text: from genai_config.json, else generation_config.json, else config.json; may be
+    empty.
 
     Raises PackageError when the file is damaged.
     """

@@ -302,7 +302,7 @@ def test_an_empty_stop_string_is_a_usage_error():
 
 def test_a_stop_string_has_4096_characters_at_most():
     assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
-    with pytest.raises(UsageError, match="`stop` has 4,097 characters; give at most 4,096"):
+    with pytest.raises(UsageError, match="`stop` has 4,097 characters; the maximum is 4,096"):
         StopStrings(["x" * 4097])
 
 
