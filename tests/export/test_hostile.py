@@ -30,12 +30,12 @@ def empty(*shape: int) -> dict[str, Any]:
 
 FILES: dict[str, tuple[bytes, str]] = {
     "larger_than_memory": (header(empty(2**62, 2**62)), "damaged"),
-    "large_and_empty": (header(empty(2**62, 0)), "the number of tensors in the weight files is 1"),
+    "large_and_empty": (header(empty(2**62, 0)), "the weight files have 1 tensors"),
     "overflowing_and_empty": (header(empty(2**63, 2**63, 0)), "damaged"),
     "negative": (header(empty(-1)), "damaged"),
     "header_larger_than_the_file": (header(b"{}", claimed=2**62), "damaged"),
     "header_of_brackets": (header(b"[" * 100_000), "damaged"),
-    "no_tensors": (header({}), "the number of tensors in the weight files is 0"),
+    "no_tensors": (header({}), "the weight files have 0 tensors"),
     "nothing": (b"", "damaged"),
 }
 

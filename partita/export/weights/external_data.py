@@ -88,7 +88,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.where}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
+            f"{checkpoint.where}: weights and config.json do not match: {'; '.join(told)}; check that they belong together"
         )
 
 

@@ -118,8 +118,8 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
     return Switched(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
 
 
-def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
-    """Add a branch to every MatMul that an adapter of `wanted` changes, in place. Returns branches by the name of A.
+def add_branches(model: ir.Model, adapters: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
+    """Add a branch to every MatMul that an adapter of `adapters` changes, in place. Returns branches by the name of A.
 
     `batch`: batch size of the graph. `fixed`: all sizes are fixed, and the rank is the largest. Raises
     UnsupportedModelError for a module whose weight no plain MatMul of the graph reads.
@@ -130,13 +130,13 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
         plain = weight_of_product(node)
         if plain is None or not moves(plain.origin):
             continue
-        modules = _modules(plain, wanted)
+        modules = _modules(plain, adapters)
         if modules:
-            branch = _branch(node, plain, modules, wanted, apart, fixed=fixed)
+            branch = _branch(node, plain, modules, adapters, apart, fixed=fixed)
             made[branch.down] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
-    for each in wanted:
+    for each in adapters:
         if left := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
@@ -146,10 +146,10 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
     return made
 
 
-def _modules(plain: Plain, wanted: Sequence[Switched]) -> dict[str, torch.Tensor]:
+def _modules(plain: Plain, adapters: Sequence[Switched]) -> dict[str, torch.Tensor]:
     """The adapted modules that make up `plain` [N, K] -> the indices of their rows in it."""
     found: dict[str, torch.Tensor] = {}
-    for module, site in ((module, site) for each in wanted for module, site in each.sites.items()):
+    for module, site in ((module, site) for each in adapters for module, site in each.sites.items()):
         if module not in found and site.base.name in plain.tensors:
             rows = _rows(plain, site)
             if rows is not None:
@@ -182,7 +182,7 @@ def _branch(
     node: ir.Node,
     plain: Plain,
     modules: Mapping[str, torch.Tensor],
-    wanted: Sequence[Switched],
+    adapters: Sequence[Switched],
     apart: int | str | None,
     *,
     fixed: bool,
@@ -198,7 +198,7 @@ def _branch(
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
-    rank = max(each.rank(modules) for each in wanted) if fixed else None
+    rank = max(each.rank(modules) for each in adapters) if fixed else None
     given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
     return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
 
