@@ -59,9 +59,7 @@ def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypa
     assert raw[at : at + 4] == b"PK\x01\x02" and raw[at + 20 : at + 28] == size * 2
     raw[at + 20 : at + 28] = (1 << 31).to_bytes(4, "little") * 2
     (tmp_path / "long.bin").write_bytes(raw)
-    with pytest.raises(
-        CheckpointError, match=r"long\.bin: damaged, its directory lists 2,147,\d+,\d+ bytes of records"
-    ):
+    with pytest.raises(CheckpointError, match=r"long\.bin: damaged, its directory lists 2,147,\d+,\d+ bytes of rec"):
         list_tensors(tmp_path, "long.bin")
     (tmp_path / "cut.bin").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or cut off at"):

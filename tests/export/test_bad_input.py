@@ -61,7 +61,7 @@ def test_all_three_kinds_in_one_message(
         in error
     )
     assert "and 4 more (9 in all)" in error
-    assert "not what the model expects: model.norm.weight is [65], config.json asks for [64]" in error
+    assert "not what the model expects: model.norm.weight is [65], config.json requires [64]" in error
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 

@@ -83,7 +83,7 @@ def test_tensors_without_values(
         tensors[NORM] = torch.ones(shape)
 
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert f"{NORM} is {list(shape)}, config.json asks for [64]" in error
+    assert f"{NORM} is {list(shape)}, config.json requires [64]" in error
 
 
 def test_a_tensor_in_two_shards(
@@ -188,4 +188,4 @@ def test_a_tensor_that_repeats_one_value(
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
-    assert f"{NORM} is [35184372088832], config.json asks for [64]" in refused(folder, tmp_path, capsys)
+    assert f"{NORM} is [35184372088832], config.json requires [64]" in refused(folder, tmp_path, capsys)

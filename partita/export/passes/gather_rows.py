@@ -1,4 +1,4 @@
-"""Pick the wanted rows with one Gather.
+"""Select rows with one Gather.
 
     x [B, S, H] ─ Transpose ─ GatherND(Unsqueeze(rows)) ─ Transpose ─ y [B, K, H]      before
     x [B, S, H] ─ Gather(rows, axis=1) ─ y [B, K, H]                                   after
@@ -6,8 +6,8 @@
     x [N, ...] ─ GatherND(Unsqueeze(rows, -1)) ─ y                                     before
     x [N, ...] ─ Gather(rows, axis=0) ─ y                                              after
 
-torch lowers `x[:, rows, :]` and `x[rows]` to the first forms, which several execution providers have no int64 kernel
-for. A GatherND that stays gets int64 indices: it knows no others.
+torch lowers `x[:, rows, :]` and `x[rows]` to the first forms, for which several execution providers have no int64
+kernel. A remaining GatherND gets int64 indices, the only type that it supports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWAP = [1, 0, 2]
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every occurrence; returns how many."""
+    """Rewrite every occurrence; returns their number."""
     count = 0
     for rewrite in (_swapped, _first_axis):
         for gather in [n for n in model.graph if n.op_type == "GatherND"]:
@@ -31,7 +31,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:
-    """Rewrite a GatherND along the second axis, which stands between two Transposes; False where it does not."""
+    """Rewrite a GatherND along the second axis between two Transposes; False where it does not match."""
     first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
     last = only_consumer(gather.outputs[0])
     if first is None or rows is None or last is None or gather.attributes.get_int("batch_dims", 0) != 0:
@@ -49,7 +49,7 @@ def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:
 
 
 def _first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
-    """Rewrite a GatherND along the first axis; widen the indices of another. True when it was rewritten."""
+    """Rewrite a GatherND along the first axis; cast the indices of others to int64. True when it was rewritten."""
     indices = gather.inputs[1]
     assert indices is not None
     rows = indices.producer()

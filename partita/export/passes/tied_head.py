@@ -1,10 +1,10 @@
-"""Use a tied embedding as the language-model head without a second copy of it.
+"""Read a tied embedding as the language-model head without a second copy.
 
     h [B, K, H] ─ MatMul(Transpose(E)) ─ logits [B, K, V]                                   before
     h [B, K, H] ─ Reshape [B*K, H] ─ Gemm(E, transB=1) ─ Reshape [B, K, V] ─ logits         after
 
-A Transpose of the shared weight would be folded by ONNX Runtime at session start into a second copy in memory
-(vocabulary x hidden size, often the largest tensor there is), and hides the head from quantisers.
+At session start, ONNX Runtime would fold a Transpose of the shared weight into a second copy in memory (vocabulary x
+hidden size, often the largest tensor). The Transpose also hides the head from quantisers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partita.export.weights.sources import stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every MatMul with a transposed, shared weight; returns how many."""
+    """Rewrite every MatMul with a transposed, shared weight; returns their number."""
     count = 0
     for turn in [n for n in model.graph if n.op_type == "Transpose"]:
         with over(turn):
@@ -27,7 +27,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
-    """Rewrite the MatMul that alone reads a transposed weight; False where it is not one."""
+    """Rewrite the MatMul that alone reads a transposed weight; False where there is none."""
     weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
     kept = stored(weight)
     if weight is None or kept is None or matmul is None:

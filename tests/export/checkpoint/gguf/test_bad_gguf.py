@@ -60,12 +60,12 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "more settings than any": (
         file_of((ARCHITECTURE, *((b"x%d" % index, 7, b"\1") for index in range(5000)))),
         UnsupportedModelError,
-        "it counts 5,001 settings, and at most 4,096 can be read",
+        "it counts 5,001 settings, but at most 4,096 are supported",
     ),
     "more tensors than any": (
         file_of(tensors=[tensor(b"t%d" % index, offset=128 * index) for index in range(20_000)]),
         UnsupportedModelError,
-        "it counts 20,000 tensors, and at most 16,384 can be read",
+        "it counts 20,000 tensors, but at most 16,384 are supported",
     ),
     "more values than any": (
         file_of(
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
             )
         ),
         UnsupportedModelError,
-        "it counts 3,145,728 values in arrays, and at most 2,097,152 can be read",
+        "it counts 3,145,728 values in arrays, but at most 2,097,152 are supported",
     ),
     "long text": (
         file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),

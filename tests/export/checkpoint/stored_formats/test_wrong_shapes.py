@@ -277,7 +277,7 @@ def one_group(**weights: Any) -> dict[str, Any]:
         (
             "compressed_w4a16",
             one_group(actorder="group"),
-            "the setting actorder group: it has no g_idx, the group of each",
+            "the setting actorder group: it has no g_idx, the group",
         ),
         (
             "compressed_fp8",
