@@ -125,7 +125,7 @@ def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: Tin
 def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
     folder = edit_config(own_copy(tiny_checkpoint("llama")), intermediate_size=128)
     error = refuse(folder, tmp_path / "o" / "out")
-    assert "mlp.gate_proj.weight is [96, 64], config.json asks for [128, 64]" in str(error)
+    assert "mlp.gate_proj.weight is [96, 64], config.json requires [128, 64]" in str(error)
     assert "and 1 more (6 in all)" in str(error)
 
 

@@ -56,9 +56,12 @@ def test_all_three_kinds_in_one_message(
             tensors[f"adapter.{index}.weight"] = torch.ones(2)
 
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert "weights and config.json disagree: missing from the weight files: model.layers.1.input_layernorm.we" in error
+    assert (
+        "weights and config.json do not match: missing from the weight files: model.layers.1.input_layernorm.we"
+        in error
+    )
     assert "and 4 more (9 in all)" in error
-    assert "not what the model expects: model.norm.weight is [65], config.json asks for [64]" in error
+    assert "not what the model expects: model.norm.weight is [65], config.json requires [64]" in error
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 

@@ -30,12 +30,12 @@ def empty(*shape: int) -> dict[str, Any]:
 
 FILES: dict[str, tuple[bytes, str]] = {
     "larger_than_memory": (header(empty(2**62, 2**62)), "damaged"),
-    "large_and_empty": (header(empty(2**62, 0)), "the number of tensors in the weight files is 1"),
+    "large_and_empty": (header(empty(2**62, 0)), "the weight files have 1 tensors"),
     "overflowing_and_empty": (header(empty(2**63, 2**63, 0)), "damaged"),
     "negative": (header(empty(-1)), "damaged"),
     "header_larger_than_the_file": (header(b"{}", claimed=2**62), "damaged"),
     "header_of_brackets": (header(b"[" * 100_000), "damaged"),
-    "no_tensors": (header({}), "the number of tensors in the weight files is 0"),
+    "no_tensors": (header({}), "the weight files have 0 tensors"),
     "nothing": (b"", "damaged"),
 }
 
@@ -83,7 +83,7 @@ def test_tensors_without_values(
         tensors[NORM] = torch.ones(shape)
 
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert f"{NORM} is {list(shape)}, config.json asks for [64]" in error
+    assert f"{NORM} is {list(shape)}, config.json requires [64]" in error
 
 
 def test_a_tensor_in_two_shards(
@@ -188,4 +188,4 @@ def test_a_tensor_that_repeats_one_value(
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
-    assert f"{NORM} is [35184372088832], config.json asks for [64]" in refused(folder, tmp_path, capsys)
+    assert f"{NORM} is [35184372088832], config.json requires [64]" in refused(folder, tmp_path, capsys)

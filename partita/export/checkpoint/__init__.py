@@ -1,1 +1,1 @@
-"""What is read from a checkpoint: its description, its tensors by name, the formats that they are stored in."""
+"""Reading of checkpoints: description, tensors by name, stored formats."""

@@ -1,6 +1,6 @@
-"""Files that a package takes over as they are, read the way `generate` will read them: what it would refuse shows here.
+"""Checks of companion files (tokenizer, template, generation config) with the readers that `generate` uses.
 
-Reading them that way is the runtime's, which this folder may not import: the caller passes functions.
+The caller passes the readers, because this folder may not import the runtime.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from partita.package.folder import TokenizerKind
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How `generate` reads a package; each raises a PartitaError for what it refuses."""
+    """The functions with which `generate` reads a package. Each raises a PartitaError."""
 
     stops: Callable[[Path], frozenset[int]]
-    """Ids of the tokens that end a text."""
+    """Stop token ids of a folder."""
     chat: Callable[[Path, TokenizerKind], bool]
-    """Renders a conversation with the chat template; False when there is none."""
+    """Renders a conversation with the chat template; False where there is none."""
 
 
 GENERATION = "generation_config.json"
 
 
 def write_generation(config: PreTrainedConfig, folder: Path) -> None:
-    """Write how transformers generates with a checkpoint that has no generation_config.json: what it takes from the
-    config, of the text model inside a composite one too, and from the defaults of its class; so where a text ends.
+    """Write generation_config.json for a checkpoint without one, from transformers' defaults for `config`.
+
+    For a composite model the settings of its text model count.
     """
     try:
         text = GenerationConfig.from_model_config(config).to_json_string(use_diff=True)
-    except (ValueError, TypeError):  # settings that transformers refuses, too: what config.json says is left
+    except (ValueError, TypeError):  # settings that transformers refuses: config.json is used
         return
     (folder / GENERATION).write_text(text, encoding="utf-8")
 
 
 def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
-    """Ids of the tokens that end a text, of the checkpoint in `folder`. Raises CheckpointError for a file that is
-    damaged or may not be read.
-    """
+    """Stop token ids of the checkpoint in `folder`. Raises CheckpointError for a damaged or unreadable file."""
     if reader is None:
         return frozenset()
     try:
@@ -57,27 +56,27 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
 
 
 def stop_notes(reader: Reader | None, folder: Path, vocabulary: int) -> list[str]:
-    """A note where the package in `folder` has no stop tokens, and on those that no model output can be."""
+    """Notes on a package in `folder` without stop tokens, or with stop tokens outside the vocabulary."""
     if reader is None:
         return []
     if not (stops := reader.stops(folder)):
-        return ["the checkpoint has no eos_token_id: generate will stop only at the length that is asked for"]
+        return ["the checkpoint has no eos_token_id: generate will stop only at the requested length"]
     odd = sorted(token for token in stops if not 0 <= token < vocabulary)
     if not odd:
         return []
     listed, all_of = ", ".join(f"{token:,}" for token in odd[:5]), len(odd) == len(stops)
-    end = "so generate will stop only at the length that is asked for" if all_of else "and will never come"
+    end = "so generate will stop only at the requested length" if all_of else "and will never come"
     return [f"eos_token_id {listed} is not in the vocabulary of {vocabulary:,} tokens, {end}"]
 
 
 def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list[str]:
-    """A note where `generate --chat` would fail over the chat template of the package in `folder`."""
+    """A note where `generate --chat` would fail with the chat template of the package in `folder`."""
     if reader is None or kind == "none":
         return []
     try:
         reader.chat(folder, kind)
     except PartitaError as error:
-        # Where it is goes without saying for the folder, which has another name once it is published.
+        # A temporary folder is not named: it is renamed when the package is published.
         named = "" if error.where in (None, folder) else f"{error.where.name}: "
         said = f"{named}{error.said}" + ("" if error.remedy is None else f"; {error.remedy}")
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways

@@ -1,7 +1,7 @@
-"""Settings of config.json that say how to run a model, which an export decides itself, and values that none can have.
+"""Settings of config.json that the export overrides, and checks of values that no model can have.
 
-The first are left out before transformers reads the file: they would change what comes out of `forward`, or ask for
-code that is not installed. The second are refused by the name of their field, also where nothing is verified.
+Overridden settings are removed before transformers reads the file: they would change the outputs of `forward` or
+require packages that are not installed.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ HOW_TO_RUN = frozenset(
         "experts_implementation",
         "_experts_implementation",
         "_experts_implementation_internal",
-        # Weights are dequantised here, and no library of a format is needed.
+        # Weights are dequantised here, without the library of the format.
         "quantization_config",
         "compression_config",
         "quantization",
     }
 )
 DTYPES = ("dtype", "torch_dtype")
-"""In what to load the weights; left out when torch has no such type."""
+"""The dtype of the weights; removed where torch has no dtype of this name."""
 POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
-"""What a root is taken of or a power of, and has to be a number above 0."""
+"""Settings that must be above 0: roots and powers are taken of them."""
 SIZES = re.compile(r"(^|_)(hidden_size|vocab_size|num_attention_heads|num_key_value_heads|head_dim)$")
 NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$")
 
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config in `folder`, whose JSON is `raw`, without what only says how to run. Raises what transformers does."""
+    """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
     kept = _without_how_to_run(raw)
     if kept == raw:
         return _loaded(folder)
@@ -66,9 +66,7 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def corrected(folder: Path) -> str | None:
-    """The text of config.json in `folder` without what only says how to run, where transformers cannot read the file
-    with it; None where it can.
-    """
+    """The text of config.json without overridden settings; None where transformers can read the file as it is."""
     kept = _without_how_to_run(raw := read_json(folder / "config.json"))
     if kept == raw:
         return None
@@ -80,7 +78,7 @@ def corrected(folder: Path) -> str | None:
 
 
 def _loaded(folder: Path) -> PreTrainedConfig:
-    """The config.json in `folder` as transformers reads it."""
+    """config.json in `folder`, read by transformers."""
     with quiet():
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
@@ -89,7 +87,7 @@ def _loaded(folder: Path) -> PreTrainedConfig:
 
 
 def _without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that describe the model, those of its parts included."""
+    """The settings that describe the model, in sub-configs too."""
     return {
         key: _without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
@@ -98,12 +96,12 @@ def _without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_dtype(value: Any) -> bool:
-    """Whether torch has a type of this name."""
+    """Whether torch has a dtype of this name."""
     return value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
 
 
 def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming the first setting whose value no model can be computed with."""
+    """Raise CheckpointError for the first setting whose value no model can have."""
     text = raw.get("text_config")
     if text is not None and not isinstance(text, Mapping):
         raise _bad(folder, "text_config", text, "an object")
@@ -124,13 +122,13 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _is_default(model_type: Any, name: str, value: float) -> bool:
-    """Whether models of a type have this value where a config says nothing: glm5_next turns 0 numbers of a head."""
+    """Whether this is the default value of a model type, e.g. glm5_next has 0 rotated dimensions per head."""
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         return False
     try:
         with quiet():
             found: Any = CONFIG_MAPPING[model_type]().to_dict()
-    except Exception:  # noqa: BLE001 - a few have no defaults to be made of, and raise anything
+    except Exception:  # noqa: BLE001 - some configs cannot be built with defaults, and raise anything
         return False
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -138,29 +136,30 @@ def _is_default(model_type: Any, name: str, value: float) -> bool:
 
 
 def sizes(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
-    """Settings of the text part that are the length of an axis of a weight, or a part of it."""
+    """Settings of the text model that are the length of a weight's axis, or a divisor of it."""
     for key, value in config.get_text_config(decoder=True).to_dict().items():
         if type(value) is int and (SIZES.search(key) or NOT_NEGATIVE.search(key)):
             yield key, value
 
 
-def _bad(folder: Path, name: str, value: Any, wanted: str) -> CheckpointError:
-    """The refusal of one value."""
-    return CheckpointError(f"{folder}: {name} in config.json is {str(value)[:40]!r}, not {wanted}; correct it")
+def _bad(folder: Path, name: str, value: Any, expected: str) -> CheckpointError:
+    """The error for one value."""
+    return CheckpointError(f"{folder}: {name} in config.json is {str(value)[:40]!r}, not {expected}; correct it")
 
 
 def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Every setting that is no object: its path, its name and its value. Of the parts, those of the text alone."""
+    """Path, key and value of every setting that is not an object, in the text config too."""
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             yield f"{path}{key}", key, value
-        elif key == "text_config":  # settings of rotary embeddings are looked at in rope_settings
+        elif key == "text_config":  # rope_settings checks the settings of rotary embeddings
             yield from _entries(value, f"{path}{key}.")
 
 
 def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
-    """An error of building the model, by the setting that is its cause where that can be told: a name that
-    transformers has no entry for in a table of its own, or a token outside of the vocabulary.
+    """The error of building the model, with the setting that caused it where it is known.
+
+    Known causes: a name that is not in a table of transformers, and a token outside the vocabulary.
     """
     cause = error.__cause__
     text: Any = config.get_text_config(decoder=True)
@@ -170,12 +169,11 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
         if fields:
             return CheckpointError(
                 f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed "
-                "transformers does "
-                "not support; correct it, or use a transformers that does"
+                "transformers does not support; correct it, or use a transformers that does"
             )
     rope = getattr(text, "rope_parameters", None)
     missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []
-    # Models without such embeddings have null there, and do without.
+    # Models without rotary embeddings have null there.
     if missing and isinstance(cause, TypeError) and "NoneType" in str(cause):
         return CheckpointError(
             f"{folder}: {' and '.join(missing)} of rope_parameters in config.json is null, not a number; correct it"

@@ -1,8 +1,7 @@
-"""What transformers computes from several checkpoint tensors while it loads, by its own rules, and nothing read yet.
+"""Parameters that transformers computes from several checkpoint tensors, as `Origin`s; no data is read.
 
-A mixture-of-experts checkpoint usually has one tensor per expert and projection; the model has one stack of them.
-transformers has a `WeightConverter` for each such model, whose operations do the tensor work. They are run here on
-tensors that remember what is done to them (`Pending`), and what comes out is an `Origin`.
+transformers has a `WeightConverter` per model, e.g. to stack the experts of a mixture. Its operations run here on
+`Pending` tensors, which record them.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ aten = torch.ops.aten
 
 
 class Pending(torch.Tensor):
-    """A tensor without data. Operations on it give another one, whose origin says what was done."""
+    """A tensor without data. Operations on it return another, whose origin records the operation."""
 
     origin: Origin
 
     @classmethod
     def of(cls, origin: Origin, dtype: torch.dtype) -> Pending:
-        """A tensor that stands for `origin`."""
+        """A tensor for `origin`."""
         made: Pending = cls._make_wrapper_subclass(cls, origin.shape, dtype=dtype, device=torch.device("cpu"))
         made.origin = origin
         return made
@@ -37,7 +36,7 @@ class Pending(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with the operator
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Remember `func`: as a region of what is there where that is possible, else as work for later."""
+        """Record `func` as a region of its inputs where possible, else as a deferred operation."""
         rule = RULES.get(func)
         if rule is None:
             return _remembered(LATER.get(func, func), args, kwargs or {})
@@ -47,7 +46,7 @@ class Pending(torch.Tensor):
 
 
 def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
-    """The operator's results as work for later; their shapes come from a run without data."""
+    """The operator's results as deferred operations; a run on the meta device gives the shapes."""
     if keywords:
         raise NotImplementedError(f"{operator} with {sorted(keywords)}")
     result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
@@ -56,11 +55,11 @@ def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
         return Pending.of(Computed(operator, kept, None, tuple(result.shape)), result.dtype)
     if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
         return [Pending.of(Computed(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
-    raise NotImplementedError(f"{operator} does not give tensors")
+    raise NotImplementedError(f"{operator} does not return tensors")
 
 
 def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
-    """The arguments with something else in place of each pending tensor; lists as `kind`."""
+    """The arguments with `change` applied to each pending tensor; lists as `kind`."""
     if isinstance(arguments, Pending):
         return change(arguments)
     return kind(_replaced(a, change, kind) for a in arguments) if isinstance(arguments, list | tuple) else arguments
@@ -146,23 +145,24 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
     aten.detach.default: _same,
     aten.alias.default: _same,
 }
-"""Operators whose results are regions of what they are given."""
+"""Operators whose results are regions of their inputs."""
 
 LATER = {aten.view.default: aten.reshape.default}
-"""What is used in their place on real tensors, which may lie in memory in another order than the pending ones."""
+"""Replacements on real tensors, whose strides may differ from those of the pending ones."""
 
 
 def _seen_as(info: TensorInfo) -> torch.dtype:
-    """The type that transformers' operations see; what is not a float type is refused elsewhere."""
+    """The dtype that transformers' operations see; a dtype other than floats is refused later."""
     return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
 
 
 def convert(
     converter: WeightConverter, name: str, collected: Iterable[tuple[str, TensorInfo]], model: PreTrainedModel
 ) -> dict[str, Origin]:
-    """What `converter` makes of `collected`, pairs of source pattern and tensor: name in the model -> origin.
+    """Apply `converter` to `collected` (pairs of source pattern and tensor). Returns name in the model -> origin.
 
-    `name` is the first name in the model. `converter` is used up. Raises ValueError when the tensors do not fit.
+    `name` is the first name in the model. `converter` cannot be used again. Raises ValueError when the tensors do not
+    fit.
     """
     for pattern, info in collected:
         pending = Pending.of(Stored(info), _seen_as(info))

@@ -1,7 +1,4 @@
-"""The model of the numbers that the weights of a quantised checkpoint stand for, without the library of its format.
-
-transformers loads it by its own rules from tensors that are computed when it asks for them, one after the other.
-"""
+"""Load the source model of a quantised checkpoint in float32, without the library of its format."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A tensor of the checkpoint that is yet to be read: what transformers asks of one is `tensor[...]`."""
+    """A lazy tensor of the checkpoint, which transformers reads with `tensor[...]`."""
 
     info: TensorInfo
     files: OpenFiles
@@ -26,11 +23,11 @@ class _Unread:
     def __getitem__(self, index: Any) -> torch.Tensor:
         whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
         taken = whole if index is Ellipsis else whole[index]
-        return taken.contiguous()  # parameters lie in memory as they are given
+        return taken.contiguous()  # parameters keep the strides of their input
 
 
 def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The model in float32 with its default attention, and transformers' loading info. Raises what it raises."""
+    """The model in float32 with its default attention, and transformers' loading info. Raises as transformers does."""
     with torch.device("meta"):
         kind = type(auto_class(config).from_config(config))
     with OpenFiles(checkpoint.folder) as files:

@@ -1,7 +1,6 @@
-"""Find, validate and describe a Hugging Face checkpoint.
+"""Find, validate and describe a Hugging Face checkpoint: a folder or a hub id.
 
-Knows folders, hub ids and config.json, and refuses by name what cannot be exported. Loads no model and no weights;
-remote code is never run.
+Neither weights nor remote code are loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from partita.export.hub_id import HUB_ID
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
 
 EMBEDDED = "adapter_config.json"
-"""In the folder of a model it is of an adapter that transformers loads with it."""
+"""An adapter in the folder of a model, which transformers loads with it."""
 HUB_PATTERNS = [
     *COMPANIONS,
     *(name for name, _ in BESIDE),
@@ -50,21 +49,21 @@ HUB_PATTERNS = [
     EMBEDDED,
 ]
 HUB_IGNORED = ["*/*", "consolidated*"]
-"""Weights that are never read: of other models in folders of the repository, and the same ones in another format."""
+"""Weights that are never read: other models in subfolders, and the same weights in another format."""
 HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
-"""Of classes with a language-model head; the last is that of a model that also sees or hears."""
+"""Names of classes with a language-model head; ForConditionalGeneration is used by multimodal models."""
 LAYERS = ("num_hidden_layers",)
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
-"""What configs call the numbers of what a model has many of."""
+"""Config keys of the number of layers and experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose config and weight files were found and are readable."""
+    """A checkpoint whose config and weight files exist and are readable."""
 
     folder: Path
     given: str
-    """Folder name or hub id, as the user wrote it."""
+    """Folder name or hub id, as given by the user."""
     config: PreTrainedConfig
     architecture: str
     tensors: Mapping[str, TensorInfo]
@@ -73,19 +72,19 @@ class Checkpoint:
     quantised: Quantised | None = None
     """How its weights are quantised; None when they are floats."""
     unmerged: Mapping[str, TensorInfo] | None = None
-    """Its tensors without the adapter that is merged into `tensors`; None where none is."""
+    """Its tensors without the adapter that is merged into `tensors`; None without a merged adapter."""
     absent: tuple[str, ...] = ()
-    """Tensors that the index of its weight files lists and none of them holds."""
+    """Tensors listed in the index of the weight files and missing from the files."""
     file: Path | None = None
-    """The GGUF file that `folder`, a temporary one, was made of."""
+    """The GGUF file from which the temporary `folder` was written."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how it was read."""
+    """Notes for the user."""
     scratch: Any = field(default=None, compare=False, repr=False)
-    """What keeps such a folder where it is."""
+    """Keeps the temporary folder alive."""
 
     @property
     def where(self) -> Path:
-        """What messages call it by: the folder, or the file."""
+        """The folder, or the GGUF file, for messages."""
         return self.file or self.folder
 
     @property
@@ -107,12 +106,12 @@ class Checkpoint:
 
     @property
     def tokenizes(self) -> bool:
-        """Whether it has files of a tokenizer."""
+        """Whether it has tokenizer files."""
         return of_tokenizer(self.companions())
 
 
 def of_tokenizer(names: Iterable[str]) -> bool:
-    """Whether one of the files is what a tokenizer is loaded from: some have no file that is called so."""
+    """Whether one of the files can load a tokenizer."""
     return any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece", "tekken")) for name in names)
 
 
@@ -140,16 +139,14 @@ def open_checkpoint(given: str) -> Checkpoint:
     if (folder / EMBEDDED).is_file():
         raise UnsupportedModelError(
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
-            "to a folder of its own, and give that with `adapter` if it is wanted"
+            "to a separate folder, and give that with `adapter` to use it"
         )
     architecture = _architecture(config)
     return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
 
 
 def _check_companions(folder: Path) -> None:
-    """Refuse a tokenizer, a template or whatever else goes with the model that is only a pointer of Git LFS, or of an
-    absurd size: before anything is written, which takes long.
-    """
+    """Raise CheckpointError for a companion file that is a Git LFS pointer or too large."""
     for name in COMPANIONS:
         if (folder / name).is_file():
             refuse_pointer(folder / name)
@@ -166,7 +163,7 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
     config, _ = _read_config(folder)
     _refuse_by_config(file, config)
     rope_settings.check_known(file, config)
-    _check_sizes(file, config, prepared.header.tensors)  # before a model of so many layers is built
+    _check_sizes(file, config, prepared.header.tensors)  # before the model is built
     quantised = opening.read(prepared, config)
     tensors = dict(quantised.tensors)
     return Checkpoint(
@@ -185,7 +182,7 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
 
 def _name_of(given: str) -> str:
     """The name of the file or folder, or the hub id."""
-    # Not resolved, for a link is known by its own name; `.` and `..` are no names.
+    # Not resolved: a link keeps its own name; `.` and `..` are no names.
     return Path(os.path.abspath(given)).name if Path(given).exists() else given  # noqa: PTH100
 
 
@@ -212,7 +209,7 @@ def _locate(given: str) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
-    refuse_dangling(path)  # which is no hub id, whatever it is called
+    refuse_dangling(path)  # a dangling link is no hub id
     found = HUB_ID.fullmatch(given)
     if found is None:
         raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
@@ -222,16 +219,16 @@ def _locate(given: str) -> Path:
                 found["name"], revision=found["revision"], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED
             )
         )
-    except Exception as error:  # what the hub's client, its HTTP library and its transfer raise has no common base
+    except Exception as error:  # the hub's client, its HTTP library and its transfer share no base class
         raise CheckpointError(
             f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "
             f"({first_line(error)}); check the "
-            "name and the network, or download it elsewhere and give its folder"
+            "name and the network, or download it on another machine and give its folder"
         ) from error
 
 
 def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
-    """The config, and what it says that the weights are quantised with."""
+    """The config, and the quantisation method that it names."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
@@ -258,7 +255,7 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
 
 
 def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:
-    """The refusal of a model that is Python code in its checkpoint, named as `auto_map` of config.json names it."""
+    """The error for a model with custom code, named by `auto_map` of config.json."""
     module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
     return UnsupportedModelError(
         f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from auto_map), "
@@ -269,7 +266,7 @@ def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError
 
 
 def _code_class(auto_map: Any) -> str:
-    """`module.Class` of the model, or of whatever comes closest; `repository--module.Class` where it is elsewhere."""
+    """`module.Class` of the model, or the closest entry; `repository--module.Class` for another repository."""
     classes = auto_map if isinstance(auto_map, dict) else {}
     named = (classes.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *classes))
     return next((value for value in named if isinstance(value, str)), "module.?")
@@ -283,7 +280,7 @@ def _architecture(config: PreTrainedConfig) -> str:
 
 
 def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
-    """Refuse, by name, what is not a decoder with a language-model head."""
+    """Refuse, by name, models other than decoders with a language-model head."""
     kind, architecture = config.model_type, _architecture(config)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
@@ -307,26 +304,24 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
-    """Refuse a config that asks for more layers or experts than its weights can hold, or for longer axes: building them
-    takes forever, or more memory than there is.
-    """
+    """Refuse a config with more layers or experts, or longer axes, than its weights can hold."""
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
-    # A config may have a number of experts and the model none, as a dense doge has.
+    # A dense doge model has a number of experts in its config and none in its weights.
     experts = EXPERTS if any("expert" in name for name in tensors) else ()
     for keys, most in ((LAYERS, len(tensors)), (experts, max(longest, len(tensors)))):
         for key in keys:
             count = getattr(config.get_text_config(decoder=True), key, None)
             if isinstance(count, int) and not 0 <= count <= most:
                 raise CheckpointError(
-                    f"{folder}: weights and config.json disagree: {key} is {count:,}, but the number of tensors in the "
-                    f"weight files is {len(tensors):,}, their longest axis {longest:,}"
+                    f"{folder}: weights and config.json do not match: {key} is {count:,}, but the weight files have "
+                    f"{len(tensors):,} tensors, whose longest axis is {longest:,}"
                 )
     stored = sum(info.size_bytes for info in tensors.values())
     for key, size in config_values.sizes(config):
-        if size > 8 * stored:  # no number of a weight takes less than a bit
+        if size > 8 * stored:  # no element takes less than one bit
             raise CheckpointError(
-                f"{folder}: weights and config.json disagree: {key} is {size:,}, and all tensors in the weight files "
-                f"have {stored:,} bytes"
+                f"{folder}: weights and config.json do not match: {key} is {size:,}, but the weight files have "
+                f"{stored:,} bytes of tensors"
             )
 
 

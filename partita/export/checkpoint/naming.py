@@ -1,8 +1,7 @@
-"""Which checkpoint tensors are which parameter: by transformers' own rules, tied names included.
+"""Maps checkpoint tensors to parameters by transformers' rules, tied names included; no tensor is read.
 
-transformers renames tensors while it loads (`embed_out.weight` of a GPT-NeoX checkpoint becomes `lm_head.weight`) and
-computes some parameters from several (`conversions`). Both are done here as `convert_and_load_state_dict_in_model` of
-`transformers.core_model_loading` does them, without reading a tensor.
+Renames tensors (`embed_out.weight` of GPT-NeoX is `lm_head.weight`) and joins several (`conversions`) as
+`convert_and_load_state_dict_in_model` of `transformers.core_model_loading` does.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from partita.export.weights.origins import Origin, Stored
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the parameters and stored buffers of a model lie in a checkpoint."""
+    """The location of a model's parameters and stored buffers in a checkpoint."""
 
     found: Mapping[str, Origin]
-    """Name in the model -> a tensor of the checkpoint, or what is made of several."""
+    """Name in the model -> its tensor, or the computation from several."""
     failed: Mapping[str, str]
-    """Name in the model -> why it cannot be made of the tensors that are there for it."""
+    """Name in the model -> why it cannot be made from its tensors."""
     tied: Mapping[str, frozenset[str]]
     """Name in the model -> every name of the same tensor."""
     unmatched: tuple[str, ...]
-    """Tensors of the checkpoint that have no name in the model, sorted."""
+    """Tensors of the checkpoint without a name in the model, sorted."""
     ignored: frozenset[str]
-    """Those of them that transformers ignores on purpose; they are not among `unmatched`."""
+    """Unmatched tensors that transformers ignores on purpose; not in `unmatched`."""
 
     def of(self, name: str) -> Origin | None:
-        """What holds `name`, under that or a tied name; None when there is nothing."""
+        """The origin of `name`, under that or a tied name; None where there is none."""
         names = (name, *sorted(self.tied.get(name, ())))
         return next((self.found[n] for n in names if n in self.found), None)
 
     def second_names(self) -> frozenset[str]:
-        """Tensors of the checkpoint that hold a tied tensor, under whichever of its names."""
+        """Tensors of the checkpoint that hold a tied tensor, under any of its names."""
         tied = (origin for name, origin in self.found.items() if len(self.tied.get(name, ())) > 1)
         return frozenset(info.name for origin in tied for info in origin.tensors())
 
 
 def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sources:
-    """Match the checkpoint tensors `stored` with the names in `model`."""
+    """Map the checkpoint tensors `stored` to names in `model`."""
     assert isinstance(model, PreTrainedModel)
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
@@ -62,7 +61,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     unmatched: list[str] = []
     ignored: list[str] = []
     ignores = _ignored_names(model)
-    for source in sorted(stored, key=dot_natural_key):  # as transformers collects them: expert 10 after expert 9
+    for source in sorted(stored, key=dot_natural_key):  # transformers' order: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
@@ -82,18 +81,18 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
 
 
 def _ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
-    """Names that transformers leaves out on purpose when it loads this model (`_keys_to_ignore_on_load_unexpected`)."""
+    """Names that transformers ignores when it loads this model (`_keys_to_ignore_on_load_unexpected`)."""
     patterns = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     return re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in patterns))))
 
 
 def _is_buffer(info: TensorInfo) -> bool:
-    """Whether it looks like a buffer of an older transformers, a mask or a table, and not like a layer left out."""
+    """Whether a tensor looks like a buffer of an older transformers (mask, table) and not like a weight."""
     return len(info.shape) < 2 or info.dtype not in CHECKPOINT
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:
-    """Name -> all names of one tensor, for parameters that have more than one."""
+    """Name -> all names of one tensor, for parameters with several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -1,8 +1,7 @@
-"""Which class of transformers a checkpoint is a model of, and how its decoder is asked about text alone.
+"""The transformers class of a checkpoint, and its text decoder.
 
-A checkpoint that also sees or hears is traced as the whole class that transformers has for it, given tokens and nothing
-else: what that class does between embedding and decoder is then its own code's business, and a tower that text does not
-pass through leaves nothing in the graph.
+A multimodal checkpoint is traced as its whole class with token inputs only; the vision and audio towers leave no nodes
+in the graph.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from transformers.models.auto.modeling_auto import (
 )
 
 THINKER = "thinker_config"
-"""Models that also speak have a thinker, which writes text, and a talker, which reads it aloud."""
+"""The text part of models that generate speech (their "talker" is not used)."""
 _MAPPINGS: tuple[tuple[Any, Any], ...] = (
     (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     (AutoModelForMultimodalLM, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
 )
-"""In the order in which they are asked. The second has every image- or audio-text-to-text type."""
+"""In order of preference. The second has every image-text-to-text and audio-text-to-text type."""
 
 
 def classes(model_type: str) -> tuple[str, ...]:
-    """Names of the classes with a language-model head that transformers has for a model type; none for other types."""
+    """Names of transformers' classes with a language-model head for a model type; empty for other types."""
     return _named(next((names[model_type] for _, names in _MAPPINGS if model_type in names), ()))
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """The class of transformers that builds and loads models of `config`."""
+    """The transformers auto class that builds and loads models of `config`."""
     return next((auto for auto, names in _MAPPINGS if config.model_type in names), AutoModelForCausalLM)
 
 
 def of_text(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of what writes text: of the thinker, where a model also speaks, and its config has one."""
+    """The config of the text-generating part: the thinker, where the model has one."""
     thinker = getattr(config, THINKER, None)
     return thinker if isinstance(thinker, PreTrainedConfig) else config
 

@@ -1,8 +1,6 @@
-"""Checkpoints that are already quantised: recognised by their config or by their tensors.
+"""Detects quantised checkpoints by their config or tensors.
 
-`METHODS` is all that is known about them. Those that `stored_formats/` has a file for are read; the others, and what
-fits none of them, are refused with the name that the checkpoint gives it: packed integers must not be taken for
-weights.
+`stored_formats/` reads some of the `METHODS`. Other methods, and unknown ones, are refused by name.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ class Method:
 
     name: str
     methods: tuple[str, ...] = ()
-    """What `quant_method` is in a config."""
+    """Values of `quant_method`."""
     keys: tuple[str, ...] = ()
-    """Keys of a config without `quant_method`; those of one entry are all there."""
+    """Keys of a config without `quant_method`. All keys of one entry must exist."""
     tensors: tuple[tuple[str, str], ...] = ()
-    """Ends that a tensor's name may have, and its dtype as a regular expression. The tensors lie beside one another."""
+    """Name suffixes with a regular expression on the dtype. All must exist with the same stem."""
 
 
 ANY, BYTE, UNSIGNED = ".*", r"[IU]8|torch\.u?int8", r"U8|torch\.uint8"
@@ -89,34 +87,33 @@ METHODS = (
     Method("MLX", ("mlx",), ("bits group_size",), ((".weight", INTEGER), (".scales", ANY), (".biases", ANY))),
     Method("int8", ("int8",), (), ((".weight_scale .weight_scale_inv", ANY), (".weight", BYTE))),
 )
-"""Of two that fit, the one that asks for more comes first."""
+"""In order of specificity: of two matches the first counts."""
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
-"""Keys of config.json, and of the configs in it, under which settings lie; the last one is MLX's."""
+"""Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""
 BESIDE = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))
-"""Files of settings beside config.json, and the key in them."""
+"""Files with quantisation settings next to config.json, and the key in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """What a checkpoint is quantised with."""
+    """The detected quantisation of a checkpoint."""
 
     method: Method
     where: str
-    """What says so, in words."""
+    """The evidence, in words."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of its config; empty where only the tensors say so."""
+    """The quantisation settings of the config; empty where only tensors show the method."""
 
 
 def by_config(folder: Path, config: Mapping[str, Any]) -> Recognised | None:
-    """What config.json, or a file beside it, says that the weights are quantised with; None when nothing does.
+    """The quantisation that config.json, or a file next to it, declares; None without one.
 
-    Settings of a file beside it complete those of config.json: older tools write some into the one and some into the
-    other.
+    Settings of a separate file complete those of config.json: older tools split them.
     """
     found: Recognised | None = None
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
-        method = _told(settings)
+        method = _declared_method(settings)
         if method is None:
             continue
         if found is None:
@@ -127,7 +124,7 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> Recognised | None:
 
 
 def by_tensors(tensors: Mapping[str, TensorInfo]) -> Recognised | None:
-    """What the tensors say that they are quantised with, whatever the config says; None when they are floats."""
+    """The quantisation that the tensors show, whatever the config declares; None for floats."""
     for method in METHODS:
         example = _stored(method, tensors)
         if example is not None:
@@ -139,7 +136,7 @@ def by_tensors(tensors: Mapping[str, TensorInfo]) -> Recognised | None:
 
 
 def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
-    """The refusal of a checkpoint whose method nothing here reads."""
+    """The error for an unsupported method."""
     return UnsupportedModelError(
         f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: export the "
         "checkpoint that it was quantised from, or one in another format (docs/quantised_checkpoints.md)"
@@ -147,7 +144,7 @@ def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
 
 
 def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Settings in a config and in the configs in it, with where they are."""
+    """Quantisation settings in a config and its sub-configs, with their location in words."""
     for key, value in config.items():
         if key in SECTIONS:
             yield f"{key} in {where}", value
@@ -156,15 +153,15 @@ def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Settings in files of their own."""
+    """Quantisation settings in separate files."""
     for name, key in BESIDE:
         if (folder / name).is_file():
             settings = read_json(folder / name)
             yield name, settings.get(key) if key else settings
 
 
-def _told(settings: Any) -> Method | None:
-    """The method that settings name, or else that their keys fit; None when nothing is quantised."""
+def _declared_method(settings: Any) -> Method | None:
+    """The declared method, or the method whose keys match; None where nothing is quantised."""
     if not isinstance(settings, Mapping):
         return UNKNOWN if settings else None
     method = _named(settings)
@@ -172,20 +169,20 @@ def _told(settings: Any) -> Method | None:
 
 
 def _named(settings: Mapping[str, Any]) -> Method | None:
-    """The method that settings name, or else that their keys fit; None when there are none."""
+    """The declared method, or the method whose keys match; None without a match."""
     named = settings.get("quant_method")
     if named:
         known = (m for m in METHODS if str(named).lower().replace("_", "-") in [n.replace("_", "-") for n in m.methods])
         return next(known, Method(str(named)[:40]))
     if "quant_algo" in settings and not settings["quant_algo"]:
-        return None  # ModelOpt, of the cache alone
+        return None  # ModelOpt with a quantised cache only
     present = {key for key, value in settings.items() if value is not None}
     by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
     return next(by_keys, UNKNOWN) if present else None
 
 
 def _is_of_the_cache(method: Method, settings: Mapping[str, Any]) -> bool:
-    """Whether settings of compressed-tensors say how the cache is rounded, and nothing of weights, which are floats."""
+    """Whether settings of compressed-tensors quantise only the cache."""
     sparse = settings.get("sparsity_config")
     form = sparse.get("format") if isinstance(sparse, Mapping) else sparse
     return (
@@ -197,7 +194,7 @@ def _is_of_the_cache(method: Method, settings: Mapping[str, Any]) -> bool:
 
 
 def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
-    """A tensor of the kind that the method stores, where all that belong to it lie beside one another."""
+    """A tensor of the method, where all tensors of the method exist with the same stem."""
     if not method.tensors:
         return None
     (ends, dtype), *others = method.tensors

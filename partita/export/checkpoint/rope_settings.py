@@ -1,7 +1,6 @@
-"""Rotary embedding settings that the installed transformers does not know: refused by name.
+"""Refuses rotary embedding settings that the installed transformers does not know.
 
-transformers warns about a rope type without a check and about keys that it does not know, and goes on without them.
-What the model's authors meant by them would be missing from the original as well, so that a comparison could not tell.
+transformers only warns about an unknown rope type or key, and the source model of the comparison would lack it, too.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 
 KEYS = ("rope_parameters", "rope_scaling")
-"""The name of the settings in config.json today, and before transformers 5."""
+"""The key in config.json, now and before transformers 5."""
 NOT_SETTINGS = frozenset({"type", "finetuned"})
-"""Keys without a meaning of their own: the former name of `rope_type`, and how a YaRN checkpoint was made."""
+"""Keys without effect: the former name of `rope_type`, and a flag of YaRN checkpoints."""
 POSITIVE = ("rope_theta", "factor")
-"""Settings that are divided by, or raised to a power."""
+"""Settings used as a divisor or as the base of a power."""
 
 
 def check_written(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError when settings in config.json are no JSON object."""
+    """Raise CheckpointError when rotary settings in config.json are not a JSON object."""
     for where, part in (("config.json", config), ("text_config of config.json", config.get("text_config"))):
         for key in KEYS:
             settings = part.get(key) if isinstance(part, Mapping) else None
@@ -40,8 +39,9 @@ def check_written(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError when transformers does not know a rope type or a setting of `config`, and
-    CheckpointError when a setting cannot be computed with.
+    """Raise for rotary settings of `config` that cannot be used.
+
+    UnsupportedModelError: transformers does not know the rope type or a key. CheckpointError: a value is invalid.
     """
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
@@ -71,16 +71,16 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
 
 
 def _is_read(text: Any, key: str) -> bool:
-    """Whether the code of the model has the name of a setting in it; some models have settings of their own."""
+    """Whether the source code of the model contains the name of a setting."""
     folder = Path(inspect.getfile(type(text))).parent
     return any(f'"{key}"' in file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
 
 
 def _entries(text: Any, settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The settings, or those of each layer type when they are nested, with how to say where they are."""
+    """The settings, or those of each layer type when they are nested, with their location for messages."""
     nested = text.nested_rope_parameter_keys(settings)
     for key in nested:
         if isinstance(settings[key], Mapping):
             yield f" of {key}", settings[key]
-    # Beside those of its layer types, a model may have some of layer types that it could have had.
+    # A model may have settings of unused layer types.
     yield "", {k: v for k, v in settings.items() if not nested or k not in {*nested, *ALLOWED_LAYER_TYPES}}

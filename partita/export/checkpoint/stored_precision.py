@@ -1,8 +1,7 @@
-"""Which precision a quantised checkpoint is exported in, and whether its weights are taken as they are stored.
+"""The export precision of a quantised checkpoint.
 
-Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are, and
-fp32 where none of them is an integer. Float precisions dequantise. Anything else would round weights a second time, and
-is done only where that is asked for.
+The default keeps the stored integers (int4 or int8), and is fp32 for a checkpoint without integers. Float precisions
+dequantise. Rounding a second time needs `requantise`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ OF_ROUNDING = (
     "max_weight_size",
     "prefill_precision",
 )
-"""Options that round weights."""
+"""Options of quantisation."""
 
 
 def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
-    """The options with a precision for `auto`. Raises UsageError where they contradict what the checkpoint stores,
-    UnsupportedModelError where its weights cannot be taken as they are stored and nothing else was asked for.
+    """The options with `auto` replaced by a precision.
+
+    Raises UsageError where the options contradict the stored format, UnsupportedModelError where the weights cannot be
+    kept as stored and no other precision is set.
     """
     found = checkpoint.quantised
     if found is None:
@@ -60,7 +61,7 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
         if value is not None and name == "calibrate" and options.cache_precision is not None:
             raise UsageError(
                 f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored, and the "
-                "ranges of its cache are found on `quality_text`: name the text there"
+                "ranges of its cache are calibrated on `quality_text`: name the text there"
             )
         if value is not None:
             raise UsageError(
@@ -72,21 +73,19 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
 
 
 def _checked(options: ExportOptions, precision: str) -> ExportOptions:
-    """The options with a precision. Raises UsageError where others contradict it."""
+    """The options with another precision. Raises UsageError where other options contradict it."""
     changed = replace(options, precision=precision)
     check_options(changed)
     return changed
 
 
 def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:
-    """Whether integers are taken as they are stored."""
+    """Whether the stored integers are kept."""
     return checkpoint.quantised is not None and options.computing.bits is not None and not options.requantise
 
 
 def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedModelError where an adapter is merged into weights whose integers are taken as they are stored:
-    what comes out is no integers any more.
-    """
+    """Raise UnsupportedModelError where an adapter is merged into stored integers that are to be kept."""
     if checkpoint.unmerged is None or checkpoint.quantised is None or not takes_stored(options, checkpoint):
         return
     changed = [
@@ -102,7 +101,7 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
 
 
 def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource | None:
-    """What the manifest says of a quantised checkpoint; None for one of floats."""
+    """The manifest record of a quantised checkpoint; None for float weights."""
     found = checkpoint.quantised
     if found is None:
         return None
@@ -113,21 +112,21 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
 
 
 def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
-    """What a user should know of it, in sentences."""
+    """Notes for the user, in sentences."""
     found = checkpoint.quantised
     if found is None:
         return []
     told = list(found.notes)
     if options.requantise:
         told.append(
-            f"requantised: weights that {found.method} had rounded are rounded a second time; quality is measured "
-            "against the stored ones, and what the first rounding cost is not known"
+            f"requantised: weights quantised with {found.method} are quantised a second time; quality is measured "
+            "against the stored ones, and the loss of the first quantisation is unknown"
         )
     return told
 
 
 def _own(found: Quantised, checkpoint: Checkpoint) -> str:
-    """The precision of the integers that it stores. Raises UnsupportedModelError where it stores none."""
+    """The precision of the stored integers. Raises UnsupportedModelError where there are none."""
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(

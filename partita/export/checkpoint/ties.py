@@ -1,8 +1,7 @@
-"""Weights that a model ties and its checkpoint holds twice: tied only where both are equal, as transformers does.
+"""Unties weights that the config ties and the checkpoint stores with different values.
 
-transformers compares what it has loaded (`PreTrainedModel.tie_weights`) and keeps both where they differ, whatever
-`tie_word_embeddings` says. Both are compared here in float32, in which the original model runs, so that the precision
-of a package does not decide which weights it has.
+transformers compares them after loading (`PreTrainedModel.tie_weights`). They are compared here in float32, so that the
+precision of the package does not decide.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BLOCK_ELEMENTS = 8 << 20
 
 
 def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
-    """Give parameters of their own to what the checkpoint holds with values of its own; notes on which."""
+    """Untie parameters whose stored values differ; returns a note for each."""
     model = fake.module
     assert isinstance(model, PreTrainedModel)
     pairs = dict(getattr(model, "all_tied_weights_keys", None) or {})
@@ -36,14 +35,14 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
             data = torch.empty(old.shape, dtype=old.dtype)
         setattr(model.get_submodule(parent), name, torch.nn.Parameter(data, requires_grad=False))
         notes.append(
-            f"{target} is taken from the weight files, where it differs from {source}; config.json ties them "
-            "(tie_word_embeddings), which transformers ignores in this case, too"
+            f"{target} differs from {source} in the weight files and is not tied; config.json ties them "
+            "(tie_word_embeddings), which transformers ignores in this case"
         )
     return notes
 
 
 def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
-    """Whether two weights have the same shape and, in float32, the same values."""
+    """Whether two weights have the same shape and float32 values."""
     if one.shape != other.shape:
         return False
     with OpenFiles(checkpoint.folder) as files:

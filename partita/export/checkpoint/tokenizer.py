@@ -1,8 +1,7 @@
-"""Which library a package's tokenizer needs at run time: found by comparing, not by its class name.
+"""Chooses the library that loads a package's tokenizer at run time.
 
-`transformers` takes seconds to import, `tokenizers` takes milliseconds. Where tokenizer.json alone, read by
-`tokenizers`, gives the same ids and the same text as the checkpoint's tokenizer in transformers on everything that is
-tried here, the package says so and the runtime leaves transformers out.
+The choice is `tokenizers` where tokenizer.json gives the same ids and texts as transformers on all probes, because
+`transformers` takes seconds to import.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What is known of a checkpoint's tokenizer."""
+    """The result of probing a tokenizer."""
 
     kind: TokenizerKind
     loads: bool
-    """False where there is none, too."""
+    """Whether transformers can load it; False without a tokenizer."""
 
 
 def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> Probed:
-    """Compare both readings of the tokenizer in `folder`, whose files are `names`; `notes` gets what users must know.
+    """Compare `tokenizers` with transformers on the tokenizer in `folder`, whose files are `names`. Appends to `notes`.
 
-    A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
+    A tokenizer that transformers cannot load gets the kind that needs transformers.
     """
     if not of_tokenizer(names):
         notes.append("the checkpoint has no tokenizer: generate will need token ids")
@@ -59,7 +58,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             if "tokenizer.json" not in names:
                 return Probed("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            plain.no_truncation()  # as the runtime reads it
+            plain.no_truncation()  # as at run time
             plain.no_padding()
             return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
     except PartitaError as error:
@@ -69,7 +68,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
 
 
 def _same(full: Any, plain: Any) -> bool:
-    """Equal ids for every text, and equal text for every id and for sequences of random ids."""
+    """Whether ids are equal for every text, and texts for every id and for sequences of random ids."""
     special = " and ".join(full.all_special_tokens)
     for text in (*TEXTS, special, f"a{special}b"):
         for add in (True, False):

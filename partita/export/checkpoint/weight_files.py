@@ -1,7 +1,7 @@
-"""The weight files of a checkpoint: which tensors they hold, and regions of those tensors.
+"""The weight files of a checkpoint: tensor headers, and reads of regions.
 
-No file is read whole: names, shapes and dtypes come from the headers. A safetensors file is mapped, and opened anew
-after `MAPPED_BYTES`, because pages that were read stay in memory while it is open.
+A safetensors file is memory-mapped, and opened again after `MAPPED_BYTES`, because pages stay in memory while it is
+open.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from partita.export.graph.element_types import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
 
 FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}
-"""Types that weights are read in, by their names in safetensors files."""
+"""safetensors name -> ONNX name of float dtypes."""
 LAYOUTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
-"""A single file, and the index of several, in the order in which they are looked for."""
+"""A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How the file begins that a clone without Git LFS has in place of a large one."""
+"""The first bytes of a Git LFS pointer file."""
 ZIP = b"PK\x03\x04"
-"""How a file begins that torch has written since 1.6."""
+"""The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
-"""Of a name from a file, in a message."""
+"""Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
 PATTERN_SECONDS = 0.5
-"""For a regular expression of a file and one name; real ones take microseconds."""
+"""Timeout for matching a regular expression of a file with one name; real ones take microseconds."""
 LONGEST_PATTERN = 1 << 13
 DOWNLOAD = Remedy("download the checkpoint again")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `name` begins with what a regular expression of a file matches, as `re.match` has it.
+    """Whether a regular expression of a file matches the start of `name`, as `re.match`.
 
-    Raises re.error for what is no expression, CheckpointError for one that takes too long.
+    Raises re.error for an invalid expression, CheckpointError for one that exceeds the timeout.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise re.error(f"more than {LONGEST_PATTERN:,} characters")
@@ -65,18 +65,18 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class Decoder(Protocol):
-    """How the numbers of a weight are computed that no file holds as they are: from the tensors that a quantised
-    checkpoint stores in its place, or from a weight and an adapter.
-    """
+    """Computes a weight from other tensors: those of a quantised format, or a weight and an adapter."""
 
     def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, start and stop on every axis. Raises CheckpointError."""
+        """The values in `region` (start and stop of every axis), float. Raises CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not
-    float), and its size in that file.
+    """One tensor of the checkpoint: file, shape, dtype and size in bytes.
+
+    `dtype`: ONNX name of a float dtype, otherwise the name in the file. For a quantised weight `name` is the name of
+    the unquantised weight and `dtype` that of its scales. An adapted weight is float32.
     """
 
     name: str
@@ -85,25 +85,23 @@ class TensorInfo:
     dtype: str
     size_bytes: int = 0
     decoder: Decoder | None = field(default=None, compare=False, repr=False)
-    """None: the file holds its numbers as they are. Of a quantised weight `name` is that which a checkpoint of floats
-    would give it, `dtype` the type of its scales; of one that an adapter changes it is float32.
-    """
+    """Computes the values; None where the file stores them."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of another library says, in one short line: its first, and the next where that is a heading."""
+    """The first line of an exception's text, and the next where the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:200]
 
 
 def few(items: Sequence[str], separator: str = ", ") -> str:
-    """The first five, and how many there are."""
+    """The first five items, and the total number."""
     shown = separator.join(item[: 2 * SHOWN_CHARACTERS] for item in items[:5])
     return shown + (f" and {len(items) - 5} more ({len(items)} in all)" if len(items) > 5 else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError when there is none."""
+    """The object in a JSON file. Raises CheckpointError when the file is unreadable or not a JSON object."""
     refuse_pointer(path)
     try:
         check_size(path)
@@ -111,7 +109,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged, {error}") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
         raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: damaged, it is not a JSON object")
@@ -119,7 +120,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError for a file that may not be read, and for a pointer that Git LFS has left in its place."""
+    """Raise CheckpointError for an unreadable file, and for a Git LFS pointer."""
     try:
         with path.open("rb") as stream:
             head = stream.read(len(LFS_POINTER))
@@ -133,25 +134,27 @@ def refuse_pointer(path: Path) -> None:
 
 
 def unreadable(error: OSError, path: Path) -> CheckpointError:
-    """The error for a file or folder that cannot be read: the one that `error` names, else `path`."""
+    """The error for an unreadable file or folder: the path of `error`, else `path`."""
     where = Path(error.filename) if isinstance(error.filename, str) else path
     remedy = permission(where) if isinstance(error, PermissionError) else None
     return CheckpointError(f"cannot be read ({error.strerror or error})", where=where, remedy=remedy)
 
 
 def refuse_dangling(path: Path) -> None:
-    """Raise CheckpointError for a link to what is not there, as a copy of a hub cache without its blobs is full of."""
+    """Raise CheckpointError for a dangling link, e.g. of a hub cache copied without its blobs."""
     if path.is_symlink() and not path.exists():
-        raise CheckpointError(f"a symbolic link to {path.readlink()}, where nothing is", where=path, remedy=DOWNLOAD)
+        raise CheckpointError(
+            f"a symbolic link to {path.readlink()}, which does not exist", where=path, remedy=DOWNLOAD
+        )
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
-    """Every tensor of the checkpoint, its weight files, and names that an index lists and no file holds.
+    """Every tensor of the checkpoint, its weight files, and names that only the index contains.
 
     Raises CheckpointError when files are missing or damaged.
     """
     for single, index in LAYOUTS:
-        # In the order of transformers, whose save_pretrained leaves the index of earlier shards beside a single file.
+        # The order of transformers: save_pretrained may leave an old index next to a single file.
         if (folder / single).is_file():
             return {info.name: info for info in list_tensors(folder, single)}, (single,), ()
         if (folder / index).is_file():
@@ -184,15 +187,15 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
         for info in list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
-                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and nothing says "
-                    "which of them counts; download the checkpoint again"
+                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}; "
+                    "download the checkpoint again"
                 )
             tensors[info.name] = info
     return tensors, files, tuple(sorted(weight_map.keys() - tensors.keys()))
 
 
 def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
-    """Names, shapes and dtypes of one weight file. Raises CheckpointError when it is damaged, or no weights alone."""
+    """Names, shapes and dtypes of one weight file. Raises CheckpointError when it is damaged or holds other data."""
     path = folder / file
     refuse_pointer(path)
     if file.endswith(".bin"):
@@ -209,7 +212,7 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a tensor can be called that: short, printable, nothing between two dots missing, and numbers in ASCII."""
+    """Whether this is a valid tensor name: at most 500 printable characters, no empty part, ASCII digits."""
     parts = name.split(".")
     return name.isprintable() and len(name) <= 500 and all(p and (p.isascii() or not p.isdigit()) for p in parts)
 
@@ -232,7 +235,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
 
 
 def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor whose dtype has its bits in its name, as safetensors spells them: F8_E4M3, BF16, BOOL."""
+    """Size of a tensor in bytes. `dtype`: the safetensors name, e.g. F8_E4M3, BF16, BOOL."""
     digits = dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").partition("_")[0]
     bits = int(digits) if digits.isdigit() else 8
     for size in shape:
@@ -248,9 +251,9 @@ def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file; weights only, so no code in the file is run.
+    """Tensors of a .bin file, loaded with weights_only.
 
-    They are mapped into memory. A file from before torch 1.6 is no zip archive and cannot be: it is read whole, once.
+    The file is memory-mapped. Files from before torch 1.6 are no zip archives and are read whole, once.
     """
     about = path.stat()
     with path.open("rb") as stream:
@@ -262,9 +265,7 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_records(path: Path, size_bytes: int) -> None:
-    """Refuse an archive whose records are not there byte for byte, before torch reads what is in their place: it maps
-    the file, and believes that a record lies in it as long as it says.
-    """
+    """Refuse an archive with missing or compressed records: torch maps the file without checking their sizes."""
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
@@ -281,14 +282,14 @@ def _check_records(path: Path, size_bytes: int) -> None:
     stored = sum(entry.file_size for entry in records)
     if stored > size_bytes or any(entry.file_size != entry.compress_size for entry in records):
         raise CheckpointError(
-            f"{path}: damaged, its records have {stored:,} bytes by what it says, and the file {size_bytes:,}; "
+            f"{path}: damaged, its directory lists {stored:,} bytes of records, but the file has {size_bytes:,}; "
             "use safetensors files"
         )
 
 
 @lru_cache(maxsize=1)
 def _load_whole(path: Path, changed: int) -> dict[str, torch.Tensor]:
-    """The last file that was read whole: each weight asks for it again. `changed`: when it was written."""
+    """The tensors of a file that cannot be mapped, cached. `changed`: modification time, part of the cache key."""
     return _load(path, mapped=False)
 
 
@@ -307,21 +308,21 @@ def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a tensor of numbers, one after the other in memory."""
+    """Whether it is a strided, unquantised CPU tensor."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
     return value.device.type == "cpu" and not value.is_quantized
 
 
 class OpenFiles:
-    """Reads regions of tensors. Use as a context manager; what was computed from them is kept until its end."""
+    """Reads regions of tensors. Use as a context manager: computed values are cached until it closes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.computed: dict[Any, torch.Tensor] = {}
         self._loaded: dict[str, Mapping[str, torch.Tensor]] = {}
         self._mapped: tuple[str, Any] = "", None
-        """Name and handle of the safetensors file that is open."""
+        """Name and handle of the open safetensors file."""
         self._mapped_bytes = 0
 
     def __enter__(self) -> OpenFiles:
@@ -333,7 +334,7 @@ class OpenFiles:
         self._mapped = "", None
 
     def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
+        """The elements of a tensor in `region` (start and stop of every axis). Raises CheckpointError."""
         if info.decoder is not None:
             return info.decoder.values(region, self)
         path = self.folder / info.file

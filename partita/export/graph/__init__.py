@@ -1,1 +1,1 @@
-"""Changes of a traced graph as a whole: names, sizes, cached types, batches. Rewrites of its nodes are in passes/."""
+"""Whole-graph changes: names, sizes, cache types, batches. Node rewrites are in passes/."""

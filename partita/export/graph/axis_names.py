@@ -1,4 +1,4 @@
-"""The symbolic sizes of a graph, named as the manifest names them: a trace calls them s70 and s66."""
+"""Rename the symbolic sizes of a traced graph (s70, s66) to the names in the manifest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ AXES = {
     "logits_indices": (0, "logits_rows"),
     "attention_mask": (1, "total_sequence_length"),
 }
-"""Input whose axis a size is, and the name that the manifest has for it."""
+"""Input -> the axis with a symbolic size, and its name in the manifest."""
 PAST = 2, "past_sequence_length"
-"""The same of every state that grows."""
+"""Axis and name for every growing state."""
 
 
 def name_axes(model: ir.Model) -> None:
-    """Rename every symbolic size of `model`, also where others are computed from it (`2*s70`)."""
+    """Rename every symbolic size of `model`, in expressions (`2*s70`), too."""
     names = {}
     for value in model.graph.inputs:
         if value.shape is not None and (value.name in AXES or len(value.shape) == 4):
@@ -35,14 +35,14 @@ def name_axes(model: ir.Model) -> None:
 
 
 def _renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
-    """One size under its new name."""
+    """The new name of one size."""
     if isinstance(size, int):
         return size
     return None if size.value is None else pattern.sub(lambda found: names[found.group(1)], str(size.value))
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
-    """Every value that has a shape, those of subgraphs included."""
+    """Every value with a shape, in subgraphs too."""
     yield from model.graph.inputs
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         yield from node.outputs

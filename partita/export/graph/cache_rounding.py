@@ -1,10 +1,8 @@
-"""Keys and values that are cached as 8-bit integers: half of an fp16 cache, a quarter of a float32 one.
+"""Quantise the KV cache to int8: half the size of an fp16 cache, a quarter of a float32 one.
 
-GroupQueryAttention keeps its cache so, with a scale for each channel of each KV head that is fixed in the graph, and
-attends to what it kept, those of the newest tokens included. So the scales are found after the package was written and
-verified with a cache of floats: it reads a text, and what its cache holds then says how large each channel gets, keys
-that are turned at every position that there is (`rotated_keys`). What is larger later is cut off. Only caches that
-such nodes read and write are rounded.
+GroupQueryAttention supports it with one constant scale per channel and KV head. The package is first written and
+verified with a float cache. Then it runs a text, and the scales are the largest value of each channel; keys count at
+their largest rotation (`rotated_keys`). Larger values at run time saturate. Other caches stay floats.
 
 Source: ONNX Runtime 1.31, docs/contrib_ops/cpu/gqa.md; PER_CHANNEL scales are [1, KV heads, 1, head size], float32, and
 a value is round(x / scale) between -128 and 127 (checked against numpy: equal).
@@ -38,21 +36,21 @@ OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 ROUNDED = "int8"
 LARGEST = 127
 QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
-"""Places of inputs; the scale of values follows that of keys."""
+"""Input indices; the scale of values follows that of keys."""
 PRESENT = 1
-"""Place of the output with keys; that with values follows."""
+"""Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
-TWIN = "with a float32 cache, before it was rounded"
+TWIN = "with a float32 cache, before it was quantised"
 OPSET, IR_VERSION = 21, 10
-ASKED = {"heads": 4, "kv_heads": 2, "size": 64, "length": 16}
-"""Of the node that a target is asked about."""
+PROBED = {"heads": 4, "kv_heads": 2, "size": 64, "length": 16}
+"""Sizes of the probed node."""
 
 Scales = Mapping[str, npt.NDArray[np.float32]]
 """Past input of a state -> [1, KV heads, 1, head size]."""
 
 
 def ask(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target does not take such a node, before anything is written."""
+    """Raise ProviderError where the target does not support the node, before anything is written."""
     if options.cache_precision is None or target is None or target.takes is None:
         return
     if not target.takes([question(options.computing.dtype)])[0]:
@@ -64,8 +62,11 @@ def ask(options: ExportOptions, target: Target | None) -> None:
 
 
 def question(dtype: str) -> Question:
-    """A model of one node whose activations have `dtype` and whose cache is rounded, and the sizes of its inputs."""
-    heads, kv_heads, size, length = ASKED["heads"], ASKED["kv_heads"], ASKED["size"], ASKED["length"]
+    """A model of one GroupQueryAttention with an int8 cache, to probe the target, and the sizes of its inputs.
+
+    `dtype`: of the activations.
+    """
+    heads, kv_heads, size, length = PROBED["heads"], PROBED["kv_heads"], PROBED["size"], PROBED["length"]
     kinds = {name: to_ir(dtype) for name in ("query", "key", "value")}
     sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, heads * size)}
     sizes |= dict.fromkeys(("key", "value"), (1, 1, kv_heads * size))
@@ -94,19 +95,19 @@ def question(dtype: str) -> Question:
 
 
 def rounds(model: ir.Model) -> tuple[str, ...]:
-    """Past inputs of the states of `model` that can be rounded."""
+    """Past inputs of the states of `model` that can be quantised."""
     return tuple(value.name or "" for node in _nodes(model.graph) for value in _pasts(node))
 
 
 def round_cache(model: ir.Model, scales: Scales) -> ir.Model:
-    """Let every cache that can be rounded be integers with these scales; in place."""
+    """Quantise every supported cache with these scales, in place."""
     for node in _nodes(model.graph):
         _round_node(model.graph, node, scales)
     return model
 
 
 def _nodes(graph: ir.Graph) -> list[ir.Node]:
-    """Those whose cache is a state of the package and nothing else."""
+    """GroupQueryAttention nodes whose cache is a state of the package and has no other consumer."""
     given = set(graph.inputs)
     found = [
         node for node in graph if node.op_type == OPERATOR and node.domain == DOMAIN and len(node.outputs) > PRESENT
@@ -134,11 +135,11 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
 
 
 def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
-    """What the scales are found on: the text of the calibration; else what follows, in the text of the quality, the
-    part that is measured, or that part where nothing does. Unless a text was named for the calibration, random tokens
-    stand for one without a tokenizer, and for one that nobody has `chosen` and the tokenizer does not know.
+    """The calibration text of the cache.
 
-    Raises UsageError when it cannot be read, is too short, or was named and has no tokenizer that knows it.
+    It is the text of `calibrate`, else the part of `quality_text` after the measured one, else the measured part.
+    Random tokens replace a default text (not `chosen` by the user) without a tokenizer that covers it. Raises
+    UsageError when the text cannot be read, is too short, or is not covered by the tokenizer.
     """
     option = "quality_text" if options.calibrate is None else "calibrate"
     given = options.quality_text if options.calibrate is None else options.calibrate
@@ -156,7 +157,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     measured = measured_tokens(options, manifest.source.parameters)
     name, begin = path.name, measured if options.calibrate is None else 0
     if begin and len(found.ids) >= begin + FEWEST_TOKENS:
-        name = f"{name} after what quality is measured on"
+        name = f"{name} after the part that quality is measured on"
     else:
         begin = 0
     taken = found.part(begin, begin + TEXT_TOKENS)
@@ -169,10 +170,10 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
 
 
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
-    """Find the scales of the package in `folder` by letting it read, and round its cache; the new manifest.
+    """Calibrate and quantise the cache of the package in `folder`. Returns the new manifest.
 
-    Raises UnsupportedModelError when no cache of it can be rounded, ParityError when what it caches is not finite, and
-    whatever reading does.
+    Raises UnsupportedModelError when no cache can be quantised, ParityError when cached values are not finite, and the
+    errors of running the package.
     """
     models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
     able = [set(rounds(model)) for model in models.values()]
@@ -192,7 +193,7 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
 
 
 def _rotations(model: ir.Model) -> dict[str, Rotation]:
-    """How the keys of every cache that can be rounded are turned, by past input, where they are."""
+    """Past input -> the rotation of its keys, for every cache that can be quantised and has one."""
     found = {node.inputs[PAST_KEY]: rotation_of(node) for node in _nodes(model.graph)}
     return {past.name: each for past, each in found.items() if past is not None and past.name and each is not None}
 
@@ -206,8 +207,9 @@ def _largest(
     turned: Mapping[str, Rotation],
     stage: Stage,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The largest absolute value of every channel [KV heads, head size], by past input: of values in the text, of keys
-    that are turned at any position that the cache has.
+    """Past input -> the largest absolute value of every channel [KV heads, head size].
+
+    Rotated keys count at every position up to the cache length.
     """
     length = manifest.graph.max_length
     largest: dict[str, npt.NDArray[np.float32]] = {}
@@ -225,18 +227,18 @@ def _largest(
             stage.advance(len(taken))
     odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
     if odd:
-        raise ParityError(f"what {odd[0]} caches is not finite, so its cache cannot be rounded")
+        raise ParityError(f"the cached values of {odd[0]} are not finite, so its cache cannot be quantised")
     return largest
 
 
 def _scale(largest: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scales as the operator reads them; a channel that is always 0 has scale 1."""
+    """Scales [1, KV heads, 1, head size]; 1 for a channel that is always 0."""
     scale = np.where(largest > 0, largest / LARGEST, np.float32(1)).astype(np.float32)
     return scale[None, :, None, :]
 
 
 def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> Manifest:
-    """The manifest of a package whose graphs were changed."""
+    """The manifest after the graphs changed."""
     states = tuple(
         state.model_copy(update={"dtype": ROUNDED}) if state.past in named else state for state in manifest.graph.states
     )

@@ -1,8 +1,7 @@
-"""Clean up what torch wrote, by rewrites that are exact.
+"""Exact clean-up of torch's graph.
 
-onnxscript's own `optimize` also drops `x + c` for |c| <= 1e-8 and `x * c` for c within 1e-5 of 1 (its constant
-patterns compare with a tolerance). A norm with an epsilon of 1e-8 would lose it and divide by zero, so only structural
-rewrites run here.
+onnxscript's `optimize` also drops `x + c` for |c| <= 1e-8 and `x * c` for c within 1e-5 of 1, e.g. the epsilon of a
+norm. Only structural rewrites run here.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ EXACT_RULES = (
     transpose_transpose_rule,
     unsqueeze_unsqueeze_rule,
 )
-"""Rewrites that change shapes and casts and no value."""
+"""Rewrites of shapes and casts that change no values."""
 ROUNDS = 2
 
 
 def clean(model: ir.Model) -> None:
-    """Inline functions, fold constants, drop what is redundant and name constants; in place. Weights need no data."""
+    """Inline functions, fold constants, remove redundant nodes and name constants, in place. Needs no weight data."""
     common.InlinePass()(model)
     for _ in range(ROUNDS):
         onnxscript.optimizer.fold_constants(model, onnx_shape_inference=True)

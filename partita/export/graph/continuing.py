@@ -1,4 +1,4 @@
-"""Graphs of models with convolution or recurrent states: only those that go on from what they are given are kept."""
+"""Selection of the graphs that read convolution or recurrent states from the previous step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 
 
 def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
-    """The graphs that go on from every state they are given; those that start afresh are left out.
+    """The graphs that read every state they get. Other graphs are dropped.
 
-    Some models read the states they keep only in steps of one token: a second chunk of a prompt would forget the first.
+    Some models read their states only in one-token steps: a second prompt chunk would ignore the first.
     """
     forgets = [name for item in traced for name in _unread_states(item)]
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
-        raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it back; it cannot be exported")
+        raise UnsupportedModelError(
+            f"the model writes the state {forgets[0]} and never reads it; it cannot be exported"
+        )
     if len(wanted) == 1:
         return wanted, traced
     if len(kept) < len(wanted):
@@ -37,6 +39,6 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
 
 
 def _unread_states(item: Traced) -> list[str]:
-    """States that a graph is given and does not read."""
+    """States that a graph gets and does not read."""
     used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
     return [state.past for state in item.states if state.past not in used]

@@ -1,4 +1,4 @@
-"""Element types as torch and onnx_ir have them; the table of names, numbers and sizes is `partita.dtypes`."""
+"""Conversions of element types between torch and onnx_ir, by the names of `partita.dtypes`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from partita import dtypes
 
 COMPUTING = ("float32", "float16", "bfloat16")
-"""What a package computes in."""
+"""Activation dtypes of a package."""
 CHECKPOINT = ("float64", *COMPUTING)
-"""What weights of a checkpoint may be, to be cast on the way."""
+"""Supported float dtypes of checkpoint weights."""
 
 
 def to_torch(name: str) -> torch.dtype:
-    """`float32` -> `torch.float32`; the names are those of `partita.dtypes`."""
+    """`float32` -> `torch.float32`; names of `partita.dtypes`."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype), name
     return found

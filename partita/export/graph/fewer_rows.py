@@ -1,13 +1,11 @@
-"""Graphs of a batch that also take fewer rows: the size of the batch becomes symbolic, at the end of an export.
+"""Make the batch size of a traced graph symbolic, so that it also runs smaller batches.
 
-A graph is traced for B rows, which is a number wherever a shape is written down. A prompt that joins others at work is
-best read by itself, on its row's part of the cache, and a step in which few rows have something to do need not be of
-all. So a Reshape that says B takes the first size of what it is given, or that of the tokens:
+A trace for B sequences has B as a number in shapes. A Reshape with B takes the first size of its input, or that of the
+tokens:
 
     x [B, S, 64] ─ Reshape to [B, -1, 4, 16]  becomes  x [batch_size, S, 64] ─ Reshape to [0, -1, 4, 16]
 
-Every rewrite is exact for B rows. Whether the graph computes the same for fewer is shown by running it, like everything
-else: a B that hides elsewhere, in a folded constant, does not fit what it meets then.
+Rewrites are exact for B sequences. Smaller batches are verified by running the graph.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ BATCH = "batch_size"
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What a node is to be told of its shape."""
+    """The new target shape of a node."""
 
     node: ir.Node
     first: int | None
-    """None: the number of rows, as the tokens have it."""
+    """None: the batch size of the tokens."""
     rest: tuple[int, ...]
 
 
@@ -47,7 +45,7 @@ class Freeing:
     sizes: tuple[_Sizes, ...]
 
     def apply(self) -> None:
-        """Make the size of the batch symbolic, in place."""
+        """Make the batch size symbolic, in place."""
         graph = self.model.graph
         for entry in self.sizes:
             _write(graph, entry, self.tokens)
@@ -62,9 +60,9 @@ class Freeing:
 def freeing(
     model: ir.Model, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[State], *, asks: bool
 ) -> Freeing | None:
-    """What to rewrite in a graph of B rows, so that it takes fewer; None where it is known that it would not do.
+    """The rewrites that let a graph of B sequences run fewer; None where they are known to be insufficient.
 
-    `asks`: nodes that ask for the shape of the tokens may be written; providers leave those to the CPU.
+    `asks`: Shape nodes on the tokens may be inserted; providers leave those to the CPU.
     """
     tokens = next(port for port in inputs if port.role == "tokens")
     batch = tokens.shape[0]
@@ -73,7 +71,7 @@ def freeing(
     named = frozenset(by_row).union(*((state.past, state.present) for state in states))
     sizes = []
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        told = _told(node, batch)
+        told = _new_sizes(node, batch)
         if told is None:
             continue
         if told.first is None and (not asks or node.graph is not model.graph):
@@ -82,8 +80,8 @@ def freeing(
     return Freeing(model, batch, named, tokens.name, tuple(sizes))
 
 
-def _told(node: ir.Node, batch: int) -> _Sizes | None:
-    """What a node that is told B is to be told instead; None for any other node."""
+def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
+    """The new shape of a Reshape or Expand that contains B; None for other nodes."""
     if node.domain != "" or node.op_type not in ("Reshape", "Expand"):
         return None
     sizes = constant(node.inputs[1])
@@ -101,11 +99,11 @@ def _told(node: ir.Node, batch: int) -> _Sizes | None:
 
 
 def _write(graph: ir.Graph, entry: _Sizes, tokens: str) -> None:
-    """Give a node the sizes that it is to be told."""
+    """Set the new target shape of a node."""
     if entry.first is not None:
         entry.node.replace_input_with(1, _numbers(graph, (entry.first, *entry.rest)))
         if entry.first == 0:
-            entry.node.attributes.pop("allowzero", None)  # a zero means the size of what is given
+            entry.node.attributes.pop("allowzero", None)  # zero means the size of the input
         return
     joined = _named(graph, f"{BATCH}.{'.'.join(map(str, entry.rest))}")
     if joined is None:
@@ -120,19 +118,19 @@ def _write(graph: ir.Graph, entry: _Sizes, tokens: str) -> None:
 
 
 def _numbers(graph: ir.Graph, sizes: tuple[int, ...]) -> ir.Value:
-    """A constant of the graph."""
+    """An int64 constant of the graph."""
     name = "shape." + ".".join(map(str, sizes))
     return added(graph, ir.tensor(np.array(sizes, np.int64), name=name), name)
 
 
 def _rows_of(graph: ir.Graph, tokens: str) -> ir.Value:
-    """[1]: the number of rows that the graph is fed."""
+    """[1]: the batch size of the input tokens."""
     fed = next(value for value in graph.inputs if value.name == tokens)
     return _added(graph, ir.node("Shape", [fed], attributes={"start": 0, "end": 1}), BATCH, 1)
 
 
 def _added(graph: ir.Graph, node: ir.Node, name: str, length: int) -> ir.Value:
-    """The output of a node that is put where every other can read it; after those that were put there before."""
+    """The output of a node inserted at the start of the graph, after earlier insertions."""
     node.name = name
     value = node.outputs[0]
     value.name, value.shape, value.dtype = name, ir.Shape([length]), ir.DataType.INT64
@@ -143,7 +141,7 @@ def _added(graph: ir.Graph, node: ir.Node, name: str, length: int) -> ir.Value:
 
 
 def _named(graph: ir.Graph, name: str) -> ir.Value | None:
-    """The value of that name that was put at the beginning of the graph."""
+    """The value of that name inserted at the start of the graph."""
     for node in graph:
         if not (node.name or "").startswith(BATCH):
             return None
@@ -153,7 +151,7 @@ def _named(graph: ir.Graph, name: str) -> ir.Value | None:
 
 
 def _by_row(model: ir.Model, named: frozenset[str]) -> Iterator[ir.Value]:
-    """Every value that is computed of what is given by row; all of those in subgraphs."""
+    """Every value computed from inputs with a batch axis, and every value in subgraphs."""
     known = {value for value in model.graph.inputs if value.name in named}
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         inner = [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
@@ -165,11 +163,11 @@ def _by_row(model: ir.Model, named: frozenset[str]) -> Iterator[ir.Value]:
 
 
 def _without_batch(shape: ir.Shape, batch: int) -> ir.Shape:
-    """A shape with nothing said of sizes that may come of the batch."""
+    """A shape without sizes that may depend on the batch."""
     sizes: list[int | str | None] = []
     for axis, size in enumerate(shape):
         if isinstance(size, int):
             sizes.append(None if size == batch or (axis == 0 and size % batch == 0) else size)
-        else:  # an expression (2*sequence_length) may have the batch in it
+        else:  # an expression (2*sequence_length) may contain the batch
             sizes.append(size.value if size.value is not None and size.value.isidentifier() else None)
     return ir.Shape(sizes)

@@ -1,4 +1,4 @@
-"""One `com.microsoft::LinearAttention` node: a recurrence over any number of tokens, from the state of the last step.
+"""Emit one `com.microsoft::LinearAttention` node: a recurrence over any number of tokens.
 
     gated        S = exp(decay) S + k v';                            output = scale q' S
     gated_delta  S = exp(decay) S + beta k (v - S' k)', S decayed;   output = scale q' S
@@ -20,8 +20,10 @@ def linear_attention(
     beta: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query, key [B, S, H, Dk], value [B, S, H, Dv], state [B, H, Dk, Dv], decay [B, S, H] or [B, S, H, Dk], beta
-    [B, S, H]; gives the output [B, S, H, Dv] and the new state.
+    """Returns the output [B, S, H, Dv] and the new state.
+
+    query, key [B, S, H, Dk], value [B, S, H, Dv], state [B, H, Dk, Dv], decay [B, S, H] or [B, S, H, Dk], beta [B, S,
+    H].
     """
     import torch.onnx.ops as onnx_ops
 

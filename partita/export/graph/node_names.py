@@ -1,4 +1,4 @@
-"""Names for the nodes of a traced graph: the module that they come from, and the operator."""
+"""Name the nodes of a traced graph by module and operator."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import onnx_ir as ir
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 """Node metadata keys: module path, module class, file:line of the modelling code."""
 ROOT = "hf"
-"""Attribute that holds the original model inside the traced wrapper; stripped from every name."""
+"""Attribute of the model inside the traced wrapper; stripped from every name."""
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Name every node `<module path>/<Op>[_n]`, its outputs after it, and keep module, class and source line as
-    metadata.
+    """Name every node `<module path>/<Op>[_n]` and its outputs after it.
+
+    Module, class and source line become metadata.
     """
     seen: dict[str, int] = {}
     keep = {v.name for v in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
@@ -30,7 +31,7 @@ def name_nodes(model: ir.Model) -> None:
 
 
 def _settle_metadata(node: ir.Node) -> str:
-    """Replace torch's long metadata by three short entries; returns the module path, "" at the top."""
+    """Replace torch's metadata by three short entries. Returns the module path, "" at the top."""
     properties = node.metadata_props
     if MODULE in properties:
         return properties[MODULE]
@@ -49,12 +50,12 @@ def _settle_metadata(node: ir.Node) -> str:
 
 
 def _as_list(text: str | None) -> list[str]:
-    """torch writes these lists as Python literals of plain strings."""
+    """Parse torch's metadata lists, which are Python literals of plain strings."""
     return re.findall(r"'([^']*)'", text or "")
 
 
 def _source_line(stack: str) -> str:
-    """file:line of the innermost frame of modelling code, below site-packages."""
+    """file:line of the innermost frame of modelling code, relative to site-packages."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
     for path, line in reversed(frames):
         if "modeling_" in path or "/transformers/" in path:

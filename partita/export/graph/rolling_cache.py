@@ -1,8 +1,7 @@
-"""`--cache window`: layers with a window cache that alone, as GroupQueryAttention does. Here the target is asked.
+"""`--cache window`: layers with sliding-window attention cache only the window (GroupQueryAttention).
 
-The operator drops what has left the window and counts positions as if it had not, so neither the rest of the graph nor
-the runtime's cursors change. A text longer than the window cannot be taken back a token, which is why a whole cache is
-what a package has unless somebody asks for this one.
+The operator drops positions outside the window; positions and cursors do not change. A sequence longer than the window
+cannot be rewound, so the full cache is the default.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from partita.export.target import Question, Target
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 OPSET, IR_VERSION = 21, 10
 HEADS, KV_HEADS, SIZE, ROWS = 4, 2, 64, 16
-"""Of the node that a target is asked about."""
+"""Sizes of the probed node."""
 
 
 def ask(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target is not known to keep such a cache, or does not take such a node, before
-    anything is written. Without a target the package is one for the CPU provider.
+    """Raise ProviderError where the target is not known to support a window cache or the node. Nothing is written yet.
+
+    Without a target the package is for the CPU provider.
     """
     if options.cache != WINDOW or target is None:
         return
@@ -30,7 +30,7 @@ def ask(options: ExportOptions, target: Target | None) -> None:
     rest = "nothing was written; leave it out, or name another `target`, as cpu"
     if not target.rolls:
         raise ProviderError(
-            f"{said} is not known to keep a cache of a window alone ({OPERATOR} with sliding_window_cache); {rest}"
+            f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
     if target.takes is not None and not target.takes([question(options.computing.dtype)])[0]:
         raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")

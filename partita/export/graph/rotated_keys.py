@@ -1,12 +1,11 @@
-"""How large keys get at every position of a text, by what they are at the first ones.
+"""Bounds of cached keys over all positions, from keys at the first positions.
 
-Keys are cached as they are turned: of each pair of channels, (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ +
-b cos pθ). Where θ is small, a few hundred positions turn a pair by next to nothing, and a channel beside a large one
-stays small for as long; thousands of positions later it is as large. A text of thousands of tokens need not be read for
-it: each pair is turned, on paper, through all positions that the cache has.
+Cached keys are rotated: a channel pair (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ + b cos pθ). For a small
+θ, thousands of positions pass before a small channel gets the size of its large partner. The bound is computed from θ
+instead of running a text of that length.
 
 Source: Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime, docs/ContribOperators.md, RotaryEmbedding and
-GroupQueryAttention (do_rotary), for which channels are a pair.
+GroupQueryAttention (do_rotary), for the pairs of channels.
 """
 
 from __future__ import annotations
@@ -18,33 +17,31 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 KEY, COS, SIN = 1, 7, 8
-"""Places of inputs of GroupQueryAttention."""
+"""Input indices of GroupQueryAttention."""
 LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze"})
-"""What may be between a RotaryEmbedding and the attention that reads its keys."""
+"""Operators allowed between a RotaryEmbedding and the attention that reads its keys."""
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How the keys of an attention are turned."""
+    """The rotation of an attention's keys."""
 
     interleaved: bool
-    """Pairs are neighbours; else the first half of the channels that are turned goes with the second."""
+    """Pairs are neighbours; otherwise the first half of the rotated channels pairs with the second."""
     angles: npt.NDArray[np.float64]
-    """By which the pairs are turned from one position to the next, in radians."""
+    """Angle of each pair per position, in radians."""
 
     @property
     def pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Channels of a head that are turned together."""
+        """Channels of a head that form pairs."""
         count = len(self.angles)
         first = 2 * np.arange(count) if self.interleaved else np.arange(count)
         return first, first + (1 if self.interleaved else count)
 
 
 def rotation_of(attention: ir.Node) -> Rotation | None:
-    """The rotation of the keys that a GroupQueryAttention caches. None where nothing turns them, or in tables that are
-    made while the graph runs.
-    """
+    """The rotation of the keys that a GroupQueryAttention caches; None without one, or with computed tables."""
     if attention.attributes.get_int("do_rotary", 0):
         return _rotation(attention, attention.inputs[COS], attention.inputs[SIN], "rotary_interleaved")
     key = attention.inputs[KEY]
@@ -66,10 +63,10 @@ def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interle
 
 
 def largest_at_any(keys: Floats, rotation: Rotation, length: int) -> Floats:
-    """The largest absolute value that each channel would have, were a token at any of `length` positions.
+    """The largest absolute value of each channel for a token at any of `length` positions, [KV heads, head size].
 
-    `keys`: [rows, KV heads, tokens, head size], turned, each token at the position that is its place. Gives [KV heads,
-    head size]; for channels that are not turned, what they are.
+    `keys`: [rows, KV heads, tokens, head size], rotated, each token at the position of its index. Channels without
+    rotation keep their largest value.
     """
     found: Floats = np.abs(keys).max(axis=(0, 2))
     one, other = rotation.pairs

@@ -1,6 +1,4 @@
-"""Graph passes, one per file, each equal to the identity on the values a graph computes. `ORDER` is the order they run
-in.
-"""
+"""Graph passes, one per file. `ORDER` is their order. No pass changes the values that a graph computes."""
 
 from __future__ import annotations
 
@@ -51,27 +49,26 @@ ORDER: tuple[Pass, ...] = (
 
 
 def optional() -> tuple[str, ...]:
-    """Names of the passes that an export can do without, in their order."""
+    """Names of the passes that can be skipped, in their order."""
     return tuple(each.name for each in ORDER if not each.required)
 
 
 def check_left_out(names: Collection[str]) -> None:
-    """Raise UsageError for a pass that is not there, or that no export can do without."""
+    """Raise UsageError for an unknown pass, or one that cannot be skipped."""
     for name in names:
         if name in optional():
             continue
         needed = any(each.name == name for each in ORDER)
-        why = "graphs may compute something else without it" if needed else "there is no such pass"
+        why = "graphs may compute wrong values without it" if needed else "unknown pass"
         raise UsageError(f"`without_pass={name}`: {why}; choose one of {', '.join(optional())}")
 
 
 def run_all(
     model: ir.Model, context: PassContext, takes: TakesEach | None, without: Collection[str] = ()
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Run every pass in order on a copy; returns it, and how many places each changed. Raises PassError.
+    """Run every pass in order on a copy. Returns the copy, and the number of changes per pass. Raises PassError.
 
-    takes: asks the provider that the package is for about nodes; None when nobody can be asked. `without`: passes that
-    are left out.
+    `takes`: probes the provider with nodes; None without a provider to probe. `without`: passes to skip.
     """
     order = tuple(each for each in ORDER if each.name not in without)
     return rewritten(model, context, lambda copy, told: run(copy, order, told), takes)

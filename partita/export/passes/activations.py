@@ -23,19 +23,18 @@ from partita.export.passes.regions import above, below, nodes_between, same_type
 from partita.export.passes.rewriting import discard, drop_unused_initializers, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
-"""An activation that is known has one of these in it."""
+"""Every known activation contains one of these."""
 PLAIN = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Pow", "Sub"})
 LONGEST_BEFORE, LONGEST_AFTER, MOST_NODES = 6, 5, 14
 GRID = np.concatenate([np.linspace(-12.0, 12.0, 961), np.linspace(-0.1, 0.1, 101)])
 TOLERANCE, HALF_TOLERANCE = 2e-6, 4e-4
-"""Largest difference on the grid; the latter where constants of the graph are rounded to 16 bits, and less than that
-between the two forms of GELU (4.7e-4).
-"""
+"""Maximum difference on the grid. `HALF_TOLERANCE` is for graphs with constants rounded to 16 bits; it is below the
+difference between the two forms of GELU (4.7e-4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A function of one number, and the nodes that may stand for it, the best first, given the operator set."""
+    """A function of one number, and its fused nodes in order of preference, given the operator set."""
 
     function: Callable[[Array], Array]
     contrib: Callable[[int], ir.Node]
@@ -47,7 +46,7 @@ def _quick(alpha: float) -> Callable[[int], ir.Node]:
 
 
 def _gelu(approximate: str, before: str) -> Callable[[int], ir.Node]:
-    """ONNX's own since operator set 20, ONNX Runtime's before."""
+    """Gelu of ONNX since operator set 20, of ONNX Runtime before."""
     return lambda opset: (
         ir.node("Gelu", [None], {"approximate": approximate})
         if opset >= 20
@@ -70,7 +69,7 @@ KNOWN = (
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every activation that the target has an operator for; returns how many."""
+    """Rewrite every activation that the target has an operator for; returns their number."""
     if context.fused == "none":
         return 0
     count = 0
@@ -101,7 +100,7 @@ def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
 
 
 def _candidates(curve: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Input, output and nodes of what may be an activation, the largest first."""
+    """Input, output and nodes of possible activations, the largest first."""
     first = curve.inputs[0]
     if first is None:
         return
@@ -116,7 +115,7 @@ def _candidates(curve: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.No
 
 
 def recognised(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -> Activation | None:
-    """The activation that `nodes` compute; None when it is none of those that are known."""
+    """The known activation that `nodes` compute; None for other functions."""
     try:
         found = computed(nodes, {source: GRID})[result]
     except UnknownError:

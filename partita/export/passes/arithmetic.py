@@ -1,7 +1,6 @@
-"""What a few nodes compute, in float64: passes ask it to find out what a subgraph is, whatever it is written with.
+"""Evaluate a few nodes in float64, for passes that identify a subgraph by its values.
 
-Casts between floats are left out, so that a form which computes in float32 inside is the same function as one that does
-not. Weights of the checkpoint are not read: whoever asks gives numbers in their place.
+Casts between floats are skipped. Weights are not read: the caller supplies values for them.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from partita.export.weights.sources import stored
 Array = npt.NDArray[Any]
 Compute = Callable[[ir.Node, list[Array]], Array | list[Array]]
 LARGE = 1 << 16
-"""Constants of more elements are looked up in, and never converted as a whole."""
+"""Constants with more elements are indexed and never converted as a whole."""
 
 
 class UnknownError(Exception):
-    """A node computes what is not known here."""
+    """The result of a node cannot be computed here."""
 
 
 def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    """Every value that `nodes`, in their order, make of the values in `given` and of constants.
+    """Every value that `nodes`, in their order, compute from the values in `given` and from constants.
 
-    Raises UnknownError for an operator that is not in `OPERATORS`, and for a value that nobody has given.
+    Raises UnknownError for an operator that is not in `OPERATORS`, and for a value without data.
     """
     known = dict(given)
     for node in nodes:
@@ -56,7 +55,7 @@ def _known(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
 
 
 def _wide(array: Array) -> Array:
-    """Floats as float64; the rest, and what is large, as it is."""
+    """Floats as float64; integers and large arrays unchanged."""
     return array if array.dtype.kind in "iub" or array.size > LARGE else array.astype(np.float64)
 
 
@@ -94,7 +93,7 @@ def _length(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 def _clip(node: ir.Node, inputs: list[Array]) -> Array:
-    """Limits are the inputs that are there, the lower first; one that is left out stands before one that is not."""
+    """`inputs` has only the limits that exist, the lower first."""
     given = iter(inputs[1:])
     for place, limit in ((1, np.maximum), (2, np.minimum)):
         if len(node.inputs) > place and node.inputs[place] is not None:
@@ -103,7 +102,7 @@ def _clip(node: ir.Node, inputs: list[Array]) -> Array:
 
 
 def _expand(node: ir.Node, inputs: list[Array]) -> Array:
-    """To the sizes of both, as they do when they are added."""
+    """Broadcast to both shapes, as in an addition."""
     sizes = np.broadcast_shapes(inputs[0].shape, tuple(int(size) for size in inputs[1]))
     return np.asarray(np.broadcast_to(inputs[0], sizes))
 
@@ -152,7 +151,7 @@ def _split(node: ir.Node, inputs: list[Array]) -> list[Array]:
         return list(np.split(inputs[0], np.cumsum(inputs[1])[:-1], axis))
     size, parts = inputs[0].shape[axis], len(node.outputs)
     if size % parts:
-        raise UnknownError  # ONNX makes the last part smaller, and numpy the first ones larger
+        raise UnknownError  # ONNX makes the last part smaller, numpy makes the first ones larger
     return list(np.split(inputs[0], parts, axis))
 
 
@@ -166,7 +165,7 @@ def _gather(node: ir.Node, inputs: list[Array]) -> Array:
 
 
 def erf(x: Array) -> Array:
-    """The error function, to 1e-15: numpy has none."""
+    """The error function, to 1e-15."""
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
 
 
@@ -212,4 +211,4 @@ OPERATORS: dict[str, Compute] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""The operators whose results are known here; attributes as in the operator sets since 17."""
+"""The supported operators, with attributes as in the operator sets since 17."""

@@ -1,8 +1,8 @@
-"""Whether the target takes a node that a pass would write: asked once for all passes, in a model of that node alone.
+"""Probe the target with nodes that passes would write, in one batch for all passes.
 
-A provider answers from a process of its own, which takes seconds to start. So the passes run on a copy of the graph
-and every answer is supposed to be yes; what was asked on the way is put to the provider in one go. Where it says no to
-something, the copy is thrown away and the passes run again, with the answers that are known by then.
+A provider answers in a separate process, which takes seconds to start. Therefore passes run on a copy of the graph with
+every answer assumed to be yes; then all assumed nodes are probed. If one is rejected, the passes run again on a new
+copy with the known answers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from partita.export.weights.sources import stored
 
 IR_VERSION = 10
 SMALL = 64
-"""Constants of at most so many elements are part of a question: sizes and axes decide what a kernel takes."""
+"""Constants with at most this number of elements are part of a probe: sizes and axes decide which kernel is used."""
 Run = Callable[[ir.Model, PassContext], dict[str, int]]
-"""Runs passes in place; returns how many places each changed."""
+"""Runs passes in place; returns the number of changes per pass."""
 
 
 @dataclass(slots=True)
 class Supposing:
-    """Answers to passes: what is known, and yes to the rest, which is kept to be asked."""
+    """Answers for passes: known results, and an assumed yes for other nodes, which are recorded."""
 
     opset: int
     known: Mapping[bytes, bool]
     supposed: dict[bytes, Question] = field(default_factory=dict)
 
     def __call__(self, node: ir.Node) -> bool:
-        """Whether the target takes `node`, whose inputs are values of the graph or of their types."""
+        """Whether the target supports `node`, whose inputs have types and shapes."""
         asked = question(node, self.opset)
         if asked is None:
             return False
@@ -46,9 +46,9 @@ class Supposing:
 def rewritten(
     model: ir.Model, context: PassContext, run: Run, takes: TakesEach | None
 ) -> tuple[ir.Model, dict[str, int]]:
-    """`run` on a copy of `model`: the copy, and how many places each pass changed.
+    """Run passes on a copy of `model`. Returns the copy, and the number of changes per pass.
 
-    takes: asks the provider that the package is for; None when nobody can be asked, and no pass may suppose anything.
+    `takes`: probes the provider; None without one, in which case no pass may assume support.
     """
     known: dict[bytes, bool] = {}
     while True:
@@ -64,7 +64,7 @@ def rewritten(
 
 
 def question(node: ir.Node, opset: int) -> Question | None:
-    """The node as a model of its own, and the sizes of its inputs in a step of one token; None without their types."""
+    """A model of the node alone, and its input sizes for a one-token step; None without input types."""
     inputs: list[ir.Value] = []
     constants: list[ir.Value] = []
     sizes: dict[str, tuple[int, ...]] = {}
@@ -85,7 +85,7 @@ def question(node: ir.Node, opset: int) -> Question | None:
         node.op_type,
         [None if value is None else made[value] for value in node.inputs],
         list(node.attributes.values()),
-        outputs=[ir.Value(name=f"y{i}" if _is_wanted(out) else "") for i, out in enumerate(node.outputs)],
+        outputs=[ir.Value(name=f"y{i}" if _exists(out) else "") for i, out in enumerate(node.outputs)],
         name="asked",
     )
     opsets = {"": opset} | ({node.domain: 1} if node.domain else {})
@@ -94,13 +94,13 @@ def question(node: ir.Node, opset: int) -> Question | None:
     return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
 
 
-def _is_wanted(output: ir.Value) -> bool:
-    """Whether an output is there at all: a pass leaves the name of one that it does not want empty."""
+def _exists(output: ir.Value) -> bool:
+    """Whether an output exists; an omitted output has an empty name."""
     return output.name != ""
 
 
 def _light(value: ir.Value, name: str) -> ir.TensorProtocol:
-    """A constant with its values where they are few, a reference to a file that is not there otherwise."""
+    """A constant with its values where they are few, else a reference to a file that does not exist."""
     tensor = value.const_value
     assert tensor is not None
     if stored(value) is None and tensor.size <= SMALL:

@@ -1,4 +1,4 @@
-"""What a pass is and what it is told: a graph's ports by role, its states, its sizes, and what the package is for."""
+"""The interface of a pass, and its context: ports by role, states, sizes, and the target."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def nothing(node: ir.Node) -> bool:
-    """The answer where nobody can be asked."""
+    """Answers no for every node: there is no provider to probe."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What a pass may know of a graph besides its nodes. Passes match roles and states, never names."""
+    """Facts about a graph for passes. Passes match roles and states, never names."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -35,26 +35,27 @@ class PassContext:
     spec: TraceSpec
     precision: Precision
     target: Target | None = None
-    """The provider that the package is for; None when nobody is asked."""
+    """The provider of the package; None where it is not probed."""
     fused: Fused = "none"
-    """The operators that a pass may put in the place of several nodes."""
+    """The operators that a pass may fuse nodes into."""
     takes: Callable[[ir.Node], bool] = nothing
-    """Whether the provider that the package is for takes a node; asked before it is written."""
+    """Whether the provider of the package supports a node."""
 
     def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
-        """The graph input of that role; None when the graph has none."""
+        """The graph input of that role; None where there is none."""
         names = {port.name for port in self.inputs if port.role == role}
         return next((value for value in graph.inputs if value.name in names), None)
 
     def keeps(self, new: ir.Node, old: ir.Node) -> bool:
-        """Whether `new` may stand for `old`, a node of the same operator that does less: the provider takes it, or
-        neither. Then the CPU provider, which has the operator, runs both, and what goes into `new` saves copies.
-        False where nobody can be asked.
+        """Whether `new` may replace `old`, a node of the same operator that does less.
+
+        True where the provider supports `new`, or neither: then the CPU provider runs both. False without a provider to
+        probe.
         """
         return self.takes is not nothing and (self.takes(new) or not self.takes(old))
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
-        """Every state of the graph: the input that is read and the output that is written, in the same buffer."""
+        """Every state of the graph with its input and output values, which share a buffer."""
         pasts = {value.name: value for value in graph.inputs}
         presents = {value.name: value for value in graph.outputs}
         for state in self.states:
@@ -64,27 +65,27 @@ class PassContext:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One rewrite of a graph, equal to the identity on the values that the graph computes."""
+    """A graph rewrite that does not change the values that the graph computes."""
 
     name: str
     run: Callable[[ir.Model, PassContext], int]
-    """Changes the model in place; returns the number of places it changed."""
+    """Changes the model in place; returns the number of changes."""
     required: bool = False
-    """Without it a graph may compute something else: it cannot be left out."""
+    """It cannot be skipped, because the graph may compute wrong values without it."""
 
     @property
     def description(self) -> str:
-        """What it does, with the graph before and after: the docstring of its file."""
+        """The docstring of its module, with the graph before and after."""
         return (sys.modules[self.run.__module__].__doc__ or "").strip()
 
     @property
     def summary(self) -> str:
-        """The description's first sentence, without the full stop."""
+        """The first sentence of the description, without the full stop."""
         return " ".join(self.description.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
 class OverNodeError(Exception):
-    """What failed over one node; the cause says what."""
+    """An error while a pass handled one node; its cause is the exception."""
 
     def __init__(self, node: ir.Node) -> None:
         super().__init__(f"node {node.name!r} ({node.op_type})")
@@ -93,7 +94,7 @@ class OverNodeError(Exception):
 
 @contextmanager
 def over(node: ir.Node) -> Iterator[None]:
-    """Let whatever fails in the block be known to have failed over `node`; the innermost node counts."""
+    """Record that an error in the block occurred at `node`; the innermost node counts."""
     try:
         yield
     except (PartitaError, OverNodeError):

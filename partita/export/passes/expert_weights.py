@@ -22,7 +22,7 @@ from partita.export.weights.sources import StoredPart, stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns how many."""
+    """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns their number."""
     count = 0
     for node in list(model.graph):
         if node.graph is model.graph and node.op_type in ("Transpose", "Reshape"):
@@ -33,7 +33,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _fold(graph: ir.Graph, node: ir.Node) -> bool:
-    """Fold one node, or the interleaving that begins with it, into the weight it reads; False where it is not one."""
+    """Fold one node, or the interleaving that starts with it, into its weight; False where that is impossible."""
     value = node.inputs[0]
     weight = stored(value)
     if value is None or weight is None or len(value.uses()) != 1 or weight.is_reshaped:
@@ -43,7 +43,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
         if len(order) < 3:
             return False
         return _put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
-    shape = _wanted_shape(node, weight)
+    shape = _reshaped_to(node, weight)
     if shape is None:
         return False
     if (rest := _interleaving(node, weight.part.shape, shape)) is not None:
@@ -55,8 +55,8 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     return _put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
 
 
-def _wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
-    """What a Reshape of `weight` makes of it; None when that is not written out."""
+def _reshaped_to(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
+    """The shape after a Reshape of `weight`; None where it is not constant."""
     sizes = constant(node.inputs[1])
     if sizes is None or 0 in sizes:
         return None
@@ -67,9 +67,9 @@ def _wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
 def _interleaving(
     first: ir.Node, before: tuple[int, ...], split: tuple[int, ...]
 ) -> tuple[int, tuple[ir.Node, ir.Node]] | None:
-    """The axis along which two halves take turns, and the nodes after `first` that belong to it; None when none do.
+    """The axis of interleaved halves, and the nodes after `first` that belong to it; None where there are none.
 
-    `first` makes [..., 2, n, ...] of [..., 2*n, ...]; a Transpose swaps the two axes; a Reshape joins them again.
+    `first` reshapes [..., 2*n, ...] to [..., 2, n, ...]; a Transpose swaps the two axes; a Reshape joins them again.
     """
     axes = [axis for axis in range(len(before)) if split == (*before[:axis], 2, before[axis] // 2, *before[axis + 1 :])]
     turn = only_consumer(first.outputs[0])
@@ -86,7 +86,7 @@ def _interleaving(
 
 
 def _put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
-    """Let `weight` stand where the result of the last of `nodes` was, and drop the nodes; False where there is none."""
+    """Replace the result of the last of `nodes` with `weight`, and remove the nodes; False where `weight` is None."""
     if weight is None:
         return False
     value = ir.Value(name=name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)

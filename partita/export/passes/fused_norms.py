@@ -39,14 +39,14 @@ LONGEST_BEFORE, LONGEST_AFTER, MOST_NODES = 4, 9, 24
 LARGEST_EPSILON = 1e-2
 SMALLEST_EPSILON = float(np.finfo(np.float32).tiny)
 NARROWEST = 4
-"""The last axis must have so many elements for random numbers to tell a weight, a factor and an offset apart."""
+"""Minimum size of the last axis, so that random numbers distinguish weight, factor and offset."""
 TOLERANCE = 1e-7
-"""Of float64 arithmetic with constants that are float32."""
+"""For float64 arithmetic with float32 constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What a subgraph computes: (x - mean) / sqrt(variance + epsilon) * scale + shift, or without the mean."""
+    """The norm of a subgraph: (x - mean) / sqrt(variance + epsilon) * scale + shift, or without the mean."""
 
     centred: bool
     epsilon: float
@@ -55,12 +55,12 @@ class Norm:
     offset: float
     """The scale is weight * factor + offset."""
     scale: Array | None
-    """[D], where there is no weight."""
+    """[D], without a weight."""
     shift: ir.Value | None
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every norm that the target has an operator for; returns how many."""
+    """Rewrite every norm that the target has an operator for; returns their number."""
     if context.fused == "none":
         return 0
     count = 0
@@ -82,7 +82,7 @@ def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
 
 
 def _candidates(reduce: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Input, output and nodes of what may be a norm, the largest first."""
+    """Input, output and nodes of possible norms, the largest first."""
     first = reduce.inputs[0]
     if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
         return
@@ -103,7 +103,7 @@ def _takes_last_axis(reduce: ir.Node, rank: int) -> bool:
 
 
 def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> Norm | None:
-    """The norm that `nodes` compute; None when it is none."""
+    """The norm that `nodes` compute; None for other functions."""
     width, weights = last_size(source), weights_in(nodes)
     if width is None or width < NARROWEST or any(list(w.shape or ()) != [width] for w in weights):
         return None
@@ -132,9 +132,7 @@ def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> 
 
 
 def _rows(random: np.random.Generator, numbers: Sequence[float], width: int) -> Array:
-    """Rows of several sizes, down to where each of the numbers decides as an epsilon, and one of zeros, which shows
-    whether there is any.
-    """
+    """Rows with sizes at which each of `numbers` matters as an epsilon, and a row of zeros."""
     sizes = [1.0, 3.0, 1e-1, 1e-2, *(math.sqrt(each) for number in numbers for each in (number, number / width))]
     centres = [1e-1, 1e-1, 1e-2, 1e-3, *[0.0] * 2 * len(numbers)]
     drawn = random.standard_normal((len(sizes), width)) * np.array(sizes)[:, None] + np.array(centres)[:, None]
@@ -142,7 +140,7 @@ def _rows(random: np.random.Generator, numbers: Sequence[float], width: int) -> 
 
 
 def _epsilons(numbers: Sequence[float], width: int) -> list[float]:
-    """What may be added to a mean of squares: to the mean, to the sum, or as a floor under the root of the sum."""
+    """Possible epsilons: added to the mean or to the sum of squares, or a floor under the root of the sum."""
     each = [*numbers, *(number / width for number in numbers), *(number * number / width for number in numbers)]
     return [epsilon for epsilon in dict.fromkeys(each) if epsilon >= SMALLEST_EPSILON]
 
@@ -155,7 +153,7 @@ def _normal(rows: Array, epsilon: float, *, centred: bool) -> Array:
 def _with_scale(
     normal: Array, found: Array, given: dict[ir.Value, Array], *, centred: bool, epsilon: float
 ) -> Norm | None:
-    """The norm whose normal rows [R, D] become `found` by a scale and a shift of `given`; None when there is none."""
+    """The norm whose normalised rows [R, D] become `found` with a scale and a shift of `given`; None without one."""
     for shift in (None, *given):
         rest = [weight for weight in given if weight is not shift]
         moved = found if shift is None else found - given[shift]
@@ -177,7 +175,7 @@ def _equal(one: Array, other: Array) -> bool:
 
 
 def _put(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, context: PassContext) -> bool:
-    """Put the operator in the place of the nodes; False where the target does not take it."""
+    """Replace the nodes by the operator; False where the target does not support it."""
     scale, shift = _scale(source, norm), norm.shift
     if scale is None or (shift is not None and shift.dtype != source.dtype):
         return False
@@ -195,7 +193,7 @@ def _put(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, contex
 
 
 def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
-    """The scale as a value of the source's type, which may not be in the graph yet; None where it cannot be written."""
+    """The scale as a value of the source's dtype, possibly not in the graph yet; None where it cannot be stored."""
     assert source.dtype is not None
     if norm.weight is None:
         assert norm.scale is not None

@@ -21,7 +21,7 @@ SWAP = [1, 0, 2]
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every occurrence; returns how many."""
+    """Rewrite every occurrence; returns their number."""
     count = 0
     for rewrite in (_swapped, _first_axis):
         for gather in [n for n in model.graph if n.op_type == "GatherND"]:
@@ -31,7 +31,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:
-    """Rewrite a GatherND along the second axis, which stands between two Transposes; False where it does not."""
+    """Rewrite a GatherND along the second axis between two Transposes; False where it does not match."""
     first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
     last = only_consumer(gather.outputs[0])
     if first is None or rows is None or last is None or gather.attributes.get_int("batch_dims", 0) != 0:
@@ -49,7 +49,7 @@ def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:
 
 
 def _first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
-    """Rewrite a GatherND along the first axis; widen the indices of another. True when it was rewritten."""
+    """Rewrite a GatherND along the first axis; cast the indices of others to int64. True when it was rewritten."""
     indices = gather.inputs[1]
     assert indices is not None
     rows = indices.producer()

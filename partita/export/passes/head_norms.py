@@ -29,12 +29,12 @@ class HeadNorm:
 
     @property
     def epsilon(self) -> float:
-        """Of the norm."""
+        """Epsilon of the norm."""
         return self.norm.attributes.get_float("epsilon", 1e-5)
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite the norms of the heads before every attention node; returns how many."""
+    """Rewrite the head norms before every attention node; returns their number."""
     if context.fused != "contrib":
         return 0
     count = 0
@@ -46,7 +46,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _norm_of(value: ir.Value | None) -> HeadNorm | None:
-    """The norm of the heads that an input of attention [B, S, H*D] is; None when it is none."""
+    """The head norm that computes an input of attention [B, S, H*D]; None without one."""
     last = None if value is None else value.producer()
     if value is None or last is None or last.op_type != "Reshape" or only_consumer(value) is None:
         return None
@@ -63,7 +63,7 @@ def _norm_of(value: ir.Value | None) -> HeadNorm | None:
 
 
 def _by_branches(graph: ir.Graph, each: HeadNorm, context: PassContext) -> bool:
-    """Norm the heads in one node; False where the target does not take it."""
+    """Normalise the heads in one node; False where the target does not support it."""
     width, scale = last_size(each.norm.outputs[0]), each.norm.inputs[1]
     whole = last_size(each.source)
     if width is None or whole is None or scale is None:

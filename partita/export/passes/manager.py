@@ -1,8 +1,7 @@
-"""Runs passes one after the other, says which one failed over which node, and holds each to what every pass promises.
+"""Runs passes in order, names the pass and node of an error, and checks the invariants after every pass.
 
-A pass changes nodes and weights, and nodes are put in order after it. It keeps the graph's inputs and outputs, with
-their types and shapes; it leaves no value that is read and never made, and no name that two things have. Looking at
-that costs milliseconds beside a trace, so it is done after every pass of every export, not in tests alone.
+A pass may change nodes and weights. Inputs and outputs keep their types and shapes, every read value has a producer,
+and names are unique. The checks take milliseconds.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from partita.export.graph.node_names import MODULE
 from partita.export.passes.base import OverNodeError, Pass, PassContext
 
 Face = tuple[tuple[str | None, str, str], ...]
-"""Name, type and shape of every input and every output of a graph."""
+"""Name, type and shape of every input and output of a graph."""
 
 
 class PassError(PartitaError):
-    """A pass failed, or did not keep what it promises."""
+    """A pass failed or broke an invariant."""
 
     def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
         over = "" if node is None else f" over node {_called(node)!r} ({node.op_type})"
@@ -30,17 +29,17 @@ class PassError(PartitaError):
         )
         self.name = name
         self.node = None if node is None else _called(node)
-        """The node it failed over, by name; None when that is not known."""
+        """The name of the node at which it failed; None where unknown."""
 
 
 def _called(node: ir.Node) -> str | None:
-    """What a user knows a node by: a pass before may have made it, and names come last of all."""
+    """The name of a node for users: module and operator where the node has no final name yet."""
     module = node.metadata_props.get(MODULE, "")
     return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
 
 
 def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[str, int]:
-    """Run `passes` in order; returns how many places each changed. Raises PassError."""
+    """Run `passes` in order; returns the number of changes per pass. Raises PassError."""
     counts: dict[str, int] = {}
     face = _face_of(model.graph)
     for each in passes:
@@ -52,7 +51,7 @@ def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[s
 
 
 def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
-    """Run one pass. What it refuses by name is its own error; everything else becomes PassError."""
+    """Run one pass. A PartitaError passes through; other exceptions become PassError."""
     try:
         return each.run(model, context)
     except PartitaError:
@@ -60,16 +59,15 @@ def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
     except OverNodeError as error:
         cause = error.__cause__
         assert cause is not None
-        raise PassError(each.name, _told(cause), error.node) from error
+        raise PassError(each.name, _one_line(cause), error.node) from error
     except Exception as error:
-        raise PassError(each.name, _told(error)) from error
+        raise PassError(each.name, _one_line(error)) from error
 
 
 def _put_in_order(graph: ir.Graph, name: str) -> None:
-    """Have every node come after those that it reads, and otherwise stay where it is.
+    """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle.
 
-    An operator that takes the place of several reads what each of them read; some of that may be made between them, as
-    the weight of a norm that the model computes is. Raises PassError where nodes read each other in a circle.
+    A fused operator reads the inputs of all nodes that it replaces, some of which are computed between these.
     """
     made: set[ir.Node] = set()
     for node in graph:
@@ -82,21 +80,21 @@ def _put_in_order(graph: ir.Graph, name: str) -> None:
     try:
         graph.sort()
     except ValueError as error:
-        raise PassError(name, "its nodes read each other in a circle") from error
+        raise PassError(name, "its nodes form a cycle") from error
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An exception in one line."""
     return ": ".join(text for text in (type(error).__name__, " ".join(str(error).split())) if text)
 
 
 def _face_of(graph: ir.Graph) -> Face:
-    """What others see of a graph."""
+    """Name, type and shape of inputs and outputs."""
     return tuple((value.name, str(value.type), str(value.shape)) for value in (*graph.inputs, *graph.outputs))
 
 
 def _promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
-    """What is wrong with a graph after a pass, a sentence each; `face`: its inputs and outputs before."""
+    """The broken invariants of a graph after a pass, in sentences; `face`: its inputs and outputs before."""
     now = _face_of(graph)
     for before, after in zip(face, now, strict=False):
         if before != after:
@@ -108,7 +106,7 @@ def _promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
 
 
 def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
-    """Values that are read or given out, and that nothing has made before. `outside`: what a subgraph may read, too."""
+    """Values that are read or are outputs, and have no earlier producer. `outside`: values of the outer graphs."""
     made = outside | {*graph.inputs, *graph.initializers.values()}
     for node in graph:
         for value in node.inputs:
@@ -133,7 +131,7 @@ def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _named_twice(graph: ir.Graph) -> Iterator[str]:
-    """Names that two values have, or two nodes. What has no name yet gets one when all passes are done."""
+    """Names shared by two values or two nodes. Unnamed ones get names after all passes."""
     values = {*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)}
     yield from (f"{count} values are called {name!r}" for name, count in _twice(value.name for value in values))
     yield from (f"{count} nodes are called {name!r}" for name, count in _twice(node.name for node in graph))
@@ -143,5 +141,5 @@ def _named_twice(graph: ir.Graph) -> Iterator[str]:
 
 
 def _twice(names: Iterable[str | None]) -> list[tuple[str, int]]:
-    """Names that are there more than once, and how often."""
+    """Names that occur more than once, with their number."""
     return [(name, count) for name, count in Counter(filter(None, names)).items() if count > 1]

@@ -1,4 +1,4 @@
-"""One product for queries, keys and values.
+"""Join the query, key and value projections into one MatMul.
 
     x ─┬─ MatMul(Wq) ─ Add(bq) ─ query ─┐
        ├─ MatMul(Wk) ─ Add(bk) ─ key ───┤ GroupQueryAttention                                before
@@ -36,13 +36,13 @@ from partita.export.weights.sources import StoredPart, stored
 
 CUTS = frozenset({"Slice", "Split", "Gather", *VIEWS})
 BETWEEN = frozenset({"SimplifiedLayerNormalization", "BranchwiseRMSNorm", *VIEWS})
-"""Operators between a product and attention beside which the product is still packed, and split again."""
+"""Operators between a projection and attention that allow the joined projection followed by a Split."""
 LONGEST = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One of the products: of what, with which weight [H, n] and bias [n], and what comes out."""
+    """One projection: its input, weight [H, n], bias [n] and output."""
 
     source: ir.Value
     weight: ir.Value
@@ -51,7 +51,7 @@ class Projection:
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Pack the products before every attention node; returns before how many."""
+    """Join the projections before every attention node; returns the number of these."""
     if context.fused != "contrib":
         return 0
     count = 0
@@ -63,7 +63,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
-    """Give the node all three in one input; False where they are no products, or the target does not take it so."""
+    """Give the node all three in one input; False where they are not projections, or the target does not support it."""
     three = node.inputs[:3]
     whole = _uncut(three) if None not in three else None
     products = None if whole is not None else _projections(three, through=frozenset())
@@ -94,7 +94,7 @@ def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
 
 
 def _split_again(graph: ir.Graph, node: ir.Node) -> bool:
-    """Pack the products that norms stand behind, and split what comes out; False where there are none."""
+    """Join projections that are followed by norms, and split the result; False where there are none."""
     products = _projections(node.inputs[:3], through=BETWEEN)
     if products is None or all(each.result is value for each, value in zip(products, node.inputs[:3], strict=True)):
         return False
@@ -118,9 +118,9 @@ def _split_again(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _projections(values: Sequence[ir.Value | None], through: frozenset[str]) -> tuple[Projection, ...] | None:
-    """The products that the values are, of one input; None when one is not, or is read elsewhere, too.
+    """The projections that compute the values from one input; None where a value is none, or has other consumers.
 
-    through: operators of one input that may stand between a product and its value.
+    `through`: operators with one input that may be between a projection and its value.
     """
     found = [_projection(value, through) for value in values]
     products = tuple(each for each in found if each is not None)
@@ -155,12 +155,12 @@ def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection |
 
 
 def _is_vector(bias: ir.Value | None, value: ir.Value) -> bool:
-    """Whether `bias` is a weight [n] beside a value [..., n]."""
+    """Whether `bias` is a weight [n] for a value [..., n]."""
     return stored(bias) is not None and bias is not None and bias.shape == ir.Shape([last_size(value)])
 
 
 def _joined_type(products: Sequence[Projection]) -> ir.Value | None:
-    """A value of the type of what the products make together, to ask with."""
+    """A value with the type and shape of the joined projection, to probe with."""
     first, widths = products[0].result, [last_size(each.result) for each in products]
     if first.shape is None or None in widths:
         return None
@@ -169,7 +169,7 @@ def _joined_type(products: Sequence[Projection]) -> ir.Value | None:
 
 
 def _multiplied(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) -> ir.Value | None:
-    """The products as one, computed where the first of them is; None where the weights cannot be written as one."""
+    """The projections as one, computed at the first of them; None where the weights cannot be joined."""
     weight = _joined([each.weight for each in products], 1)
     bias = None if products[0].bias is None else _joined([each.bias for each in products], 0)
     kind = _joined_type(products)
@@ -190,7 +190,7 @@ def _multiplied(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) ->
 
 
 def _joined(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
-    """The weights one after the other along `axis`; None where they cannot be written so."""
+    """The weights concatenated along `axis`; None where they cannot be stored so."""
     parts = [part for part in map(stored, values) if part is not None]
     if len(parts) != len(values) or any(part.is_reshaped or len(part.source.parts) != 1 for part in parts):
         return None
@@ -198,7 +198,7 @@ def _joined(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """`a.q.weight` and `a.k.weight` are `a.q+k.weight`."""
+    """`a.q.weight` and `a.k.weight` -> `a.q+k.weight`."""
     pieces = [name.split(".") for name in names]
     if len({len(each) for each in pieces}) != 1:
         return "+".join(names)
@@ -206,7 +206,7 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _uncut(three: Sequence[ir.Value | None]) -> ir.Value | None:
-    """The value that query, key and value are cut from, in this order; None when there is none."""
+    """The value that is split into query, key and value in this order; None without one."""
     widths = [0 if value is None else last_size(value) or 0 for value in three]
     query = three[0]
     if query is None or not all(widths):
@@ -218,7 +218,7 @@ def _uncut(three: Sequence[ir.Value | None]) -> ir.Value | None:
 
 
 def _are_cuts(whole: ir.Value, three: Sequence[ir.Value | None], widths: Sequence[int]) -> bool:
-    """Whether the three are the parts of `whole` [B, S, n] of these widths, one after the other."""
+    """Whether the three are consecutive parts of `whole` [B, S, n] with these widths."""
     assert whole.shape is not None
     sizes = [size if isinstance(size, int) else 3 for size in whole.shape]
     numbers = np.arange(np.prod(sizes)).reshape(sizes)

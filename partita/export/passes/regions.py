@@ -1,4 +1,4 @@
-"""The nodes between two values of a graph: what a pass looks at when it asks what a subgraph computes."""
+"""The nodes between two values of a graph, which passes try to identify."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import onnx_ir as ir
 from partita.export.weights.sources import stored
 
 MOST = 48
-"""Nodes of the largest region that is looked at: anything that a pass replaces is far smaller."""
+"""Maximum nodes of a region; fused subgraphs are far smaller."""
 
 
 def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = MOST) -> list[ir.Node] | None:
-    """The nodes that make `result` of `sources` and of constants, in an order in which they can run.
+    """The nodes that compute `result` from `sources` and constants, in execution order.
 
-    None when something else goes into it, or there are more than `most` nodes.
+    None where another value is read, or there are more than `most` nodes.
     """
     ordered: list[ir.Node] = []
     seen: set[ir.Node] = set()
@@ -38,13 +38,13 @@ def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = M
 
 
 def weights_in(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """The weights of the checkpoint that the nodes read, each once."""
+    """The checkpoint weights that the nodes read, without duplicates."""
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
     return [value for value in read if stored(value) is not None]
 
 
 def numbers_in(nodes: Sequence[ir.Node]) -> Iterator[float]:
-    """The constants of one float that the nodes read."""
+    """The scalar float constants that the nodes read."""
     for value in dict.fromkeys(value for node in nodes for value in node.inputs if value is not None):
         tensor = value.const_value
         if tensor is not None and stored(value) is None and tensor.size == 1 and tensor.dtype.is_floating_point():
@@ -52,7 +52,7 @@ def numbers_in(nodes: Sequence[ir.Node]) -> Iterator[float]:
 
 
 def above(value: ir.Value, operators: Collection[str], most: int) -> list[ir.Value]:
-    """`value` and what it is made of through nodes of these operators alone, nearest first."""
+    """`value` and its ancestors through nodes of these operators, nearest first."""
     found, level = [value], [value]
     for _ in range(most):
         producers = [node for each in level if (node := each.producer()) is not None and node.op_type in operators]
@@ -63,7 +63,7 @@ def above(value: ir.Value, operators: Collection[str], most: int) -> list[ir.Val
 
 
 def below(value: ir.Value, operators: Collection[str], most: int) -> list[ir.Value]:
-    """`value` and what is made of it through nodes of these operators alone, nearest first."""
+    """`value` and its descendants through nodes of these operators, nearest first."""
     found, level = [value], [value]
     for _ in range(most):
         users = [use.node for each in level for use in each.uses() if use.node.op_type in operators]
@@ -73,14 +73,14 @@ def below(value: ir.Value, operators: Collection[str], most: int) -> list[ir.Val
 
 
 def same_type(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two values have the same element type and the same sizes, those that are symbolic by name."""
+    """Whether two values have the same element type and sizes; symbolic sizes are compared by name."""
     if one.dtype is None or one.dtype != other.dtype or one.shape is None or other.shape is None:
         return False
     return [str(size) for size in one.shape] == [str(size) for size in other.shape]
 
 
 def last_size(value: ir.Value) -> int | None:
-    """The size of the last axis; None when it is not known."""
+    """The size of the last axis; None where unknown."""
     if value.shape is None or not value.shape.rank():
         return None
     size = value.shape[-1]

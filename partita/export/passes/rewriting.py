@@ -1,4 +1,4 @@
-"""Small helpers the passes share: look at constants and uses, swap a node, drop what became dead."""
+"""Helpers shared by passes: constants, consumers, node replacement, removal of dead nodes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ import onnx_ir as ir
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:
-    """Elements of a small constant as a flat list; None when it is not one."""
+    """Elements of a small constant as a flat list; None for other values."""
     if value is None or value.const_value is None or value.const_value.size > 64:
         return None
     return list(value.const_value.numpy().reshape(-1).tolist())
 
 
 def only_consumer(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads `value`; None when several do or it is a graph output."""
+    """The only consumer of `value`; None with several or for a graph output."""
     uses = tuple(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def take_names(new: ir.Node, old: ir.Node) -> None:
-    """Give `new` the place of `old` in the eyes of a reader: its module, class and source line."""
+    """Copy the metadata of `old` (module, class and source line) to `new`."""
     new.metadata_props.update(old.metadata_props)
 
 
 def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ...] = ()) -> None:
-    """Put `new` where `old` is, move its users over, and remove `old` and those of `dead` that nothing reads any
-    more.
-    """
+    """Replace `old` with `new`, and remove `old` and the nodes of `dead` that are no longer read."""
     graph.insert_before(old, new)
     for before, after in zip(old.outputs, new.outputs, strict=True):
         after.shape, after.type = before.shape, before.type
@@ -44,7 +42,7 @@ def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ..
 
 
 def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node | None]) -> None:
-    """Remove those of `nodes` that nothing reads any more, and what was there only for them."""
+    """Remove nodes that are no longer read, and their inputs that only they read."""
     for node in nodes:
         if node is None or node.graph is not graph or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
@@ -54,15 +52,15 @@ def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node | None]) -> None:
 
 
 def discard(node: ir.Node) -> None:
-    """Let a node that was made and is not wanted read nothing: values know who reads them."""
+    """Disconnect the inputs of an unused node, so that values do not list it as a consumer."""
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
 
 
 def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> None:
-    """Put `new` where `value` is computed and let its output `index` be read in place of it; drop what is unread then.
+    """Insert `new` where `value` is computed, and replace `value` with its output `index`. Remove dead nodes.
 
-    `value` is no output of the graph.
+    `value` is not a graph output.
     """
     old = value.producer()
     assert old is not None
@@ -75,7 +73,7 @@ def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> 
 
 
 def added(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    """An initializer of the graph with this tensor; one of that name that is there already is the same."""
+    """An initializer with this tensor; an existing one of that name is reused."""
     if name not in graph.initializers:
         kind = ir.TensorType(tensor.dtype)
         shape = ir.Shape(tensor.shape.numpy())

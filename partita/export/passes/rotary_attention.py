@@ -32,13 +32,13 @@ from partita.export.passes.views import VIEWS
 
 ATTENTION = "GroupQueryAttention"
 COS, SIN, FIRST_AFTER = 7, 8, 9
-"""Inputs of the operator (ONNX Runtime ContribOperators.md)."""
+"""Input indices of the operator (ONNX Runtime ContribOperators.md)."""
 HEADS_IN, HALVES_IN = 16, 8
-"""Sizes that the head and a row of a table must be multiples of, as ONNX Runtime 1.31.1 says when it runs."""
+"""Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every attention node whose query and key are turned; returns how many."""
+    """Rewrite every attention node whose query and key have a rotary embedding; returns their number."""
     graph, positions = model.graph, context.input(model.graph, "positions")
     if context.fused != "contrib" or positions is None:
         return 0
@@ -51,7 +51,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: PassContext) -> bool:
-    """Rewrite one node; False where it cannot be, or the target does not take it."""
+    """Rewrite one node; False where it is not possible, or the target does not support it."""
     if node.attributes.get_int("do_rotary", 0):
         return False
     length = context.spec.max_length
@@ -85,7 +85,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
 
 
 def _turned(node: ir.Node, index: int) -> ir.Value | None:
-    """What an input of the node is a view of, where nothing else reads it on the way."""
+    """The value that an input of the node is a view of, if nothing else reads the values in between."""
     value = node.inputs[index]
     while value is not None and only_consumer(value) is not None:
         producer = value.producer()
@@ -96,7 +96,7 @@ def _turned(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _same(one: Rotation, other: Rotation) -> bool:
-    """Whether queries and keys are turned in the same way."""
+    """Whether query and key have the same rotation."""
     return (
         one.interleaved == other.interleaved
         and np.array_equal(one.cos, other.cos)
@@ -105,7 +105,7 @@ def _same(one: Rotation, other: Rotation) -> bool:
 
 
 def _fits(rotation: Rotation) -> bool:
-    """Whether the operator turns so much of a head, in its order: it says so when it runs, not when it is opened."""
+    """Whether the operator supports the rotated size and order. ONNX Runtime checks it only at run time."""
     if rotation.order is not None:
         return False
     width, half = last_size(rotation.source), rotation.cos.shape[1]
@@ -113,7 +113,7 @@ def _fits(rotation: Rotation) -> bool:
 
 
 def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
-    """The tables of cosines and sines [N, R/2]; neighbours beyond R are turned by nothing where R is too narrow."""
+    """The tables of cosines and sines [N, R/2]; a narrow R is padded with pairs of angle 0."""
     missing = -rotation.cos.shape[1] % HALVES_IN
     for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
         rest = np.full((len(table), missing), still, table.dtype)

@@ -32,13 +32,13 @@ from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotat
 from partita.export.passes.views import VIEWS
 
 CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
-"""Operators that what was turned goes through unchanged, alone or beside something else."""
+"""Operators that pass the rotated value through unchanged, alone or joined with others."""
 POSITIONS_AXIS = 2
-"""Of what the operators turn."""
+"""The position axis of the operators' input."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every rotary embedding that the target has an operator for; returns how many."""
+    """Rewrite every rotary embedding that the target has an operator for; returns their number."""
     graph, positions = model.graph, context.input(model.graph, "positions")
     if positions is None or context.fused == "none":
         return 0
@@ -56,7 +56,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
-    """Values that something has gone into which is looked up by position, and something that is not."""
+    """Values computed both from a table lookup by position and from other values."""
     waves, touched = set[ir.Value](), set[ir.Value]()
     for node in graph:
         moving = [value for value in node.inputs if value is not None and value.const_value is None]
@@ -72,13 +72,13 @@ def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
 
 
 def _ends(graph: ir.Graph, touched: set[ir.Value]) -> list[ir.Value]:
-    """Those of the values that something else reads, in the order in which the graph computes them."""
+    """The values of `touched` with consumers outside it, in execution order."""
     made = (value for node in graph for value in node.outputs if value in touched)
     return [value for value in made if any(not touched.issuperset(use.node.outputs) for use in value.uses())]
 
 
 def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
-    """The embeddings that `value` carries."""
+    """The embeddings that `value` contains."""
     views = [value]
     while (maker := views[-1].producer()) is not None and maker.op_type in VIEWS and maker.inputs[0] in touched:
         views.append(maker.inputs[0])
@@ -94,7 +94,7 @@ def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length:
 
 
 def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:
-    """Put the operator in the place of an embedding; False where the target does not take it."""
+    """Replace an embedding by the operator; False where the target does not support it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
     before = _reordered(graph, found)
     source = found.source if before is None else before.outputs[0]
@@ -122,7 +122,7 @@ def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: P
 
 
 def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
-    """What puts the numbers of a head in the order in which they are turned; None where they are."""
+    """A Gather that reorders the numbers of a head for the rotation; None where they are in order."""
     if found.order is None:
         return None
     width, turned = len(found.order), 2 * found.cos.shape[1]
@@ -135,7 +135,7 @@ def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
 
 
 def _attributes(found: Rotation) -> list[ir.Attr]:
-    """How much of how many heads is turned, and whether pairs are neighbours."""
+    """Attributes: rotated size, number of heads, interleaving."""
     assert found.source.shape is not None
     heads, turned = found.source.shape[1], 2 * found.cos.shape[1]
     assert isinstance(heads, int)
@@ -146,12 +146,12 @@ def _attributes(found: Rotation) -> list[ir.Attr]:
 
 
 def _rows(graph: ir.Graph, table: ir.Value, positions: ir.Value) -> ir.Value:
-    """The rows [B, S, R/2] of a table at the positions, looked up once for all layers."""
+    """The rows [B, S, R/2] of a table at the positions, shared by all layers."""
     return _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
 
 
 def _wide(graph: ir.Graph, positions: ir.Value) -> ir.Value:
-    """The positions in int64, which the operator wants, once for all layers."""
+    """The positions in int64, as the operator requires, shared by all layers."""
     if positions.dtype == ir.DataType.INT64:
         return positions
     return _once(graph, positions, "Cast", [positions], {"to": int(ir.DataType.INT64)}, ir.DataType.INT64, None)
@@ -166,7 +166,7 @@ def _once(
     dtype: ir.DataType | None,
     table: ir.Shape | None,
 ) -> ir.Value:
-    """The output of a node that reads the positions; one that is there already is the same."""
+    """The output of a node that reads the positions; an existing equal node is reused."""
     readers = [use.node for use in positions.uses()]
     for node in readers:
         same = all(node.attributes.get_int(name, 0) == value for name, value in attributes.items())

@@ -1,4 +1,4 @@
-"""Look up cosines and sines of the rotary embedding instead of computing them.
+"""Look up the cosines and sines of the rotary embedding in a table.
 
     positions [B, S] ─ Unsqueeze ─ Cast ─ Mul(frequencies) ─ Concat ─ Cos ─ Mul(scaling) ─ cos [B, S, D]    before
     table [N, D] ─ Gather(positions) ─ cos [B, S, D]                                                        after
@@ -48,16 +48,16 @@ MOVES = frozenset(
 )
 BEFORE = MOVES | {"Cast", "MatMul", "Mul"}
 AFTER = MOVES | {"Cast", "Mul"}
-"""Operators between the positions and a wave, and behind one."""
+"""Operators between the positions and a Cos or Sin, and after it."""
 UNFIT = (IndexError, RuntimeError, TypeError, ValueError)
-"""What the reference evaluator raises for sizes that do not fit each other."""
+"""Exceptions of the reference evaluator for sizes that do not match."""
 TOLERANCE = 1e-6
 MOST_RUNS = 1 << 12
-"""Of a graph whose number of positions is written into it: with more, a table would take minutes."""
+"""Maximum runs of a graph with a constant number of positions; more would take minutes."""
 
 
 class ScatterElements(OpRun):
-    """Numbers put in places along an axis at once: onnx's own takes them one by one, minutes for a long table."""
+    """A vectorised ScatterElements: onnx's own takes minutes for a long table."""
 
     op_domain = ""
 
@@ -79,10 +79,10 @@ class ScatterElements(OpRun):
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Replace every value that is a wave of the positions; returns how many."""
+    """Replace every value that is a cosine or sine of the positions; returns their number."""
     graph, positions = model.graph, context.input(model.graph, "positions")
     if positions is None or any(state.grows is not None for state in context.states):
-        return 0  # whoever feeds a cache that grows may go beyond N, and a table ends there
+        return 0  # a growing cache may exceed the N positions of a table
     found: list[tuple[ir.Value, npt.NDArray[Any]]] = []
     covered = set[ir.Value]()
     for value in reversed(_waves(graph, positions)):
@@ -93,7 +93,7 @@ def run(model: ir.Model, context: PassContext) -> int:
                 found.append((value, table))
                 covered.add(value)
         if any(not covered.isdisjoint(each) for each in readers):
-            covered.add(value)  # what it is read for is looked up
+            covered.add(value)  # the nodes behind it are covered
     for value, table in reversed(found):
         _look_up(graph, positions, value, table)
     drop_unused_initializers(graph)
@@ -101,7 +101,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
-    """Values that depend on nothing but the positions, through a wave, in the order of the graph."""
+    """Values that depend on the positions alone, through a Cos or Sin, in execution order."""
     before, after = {positions}, set[ir.Value]()
     for node in graph:
         moving = [value for value in node.inputs if value is not None and not _is_constant(value)]
@@ -117,12 +117,12 @@ def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """True for a value that is known now; weights of the checkpoint are not read."""
+    """Whether the value is known now; checkpoint weights are not read."""
     return value.const_value is not None and stored(value) is None
 
 
 def _is_row(value: ir.Value, positions: ir.Value) -> bool:
-    """True for [B, S, D]: a row of known size for each position, which is no output of the graph."""
+    """Whether the value is [B, S, D] with a constant D, and not a graph output."""
     shape, wanted = value.shape, positions.shape
     if shape is None or wanted is None or shape.rank() != 3 or not isinstance(shape[2], int):
         return False
@@ -132,7 +132,7 @@ def _is_row(value: ir.Value, positions: ir.Value) -> bool:
 
 
 def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
-    """The rows [N, D] of `value` for every position; None when a row depends on more than its position."""
+    """The rows [N, D] of `value` for every position; None where a row depends on more than its position."""
     assert positions.dtype is not None
     maker = value.producer()
     assert maker is not None
@@ -142,7 +142,7 @@ def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: in
 
 
 def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
-    """What a model of one output gives for every position; None when that is not one row for each."""
+    """The rows of a one-output model for every position; None where it has no row per position."""
     numbers = np.arange(length)
     table = _rows_at(compute, positions, numbers)
     drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
@@ -154,17 +154,18 @@ def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> n
 
 
 def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether rows are the same but for the last bit, which goes with how many are computed at once."""
+    """Whether rows match within the rounding that depends on the number of rows per run."""
     return one.shape == other.shape and bool(np.abs(one - other).max(initial=0.0) <= TOLERANCE)
 
 
 def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """The rows [K, D] that a model of one output gives for the positions `numbers` [K]: at once, or as many in a run as
-    the graph has where that number is written into it. None where neither works.
+    """The rows [K, D] of a one-output model for the positions `numbers` [K]; None where it fails.
+
+    All run at once, or in runs of the constant number of positions in the graph.
     """
     assert positions.shape is not None
     batch, size = positions.shape
-    ways = [(1, len(numbers))]  # one row of the batch: the others are the same
+    ways = [(1, len(numbers))]  # one sequence: the others are the same
     if isinstance(batch, int) and isinstance(size, int) and len(numbers) <= size * MOST_RUNS:
         ways.append((batch, size))
     for rows, count in ways:
@@ -182,9 +183,9 @@ def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDAr
 def _run(
     compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any], rows: int, count: int
 ) -> npt.NDArray[Any]:
-    """What a model of one output gives for `numbers` [K], in a run of `rows` times `count` positions, K of which count.
+    """The output of a one-output model for `numbers` [K], in a run of `rows` times `count` positions, K of them used.
 
-    Raises ValueError when that is not one row for each, the same in all of the batch.
+    Raises ValueError where the output is not one row per position, equal for all sequences.
     """
     assert positions.dtype is not None
     fed = np.resize(numbers, count).astype(positions.dtype.numpy())
@@ -195,12 +196,12 @@ def _run(
 
 
 def _outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
-    """What a model of one output gives for positions."""
+    """The output of a one-output model for positions."""
     return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 
 
 def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
-    """What computes `value` from the positions, as a model of its own."""
+    """A model of the nodes that compute `value` from the positions."""
     needed, wanted = [], {value}
     for node in reversed(list(model.graph)):
         if wanted.intersection(node.outputs):
@@ -222,7 +223,7 @@ def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelPro
 
 
 def _look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
-    """Put a Gather of `rows` [N, D] where `value` is computed."""
+    """Insert a Gather of `rows` [N, D] where `value` is computed."""
     name = f"{value.name}.table"
     tensor = ir.tensor(rows, name=name)
     table = ir.Value(name=name, shape=ir.Shape(rows.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)

@@ -1,16 +1,15 @@
-"""What a subgraph does to the rows of a tensor by their positions, if that is a rotary embedding.
+"""Identify a rotary embedding by the values that a subgraph computes.
 
-For head size D and R <= D of its numbers turned, with cosines c and sines s of a position, i < R/2 and j its partner
-(i + R/2, or the next one where pairs are neighbours):
+For head size D and R <= D rotated numbers, with cosines c and sines s of a position, i < R/2 and j its partner (i +
+R/2, or the next number where pairs are neighbours):
 
     y[i] = x[i] * c[i] - x[j] * s[i]        y[j] = x[j] * c[i] + x[i] * s[i]        y[k] = x[k] beyond R
 
-Some models take pairs that are neighbours and put their halves one behind the other (or the other way round): that is
-such an embedding of x in another order. Where x is a part of a head, whoever asks asks about the part.
+Some models read pairs as neighbours and write them as halves, or the reverse: a rotary embedding of a reordered x. For
+an x that is a part of a head, the caller passes the part.
 
-That is found by running the nodes in float64 at a few positions: on ones and zeros, which shows c and s, and then on
-random numbers. Where c and s come from is found in the tables that the nodes look up, or in those times one number:
-models whose rope is stretched multiply cosines and sines by a factor, or what is turned, before or after.
+The nodes run in float64 at a few positions: on ones and zeros, which gives c and s, then on random numbers. c and s are
+located in the tables that the nodes look up, possibly times one factor, as scaled rope variants use.
 """
 
 from __future__ import annotations
@@ -44,17 +43,15 @@ PARTS = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators that a rotary embedding is written with, from what is turned to what comes out."""
+"""Operators of a rotary embedding, from its input to its output."""
 LONGEST = 12
 TRIED = 8
-"""Positions that are tried."""
+"""Number of tested positions."""
 TOLERANCE = 1e-9
 PAIRINGS = ((False, False), (True, True), (True, False), (False, True))
-"""Whether pairs are neighbours in what is turned, and in what comes out."""
+"""Whether pairs are neighbours in the input, and in the output."""
 LARGEST = 1 << 24
-"""Numbers of a tensor that are computed with at most, 128 MiB of them: sizes are those of the graph, which fixes batch
-and chunk. What is larger stays as it is.
-"""
+"""Maximum elements of a computed tensor (128 MiB in float64); larger graphs are not changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +61,18 @@ class Rotation:
     source: ir.Value
     result: ir.Value
     axis: int
-    """Of S."""
+    """The axis of S."""
     interleaved: bool
     """Pairs are neighbours in the result."""
     cos: Array
     sin: Array
-    """[N, R/2], in the type of the tables of the graph."""
+    """[N, R/2], in the dtype of the graph's tables."""
     order: Array | None
-    """[D], where the number at each place is taken from before it is turned; None: they stay where they are."""
+    """[D], the source index of each number before the rotation; None without reordering."""
 
 
 def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation | None:
-    """The rotary embedding that ends with `result`; None when there is none. `length`: N."""
+    """The rotary embedding that ends with `result`; None without one. `length`: N."""
     for source in above(result, PARTS, LONGEST)[1:]:
         if not same_type(source, result) or source.shape is None or source.shape.rank() != 4:
             continue
@@ -86,7 +83,7 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
             return None
         tables = list(_tables(nodes, positions, length))
         if not tables:
-            continue  # what was turned is multiplied by a number
+            continue  # the input is multiplied by a number
         inner = unscaled(source)
         if inner is not None and same_type(inner, source) and all(use.node in nodes for use in source.uses()):
             scaled = nodes_between({inner, positions}, result)
@@ -98,7 +95,7 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
 
 
 def unscaled(value: ir.Value) -> ir.Value | None:
-    """What a value is a product of with one number; None when it is no such product."""
+    """The other factor of a product with one number; None where `value` is no such product."""
     node = value.producer()
     if node is None or node.op_type != "Mul":
         return None
@@ -118,7 +115,7 @@ def _tables(nodes: Sequence[ir.Node], positions: ir.Value, length: int) -> Itera
 
 
 def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
-    """Whether a node looks rows of a constant up by position; a weight of the checkpoint is none."""
+    """Whether a node looks up rows of a constant by position; a checkpoint weight does not count."""
     if node.op_type != "Gather" or node.inputs[1] is not positions or node.attributes.get_int("axis", 0) != 0:
         return False
     table = node.inputs[0]
@@ -127,7 +124,7 @@ def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
 
 @dataclass(slots=True)
 class _Trial:
-    """Runs of the nodes at positions that were drawn once."""
+    """Runs of the nodes at positions drawn once."""
 
     nodes: Sequence[ir.Node]
     source: ir.Value
@@ -137,19 +134,19 @@ class _Trial:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape of what is turned, with `TRIED` positions where their number is symbolic."""
+        """The shape of the input, with `TRIED` for a symbolic number of positions."""
         assert self.source.shape is not None
         return tuple(size if isinstance(size, int) else TRIED for size in self.source.shape)
 
     def drawn(self, count: int) -> Array:
-        """Positions [B, count]; the first and the last there are among them."""
+        """Positions [B, count], including the first and the last."""
         random = np.random.default_rng(7)
         numbers = random.integers(0, self.length, (self.sizes[0], count))
         numbers.flat[0] = self.length - 1
         return numbers
 
     def run(self, x: Array, where: Array) -> Array:
-        """The result for x, whose positions are `where` [B, S]."""
+        """The result for x at the positions `where` [B, S]."""
         return computed(self.nodes, {self.source: x, self.positions: where})[self.result]
 
 
@@ -168,7 +165,7 @@ def _recognised(trial: _Trial, tables: Sequence[Array]) -> Rotation | None:
 
 
 def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence[Array]) -> Rotation | None:
-    """The rotation when `axis` is that of the positions; `places`: positions [B, S] of several runs."""
+    """The rotation if `axis` is the position axis; `places`: positions [B, S] of several runs."""
     width = last_size(trial.source)
     if width is None or width % 2:
         return None
@@ -201,8 +198,9 @@ def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence
 
 
 def _order(width: int, turned: int, *, taken: bool, interleaved: bool) -> Array:
-    """Where each of `width` numbers comes from when pairs of the first `turned` are `taken` from one form to the other;
-    True is neighbours.
+    """The source index of each of `width` numbers when the pairing of the first `turned` changes.
+
+    It changes from `taken` to `interleaved`; True is neighbours.
     """
     order = np.arange(width)
     for place, source in zip(_pairs(turned, interleaved=interleaved), _pairs(turned, interleaved=taken), strict=True):
@@ -216,7 +214,7 @@ def _by_position(wave: Array, axis: int) -> Array:
 
 
 def _pairs(turned: int, *, interleaved: bool) -> tuple[Array, Array]:
-    """Places of the first and of the second number of each pair."""
+    """Indices of the first and the second number of each pair."""
     if interleaved:
         return np.arange(0, turned, 2), np.arange(1, turned, 2)
     return np.arange(turned // 2), np.arange(turned // 2, turned)
@@ -233,9 +231,9 @@ def turn(x: Array, cos: Array, sin: Array, axis: int, *, interleaved: bool) -> A
 
 
 def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | None:
-    """The columns [N, R/2] of the tables, times one number, that are `shown` [K, R/2] at the positions `where` [K].
+    """The columns [N, R/2] of the tables, times one number, that equal `shown` [K, R/2] at the positions `where` [K].
 
-    None without such.
+    None where there are none.
     """
     table = np.concatenate(tables, 1)
     at = table[where].astype(np.float64)
@@ -249,8 +247,9 @@ def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | N
 
 
 def _factors(shown: Array, at: Array) -> Iterator[float]:
-    """What the columns `at` [K, C] may have been multiplied by to be those `shown`: by nothing, else by what makes one
-    of them the largest that is shown, the nearest first.
+    """Possible factors between the columns `at` [K, C] and `shown`.
+
+    First 1, then the factors that turn a column into the largest one of `shown`, nearest first.
     """
     yield 1.0
     largest = shown[:, (shown * shown).sum(0).argmax()]
@@ -261,7 +260,7 @@ def _factors(shown: Array, at: Array) -> Iterator[float]:
 
 
 def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:
-    """A table as a constant of the graph, in the type of what is turned; equal tables are one constant."""
+    """A table as a graph constant in the dtype of the rotated value; equal tables share one constant."""
     dtype = rotation.source.dtype
     assert dtype is not None
     tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)

@@ -1,4 +1,4 @@
-"""One operator for a residual sum and the norm that reads it.
+"""Fuse a residual addition with the norm that reads it.
 
     a, b [B, S, H] ─ Add ─ sum ─┬─ SimplifiedLayerNormalization ─ y             before; LayerNormalization likewise
                                 └─ ...
@@ -21,11 +21,11 @@ FUSED = {
     "LayerNormalization": "SkipLayerNormalization",
 }
 SUM = 3
-"""Output of the fused operators that is the sum."""
+"""Output index of the sum in the fused operators."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every sum that a norm reads; returns how many."""
+    """Rewrite every sum that a norm reads; returns their number."""
     if context.fused != "contrib":
         return 0
     count = 0
@@ -37,7 +37,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
-    """Rewrite the sum before a norm; False where there is none, or the target has no operator for both."""
+    """Rewrite the sum before a norm; False where there is none, or the target has no fused operator."""
     total = norm.inputs[0]
     add = None if total is None else total.producer()
     if total is None or add is None or add.op_type != "Add" or not _is_over_last_axis(norm, total):
@@ -70,7 +70,7 @@ def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
 
 
 def _is_over_last_axis(norm: ir.Node, total: ir.Value) -> bool:
-    """Whether a norm of [B, S, H] has the axis, the precision inside and the outputs that the fused operators have."""
+    """Whether a norm of [B, S, H] has the axis, the internal precision and the outputs of the fused operators."""
     return (
         total.shape is not None
         and total.shape.rank() == 3
@@ -81,7 +81,7 @@ def _is_over_last_axis(norm: ir.Node, total: ir.Value) -> bool:
 
 
 def _without_bias(parts: list[ir.Value]) -> tuple[list[ir.Value], ir.Value | None]:
-    """The two terms, without a bias [H] that one of them is the sum with; and the bias."""
+    """The two terms without an added bias [H], and the bias."""
     for index, part in enumerate(parts):
         add = part.producer()
         if add is None or add.op_type != "Add" or only_consumer(part) is None or part.shape is None:

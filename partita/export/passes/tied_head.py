@@ -18,7 +18,7 @@ from partita.export.weights.sources import stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every MatMul with a transposed, shared weight; returns how many."""
+    """Rewrite every MatMul with a transposed, shared weight; returns their number."""
     count = 0
     for turn in [n for n in model.graph if n.op_type == "Transpose"]:
         with over(turn):
@@ -27,7 +27,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
-    """Rewrite the MatMul that alone reads a transposed weight; False where it is not one."""
+    """Rewrite the MatMul that alone reads a transposed weight; False where there is none."""
     weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
     kept = stored(weight)
     if weight is None or kept is None or matmul is None:

@@ -16,7 +16,7 @@ from partita.export.weights.sources import stored
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every Transpose of a two-dimensional weight that nothing else reads; returns how many."""
+    """Rewrite every Transpose of a two-dimensional weight without other consumers; returns their number."""
     count = 0
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         with over(node):
@@ -26,7 +26,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _folded(graph: ir.Graph, node: ir.Node) -> bool:
-    """Put the weight as it is written transposed in the place of a Transpose; False where there is none."""
+    """Replace a Transpose by the weight stored transposed; False where it reads no weight."""
     value = node.inputs[0]
     weight = stored(value)
     if value is None or weight is None or len(value.uses()) != 1:

@@ -19,13 +19,13 @@ from partita.export.passes.rewriting import added, drop_unused_initializers, rem
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))
-"""Sizes that symbolic ones get, by turns; all different from each other in one choice."""
+"""Values of symbolic sizes, in order of occurrence; distinct within one choice."""
 MOST_ELEMENTS = 1 << 20
-"""Larger tensors are left alone: a chain is tried on a few tokens, and a row of those is never as large."""
+"""Larger tensors are not changed; tests with few tokens stay far below."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Shorten every chain; returns how many."""
+    """Shorten every chain; returns their number."""
     count = 0
     for node in list(model.graph):
         is_last = node.op_type in VIEWS and any(use.node.op_type not in VIEWS for use in node.outputs[0].uses())
@@ -37,7 +37,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
-    """Shorten the chain that ends with `last`; False where it is as short as it can be."""
+    """Shorten the chain that ends with `last`; False where it is minimal."""
     result = last.outputs[0]
     if result.is_graph_output():
         return False
@@ -76,7 +76,7 @@ def _upwards(last: ir.Node) -> Iterator[ir.Node]:
 
 
 def _keeps(chain: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> str:
-    """What the chain leaves as it was: `all`, the `order` of the elements, or an empty string."""
+    """The invariant of the chain: `all` (shape and order), the `order` of the elements, or an empty string."""
     same = True
     for choice in CHOICES:
         sizes = _sizes(source, choice)
@@ -94,7 +94,7 @@ def _keeps(chain: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> str:
 
 
 def _sizes(value: ir.Value, choice: Sequence[int]) -> list[int] | None:
-    """The sizes of a value, symbolic ones as in `choice`; None where they are not known."""
+    """The sizes of a value, symbolic ones as in `choice`; None where unknown."""
     if value.shape is None:
         return None
     left = iter(choice)
@@ -103,7 +103,7 @@ def _sizes(value: ir.Value, choice: Sequence[int]) -> list[int] | None:
 
 
 def _target(value: ir.Value) -> list[int] | None:
-    """What a Reshape to the shape of `value` is told; None where more than one size is symbolic."""
+    """The target of a Reshape to the shape of `value`; None with several symbolic sizes."""
     if value.shape is None:
         return None
     sizes = [size if isinstance(size, int) else -1 for size in value.shape]

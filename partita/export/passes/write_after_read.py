@@ -1,7 +1,7 @@
 """Write a state only after all its readers have run: past and present are one buffer.
 
     past ─ A ─ present          past ─ A ─ Reshape ─┐
-        └─ B ─ y                    └─ B ─ y ─ first ┴ Concat ─ Slice ─ Reshape ─ present
+      └─ B ─ y                    └─ B ─ y ─ first ┴ Concat ─ Slice ─ Reshape ─ present
 
 B does not depend on `present`, so a runtime could run A first and B would read the written value. Where a reader is not
 upstream of the node that writes, the written value gets a dependency on one number of the reader's output.
@@ -14,13 +14,12 @@ import onnx_ir as ir
 from partita.export.passes.base import Pass, PassContext, over
 
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
-"""Operators that do not shield what is behind them from the memory of their input: ONNX Runtime gives their output the
-same memory, or, for the last two, makes them part of what is behind them (a product of matrices, say).
-"""
+"""Operators whose output may share the memory of their input, or that ONNX Runtime fuses into their consumer (the last
+two)."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Make every state wait for its readers; returns how many had to."""
+    """Make every state wait for its readers; returns the number of changed states."""
     count = 0
     for _, past, present in list(context.state_values(model.graph)):
         writer = present.producer()
@@ -36,7 +35,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that may read the memory of `value`: behind a view of it, those that read the view."""
+    """The nodes that may read the memory of `value`, directly or through views."""
     found: list[ir.Node] = []
     for use in value.uses():
         found += _readers(use.node.outputs[0]) if use.node.op_type in VIEWS and use.idx == 0 else [use.node]
@@ -44,7 +43,7 @@ def _readers(value: ir.Value) -> list[ir.Node]:
 
 
 def upstream(node: ir.Node) -> set[ir.Node]:
-    """`node`, and every node that has run before it does."""
+    """`node`, and every node that runs before it."""
     seen, left = {node}, [node]
     while left:
         for value in left.pop().inputs:

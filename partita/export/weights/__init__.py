@@ -1,1 +1,1 @@
-"""Weights as lazy arrays, from the files of a checkpoint to external data."""
+"""Lazy weights, from checkpoint files to external data."""

@@ -1,8 +1,6 @@
-"""Weights from checkpoint files to one external data file, a slice at a time.
+"""Write weights from checkpoint files to one external data file, slice by slice.
 
-Until it is written, a weight is a source (`weight_sources.py`): which tensors it comes from and what is done to them on
-the way. Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one piece
-of one weight.
+Equal weights (tied weights, and those shared by prefill and decode graphs) are written once. Peak memory is one slice.
 """
 
 from __future__ import annotations
@@ -36,26 +34,22 @@ COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
-"""Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data
-specification).
-"""
+"""Offset alignment of large tensors for memory mapping by ONNX Runtime (ONNX external data specification)."""
 COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
-"""Ends of the names of what transformers computes itself, and some checkpoints hold all the same."""
+"""Name suffixes of tensors that transformers computes, and that some checkpoints contain."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    """Little-endian bytes of a contiguous tensor, not copied; numpy has no bfloat16, so the bits are taken as they
-    are.
-    """
+    """Little-endian bytes of a contiguous tensor, without a copy; works for bfloat16, which numpy lacks."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Give every initializer that has no data yet its checkpoint tensor.
+    """Attach the checkpoint tensor to every initializer without data.
 
-    `buffers` are the model's own values of stored buffers, for those the checkpoint does not hold. Raises
-    CheckpointError naming what is missing or of another shape or dtype than the config asks for.
+    `buffers`: the model's values of stored buffers that the checkpoint lacks. Raises CheckpointError with the missing
+    tensors and those with a shape or dtype other than the config requires.
     """
     missing, wrong = [], []
     for name, value in model.graph.initializers.items():
@@ -88,14 +82,15 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.where}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
+            f"{checkpoint.where}: weights and config.json do not match: {'; '.join(told)}; check that they belong to "
+            "the same model"
         )
 
 
 def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
-    """A note on tensors that the index of the checkpoint lists and no shard holds.
+    """A note on tensors that the index of the checkpoint lists and no shard contains.
 
-    Raises CheckpointError where `model` has one of them, and nothing in the files for it.
+    Raises CheckpointError where `model` needs one of them.
     """
     if not checkpoint.absent:
         return []
@@ -105,27 +100,27 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
     if wanted := [name for name in (*asked.found, *asked.failed) if there.of(name) is None]:
         raise CheckpointError(
             f"{checkpoint.where}: {listed}, and the model needs {few(sorted(wanted))}; download the checkpoint again, "
-            "or save it again from where it was made"
+            "or save it again from its source"
         )
     return [f"{listed}; the model needs none of them"]
 
 
 def _unknown(sources: Sources) -> list[str]:
-    """Tensors that the model has no place for."""
+    """Tensors without a place in the model."""
     return [name for name in sources.unmatched if not name.endswith(COMPUTED)]
 
 
 def _name_of(origin: Origin, name: str) -> str:
-    """What users know a weight by: the checkpoint's name, or the model's name of what is made of several tensors."""
+    """The weight's name for users: that of the checkpoint, or of the model for a weight from several tensors."""
     return origin.info.name if isinstance(origin, Stored) else name
 
 
 def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
-    """What is wrong with an origin for a value of `shape` and `dtype`; None when nothing is."""
+    """The mismatch of an origin with `shape` and `dtype`; None where they match."""
     tensors = list(origin.tensors())
     if origin.shape != shape:
         name = tensors[0].name if len(tensors) == 1 else f"what {len(tensors)} tensors like {tensors[0].name} make"
-        return f"{name} is {list(origin.shape)}, config.json asks for {list(shape)}"
+        return f"{name} is {list(origin.shape)}, config.json requires {list(shape)}"
     if dtype in COMPUTED_IN:
         for info in tensors:
             if info.dtype not in CHECKPOINT:
@@ -134,8 +129,9 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
-    """What the checkpoint holds and no graph uses, by the outermost modules that nothing is used of, with counts:
-    `vision_tower (312 tensors, 381 MiB)`. Second names and what transformers computes itself are not told.
+    """Unused checkpoint tensors by outermost unused module, with counts: `vision_tower (312 tensors, 381 MiB)`.
+
+    Second names of tied tensors and tensors that transformers computes are not listed.
     """
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
     used |= sources.ignored
@@ -149,7 +145,7 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
 
 
 def _modules(name: str) -> list[str]:
-    """The modules that a tensor is in, by its name, outermost first."""
+    """The modules of a tensor by its name, outermost first."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
@@ -162,31 +158,31 @@ def _counted(name: str, infos: list[TensorInfo]) -> str:
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:
-    """Elements of all weights, a shared one counted once."""
+    """Elements of all weights; shared ones count once."""
     sizes = {w.source.name: w.source.elements for m in models for w in _weights(m)}
     return sum(sizes.values())
 
 
 def _weights(model: ir.Model) -> Iterator[StoredPart]:
-    """Parts of weights that are still to be written."""
+    """Weight parts that are not written yet."""
     return (part for value in model.graph.initializers.values() if (part := stored(value)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """The external data file that was written."""
+    """The written external data file."""
 
     size_bytes: int
     sha256: str
 
 
 def planned_bytes(models: Iterable[ir.Model]) -> int:
-    """Size that the external data file will have, without alignment."""
+    """Size of the external data file in bytes, without alignment."""
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
 def file_bytes(models: Iterable[ir.Model]) -> int:
-    """Size that the external data file will have."""
+    """Size of the external data file in bytes."""
     position, placed = 0, set()
     for value in (value for model in models for value in model.graph.initializers.values()):
         tensor, part = value.const_value, stored(value)
@@ -203,12 +199,12 @@ def file_bytes(models: Iterable[ir.Model]) -> int:
 
 
 def _filling(position: int, size: int) -> int:
-    """Bytes up to where a tensor of `size` bytes may begin."""
+    """Padding in bytes before a tensor of `size` bytes."""
     return -position % (ALIGNMENT if size >= ALIGNMENT else 64)
 
 
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
-    """Write every large initializer of `models` to `folder`/model.onnx.data and point the graphs at it.
+    """Write every large initializer of `models` to `folder`/model.onnx.data and reference it in the graphs.
 
     Raises ResourceError when the disk is full.
     """
@@ -224,9 +220,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
 
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
-    """An operating system error while the package is made in `folder`, as one line: about where it is written, unless
-    it names a file that is only read.
-    """
+    """The error for an OSError while the package in `folder` is written, in one line."""
     if remedy := what_to_do(error, "", folder.parent):
         where = error.filename or tempfile.tempdir or "TMPDIR"
         return ResourceError(f"{where}: no temporary file can be written ({error.strerror or error}); {remedy}")
@@ -238,7 +232,7 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
 
 
 class _Writer:
-    """Appends tensors to a stream, aligned, each distinct one once."""
+    """Appends aligned tensors to a stream, each distinct one once."""
 
     def __init__(self, stream: Any, stage: Stage) -> None:
         self.stream, self.stage = stream, stage
@@ -255,7 +249,7 @@ class _Writer:
                 self._append_weight(part.source)
             offset, length = self.placed[part.key]
         elif tensor.nbytes < INLINE_BYTES:
-            if isinstance(tensor, ir.ExternalTensor):  # of another exporter's file, where the graph is not going to be
+            if isinstance(tensor, ir.ExternalTensor):  # a file of another exporter
                 value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
             return
         else:
@@ -271,7 +265,7 @@ class _Writer:
         )
 
     def _append_weight(self, source: WeightSource) -> None:
-        """Write every part of a weight, one after the other, as the source gives them."""
+        """Write the parts of a weight in the order of its source."""
         starts, written = [self.position] * len(source.parts), [0] * len(source.parts)
         current = -1
         for index, piece in source.pieces():
@@ -286,7 +280,7 @@ class _Writer:
         for index, part in enumerate(source.parts):
             if written[index] != part.size_bytes:
                 raise ValueError(
-                    f"{source.name}: {written[index]} bytes of part {index} came, and it has {part.size_bytes}"
+                    f"{source.name}: part {index} has {part.size_bytes} bytes, but {written[index]} were written"
                 )
             self.placed[source.key, index] = starts[index], written[index]
 
@@ -299,7 +293,7 @@ class _Writer:
         return self.placed[key]
 
     def _align(self, size: int) -> None:
-        """Bring the position to where a tensor of `size` bytes may begin."""
+        """Pad to the alignment of a tensor of `size` bytes."""
         self._write(b"\0" * _filling(self.position, size))
 
     def _write(self, data: bytes | memoryview) -> None:

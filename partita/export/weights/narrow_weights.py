@@ -1,13 +1,12 @@
-"""Weights in 16 bits that are computed with in float32, where the target has no kernels for their type.
+"""Store weights in 16 bits and compute in float32, for targets without kernels for the 16-bit type.
 
     x ─ MatMul(W float32) ─ y          before
     W bfloat16 ─ Cast ─┐
     x ─ MatMul ────────┴ y             after
-    ids ─ Gather(E bfloat16) ─ Cast    where the target looks up rows of that type: only those are cast then
+    ids ─ Gather(E bfloat16) ─ Cast    where the target has a 16-bit Gather: only the rows are cast
 
-ONNX Runtime casts such a constant once, as it opens the graph. The file has half the size, and a checkpoint whose own
-weights have that type loses nothing. Vectors stay float32: norms and biases are small, and some are computed from what
-the checkpoint has.
+ONNX Runtime folds the Cast when it loads the graph. The file has half the size, without loss if the checkpoint has that
+dtype. Vectors (norms and biases) stay float32.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """How weights are kept in 16 bits behind a Cast."""
+    """How weights are stored in 16 bits before a Cast."""
 
     dtype: str
     gathers: bool
-    """The target looks up rows of that type."""
+    """The target supports Gather of that dtype."""
     exactly: bool = False
-    """Only what the checkpoint has in that type is kept so, and nothing is rounded."""
+    """Only weights that the checkpoint has in that dtype are stored in it, without rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """A weight that is kept in 16 bits and computed with in float32."""
+    """A weight that is stored in 16 bits and computed in float32."""
 
     tensors: frozenset[str]
     modules: tuple[str, ...]
-    """That it is of, the nodes that read it and those of its parameters."""
+    """Modules of the weight: the nodes that read it, and those of its parameters."""
     dtype: str
 
 
 def in_question(options: ExportOptions, target: Target | None) -> bool:
-    """Whether the target has to be asked in what a package in 16 bits is to be computed with."""
+    """Whether the target must be probed for the activation dtype of a 16-bit package."""
     computing = PRECISIONS[options.named]
     if options.activations is not None or target is None or computing.dtype == WIDE:
         return False
@@ -71,11 +70,10 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
 
 
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
+    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
 
-    Whether it has a kernel is asked only where the CPU provider could not run the package either (`Precision.twin`).
-    The CPU provider multiplies float16 between Casts on x86 processors, which matters for a target that somebody
-    named: a package in float16 that was made without one may be for any device.
+    The kernel is probed only where the CPU provider cannot run the package either (`Precision.twin`). The CPU provider
+    runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
     """
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
@@ -83,20 +81,20 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
     if target.takes is not None and computing.twin is not None:
         if target.takes([_question("MatMul", computing.dtype)])[0]:
             return options
-        why = f"has no kernel for products in {computing.dtype}"
+        why = f"has no MatMul kernel for {computing.dtype}"
     else:
-        why = f"has no kernel for products in {computing.dtype} on x86 processors"
+        why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
     told(
-        f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
+        f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"
     )
     return replace(options, activations="fp32")
 
 
 def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
-    """How weights are kept; None where they have the type that the graph computes in.
+    """How weights are stored; None where they have the dtype of the activations.
 
-    `takes` asks the provider that the package is for.
+    `takes` probes the provider.
     """
     if computing.stored is None:
         return None
@@ -104,13 +102,14 @@ def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
 
 
 def looks_up(takes: TakesEach | None, dtype: str) -> bool:
-    """Whether the provider looks up rows of a matrix of `dtype`."""
+    """Whether the provider supports Gather on a matrix of `dtype`."""
     return takes is not None and all(takes([_question("Gather", dtype)]))
 
 
 def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach | None) -> Narrow | None:
-    """How the floats beside the integers of a quantised checkpoint are kept: in the 16 bits that they have, where most
-    have as few and the graph computes in float32; None where that is not so.
+    """How the float weights of a quantised checkpoint are stored: in their own 16 bits.
+
+    None unless most have 16 bits and the graph computes in float32.
     """
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
@@ -128,7 +127,7 @@ def _is_float(info: TensorInfo) -> bool:
 
 
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
-    """Keep every matrix of `model` in 16 bits, in place; how many there are, by the name of the pass."""
+    """Store every matrix of `model` in 16 bits, in place. Returns the pass name with their number."""
 
     def run(model: ir.Model, context: PassContext) -> int:
         count = 0
@@ -145,7 +144,7 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
 
 
 def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> NarrowWeights:
-    """What the manifest says of them. `narrowed`: those that the original is given as they are rounded."""
+    """The manifest record. `narrowed`: the weights that the source model gets in rounded form."""
     sources = [source for source, _ in _kept(how, models)]
     return NarrowWeights(
         dtype=how.dtype,
@@ -158,8 +157,9 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[objec
 def rounded_weights(
     how: Narrow, models: Sequence[ir.Model], movable: Callable[[Plain], bool]
 ) -> dict[object, Narrowed]:
-    """Those that the original can be given as they are rounded, by the key of the weight; none where one of them is not
-    `movable`: then there is nothing to hold a graph against but the model as it is.
+    """Weight key -> the weights that the source model can get in rounded form.
+
+    Empty where one of them is not `movable`: then the graph is compared with the model as it is.
     """
     found: dict[object, Narrowed] = {}
     for source, modules in _kept(how, models):
@@ -174,7 +174,7 @@ def rounded_weights(
 
 
 def _kept(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
-    """What `models` keep in that type, and the modules that it is of."""
+    """The 16-bit weights of `models`, with their modules."""
     for value in (value for model in models for value in model.graph.initializers.values()):
         part = stored(value)
         if part is None or not isinstance(part.source, Plain) or part.dtype != to_ir(how.dtype):
@@ -185,19 +185,17 @@ def _kept(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list
 
 
 def _readers(node: ir.Node) -> list[ir.Node]:
-    """Those behind the Cast of a weight; the node itself where it is another."""
+    """The consumers of a weight: those of the Cast where `node` is one."""
     return [use.node for use in node.outputs[0].uses()] if node.op_type == "Cast" else [node]
 
 
 def _is_rounded(source: Plain, how: Narrow) -> bool:
-    """Whether its numbers need more bits than it is kept in: the scales of integers may have as few, and what they
-    stand for has not.
-    """
+    """Whether storing rounds its values: quantised weights count, even with 16-bit scales."""
     return any(info.dtype != how.dtype or not _is_float(info) for info in source.origin.tensors())
 
 
 def _fits(part: StoredPart, how: Narrow) -> bool:
-    """Whether it is to be kept so."""
+    """Whether it is to be stored in 16 bits."""
     source = part.source
     if how.exactly and isinstance(source, Plain):
         infos = list(source.origin.tensors())
@@ -207,14 +205,14 @@ def _fits(part: StoredPart, how: Narrow) -> bool:
 
 
 def is_matrix(part: StoredPart) -> bool:
-    """Whether it is a matrix, or a stack of them, as the checkpoint has it."""
+    """Whether it is a matrix, or a stack of matrices, as in the checkpoint."""
     source = part.source
     is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
     return is_plain and len(part.part.shape) >= 2
 
 
 def behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
-    """Let the readers of a weight read it through a Cast, or cast the rows that they look up."""
+    """Insert a Cast between a weight and its consumers, or after a Gather of its rows."""
     assert isinstance(part.source, Plain)
     kind = to_ir(how.dtype)
     kept = StoredPart(replace(part.source, dtype=kind), shape=tuple(part.shape.numpy()) if part.is_reshaped else None)
@@ -235,7 +233,7 @@ def behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow)
 
 
 def _cast_rows(gather: ir.Node, weight: ir.Value) -> None:
-    """Look up rows of the stored type, and cast those."""
+    """Gather rows in the stored dtype, and cast them."""
     graph, rows = gather.graph, gather.outputs[0]
     assert graph is not None
     gather.replace_input_with(0, weight)
@@ -249,14 +247,14 @@ def _cast_rows(gather: ir.Node, weight: ir.Value) -> None:
 
 
 def _cast(value: ir.Value, shape: ir.Shape | None) -> ir.Node:
-    """A Cast to what the graph computes in."""
+    """A Cast to the dtype of the activations."""
     node = ir.node("Cast", inputs=[value], attributes={"to": int(to_ir(WIDE))})
     node.outputs[0].type, node.outputs[0].shape = ir.TensorType(to_ir(WIDE)), shape
     return node
 
 
 def _question(operator: str, dtype: str) -> Question:
-    """A model of one node that multiplies by, or looks up rows of, a matrix of `dtype`."""
+    """A one-node model to probe a MatMul or Gather with a matrix of `dtype`."""
     kind = ir.TensorType(to_ir(dtype))
     matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
     hidden = ir.Value(name="x", shape=ir.Shape([1, 1, WIDTH]), type=kind)

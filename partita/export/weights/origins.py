@@ -1,8 +1,7 @@
-"""Where the values of a weight come from: tensors of the checkpoint, joined, cut and turned, and nothing read yet.
+"""The origin of a weight: checkpoint tensors, joined, sliced and transposed lazily.
 
-An origin knows its shape and reads any region of itself; it asks the origins below it for no more than that region
-needs. So a stack of experts is read one expert at a time, in whatever layout it is wanted. Equal origins are equal
-values.
+An origin has a shape and reads any region of itself, with only the data that the region needs, e.g. one expert of a
+stack. Equal origins have equal values.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import torch
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 
 Region = tuple[tuple[int, int], ...]
-"""Start and stop on every axis."""
+"""Start and stop of every axis."""
 
 
 class Origin(ABC):
-    """Values of a fixed shape that can be read in parts."""
+    """Values of a fixed shape that can be read by region."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that `read_all` gives, without reading it."""
+        """Shape of the tensor."""
         return self._shape()
 
     def tensors(self) -> Iterator[TensorInfo]:
-        """The checkpoint tensors that are read for it."""
+        """The checkpoint tensors that it reads."""
         return self._tensors()
 
     def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
@@ -39,11 +38,11 @@ class Origin(ABC):
         return self._read(region, files)
 
     def read_all(self, files: OpenFiles) -> torch.Tensor:
-        """All values of the tensor, joined from their parts."""
+        """All values."""
         return self._read(_whole_region(self.shape), files)
 
     def permuted(self, order: tuple[int, ...]) -> Origin:
-        """The same values with axis `order[i]` as axis i. Raises ValueError when `order` does not have every axis."""
+        """The same values with axis `order[i]` as axis i. Raises ValueError where `order` is not a permutation."""
         return self if order == tuple(range(len(self.shape))) else self._permuted(order)
 
     @abstractmethod
@@ -80,7 +79,7 @@ def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
 
 @dataclass(frozen=True)
 class Stored(Origin):
-    """One tensor of the checkpoint, as it is."""
+    """One tensor of the checkpoint."""
 
     info: TensorInfo
 
@@ -96,7 +95,7 @@ class Stored(Origin):
 
 @dataclass(frozen=True)
 class _Of(Origin):
-    """Another origin, seen differently."""
+    """A view of another origin."""
 
     whole: Origin
 
@@ -176,7 +175,7 @@ class Cut(_Of):
 
 @dataclass(frozen=True)
 class Picked(_Of):
-    """The values at `index` of `axis`, which goes away."""
+    """The values at `index` of `axis`, which is removed."""
 
     axis: int
     index: int
@@ -221,7 +220,7 @@ class Reordered(_Of):
 
 @dataclass(frozen=True)
 class Flattened(_Of):
-    """A stack [E, N, K] as its matrices one below the other, [E * N, K]."""
+    """A stack [E, N, K] as one matrix [E * N, K]."""
 
     def __post_init__(self) -> None:
         if len(self.whole.shape) != 3:
@@ -247,7 +246,7 @@ class Flattened(_Of):
 
 @dataclass(frozen=True)
 class Rescaled(_Of):
-    """Every number times `factor` plus `offset`, in float32."""
+    """Every value times `factor` plus `offset`, in float32."""
 
     factor: float
     offset: float
@@ -264,7 +263,7 @@ class Rescaled(_Of):
 
 @dataclass(frozen=True)
 class Joined(Origin):
-    """Several origins one after the other along `axis`."""
+    """Several origins concatenated along `axis`."""
 
     parts: tuple[Origin, ...]
     axis: int
@@ -275,7 +274,7 @@ class Joined(Origin):
 
     @classmethod
     def of(cls, parts: tuple[Origin, ...], axis: int) -> Joined:
-        """Raises ValueError when the parts differ in another axis."""
+        """Concatenate. Raises ValueError when the parts differ in another axis."""
         others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
         if len(others) != 1 or len({len(part.shape) for part in parts}) != 1:
             shapes = sorted({str(list(part.shape)) for part in parts})
@@ -304,13 +303,13 @@ class Joined(Origin):
 
 @dataclass(frozen=True)
 class Computed(Origin):
-    """What a torch operator makes of other origins; computed whole, and once for each time the files are open."""
+    """The result of a torch operator on other origins; computed whole, once while the files are open."""
 
     operator: Callable[..., Any]
     arguments: tuple[Any, ...]
     """Positional arguments; origins stand for tensors, tuples for lists."""
     output: int | None
-    """Which of several results; None when there is one."""
+    """The index of the result; None for a single result."""
     size: tuple[int, ...]
 
     def _shape(self) -> tuple[int, ...]:

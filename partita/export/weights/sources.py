@@ -1,7 +1,7 @@
-"""What a weight is until it is written: a source of one or more tensors, given in pieces, and nothing read yet.
+"""Weight sources: a weight as one or more tensors, read in pieces while it is written.
 
-A plain weight has one part: the values themselves. A quantised one has several (packed data, scales, zero points), each
-an initializer of its own in the graph. Passes and the writer know sources by this protocol only.
+A plain weight has one part; a quantised one has several (packed data, scales, zero points), each a separate
+initializer. Passes and the writer use sources through this protocol.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from partita.export.graph.element_types import of_ir, to_torch
 from partita.export.weights.origins import Interleaved, Joined, Origin, Rescaled, Stored, blocks
 
 SLICE_BYTES = 32 << 20
-"""Weights are read, cast and written in pieces of about this size."""
+"""Weights are read, cast and written in pieces of about this size, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a weight, as it is written."""
+    """One tensor of a weight, as written."""
 
     shape: tuple[int, ...]
     dtype: ir.DataType
     label: str = ""
-    """What it is of the weight: scales, zero points; empty when it is all of it."""
+    """Its role in the weight: scales, zero points; empty for the only part."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file; small elements are packed."""
+        """Size in the file; elements below 8 bits are packed."""
         return dtypes.size_bytes(of_ir(self.dtype), self.shape)
 
 
 class WeightSource(Protocol):
-    """One weight on its way from the checkpoint to the package."""
+    """A weight that is not written yet."""
 
     @property
     def name(self) -> str:
-        """What users know it by."""
+        """The name for users."""
 
     @property
     def tensors(self) -> frozenset[str]:
-        """The checkpoint tensors that it is made of."""
+        """Names of the checkpoint tensors that it reads."""
 
     @property
     def elements(self) -> int:
-        """How many numbers of the model it holds, whatever they are packed into."""
+        """Number of model parameters in it."""
 
     @property
     def key(self) -> Hashable:
@@ -64,52 +64,53 @@ class WeightSource(Protocol):
         """Its tensors, in the order in which they are written."""
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts one after the other, in consecutive pieces of about `SLICE_BYTES`: number of the part, and what
-        comes next of it, in its layout; types that torch has not are uint8. Raises CheckpointError.
+        """The parts in order, in consecutive pieces of about `SLICE_BYTES`: index of the part, and the piece.
+
+        Dtypes that torch lacks are uint8. Raises CheckpointError.
         """
 
     def permuted(self, order: tuple[int, ...]) -> WeightSource | None:
-        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+        """The same weight with axis `order[i]` as axis i; None where it cannot be stored so."""
 
     def interleaved(self, axis: int) -> WeightSource | None:
         """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ...; None where it cannot."""
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> WeightSource | None:
-        """Every number times `factor` plus `offset`, in float32, and stored as `dtype`; None where it cannot."""
+        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`; None where it cannot."""
 
     def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> WeightSource | None:
-        """This weight and then the others along `axis`, as one weight called `name`; None where they cannot be."""
+        """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """The values of an origin, cast to the type of the package."""
+    """The values of an origin, cast to the dtype of the package."""
 
     checkpoint: Checkpoint
     origin: Origin
     dtype: ir.DataType
     name: str
     parameters: tuple[str, ...] = field(default=(), compare=False)
-    """Names in the model, which a checkpoint may have other ones for; several where weights were joined."""
+    """Names in the model, which may differ from the checkpoint's; several for joined weights."""
 
     @property
     def tensors(self) -> frozenset[str]:
-        """The checkpoint tensors that are read."""
+        """Names of the checkpoint tensors that are read."""
         return frozenset(info.name for info in self.origin.tensors())
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds: those of the origin, none packed."""
+        """Number of elements."""
         return math.prod(self.origin.shape)
 
     @property
     def key(self) -> Hashable:
-        """Where the values come from, and what they become."""
+        """The origin and the dtype."""
         return self.origin, int(self.dtype)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """One part: the values as they are."""
+        """One part: the values."""
         return (Part(self.origin.shape, self.dtype),)
 
     def permuted(self, order: tuple[int, ...]) -> Plain:
@@ -121,12 +122,12 @@ class Plain:
         return replace(self, origin=Interleaved(self.origin, axis))
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> Plain:
-        """Every number times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
+        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
         origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
         return replace(self, origin=origin, dtype=dtype)
 
     def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> Plain | None:
-        """This weight and then the others along `axis`; None where one is of another kind or type."""
+        """This weight and the others concatenated along `axis`; None for another source type or dtype."""
         parts, parameters = [self.origin], [*self.parameters]
         for other in others:
             if not isinstance(other, Plain) or (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
@@ -136,7 +137,7 @@ class Plain:
         return replace(self, origin=Joined.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The values in consecutive pieces. Raises CheckpointError when one does not fit the dtype."""
+        """The values in consecutive pieces. Raises CheckpointError for a value outside the range of the dtype."""
         target = to_torch(of_ir(self.dtype))
         with OpenFiles(self.checkpoint.folder) as files:
             for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
@@ -157,7 +158,7 @@ class Plain:
 
 
 def broken(origin: Origin, name: str, files: OpenFiles) -> str:
-    """Which tensor of the checkpoint holds what is no number, of those that the weight `name` comes from."""
+    """A message on the tensor of the weight `name` that holds NaN or infinity."""
     for info in dict.fromkeys(origin.tensors()):
         for region in blocks(info.shape, SLICE_BYTES // 4):
             piece = files.read(info, region)
@@ -169,7 +170,7 @@ def broken(origin: Origin, name: str, files: OpenFiles) -> str:
 
 
 class StoredPart(ir.LazyTensor):
-    """A part of a weight as an initializer of a graph; what a graph keeps in place of the values."""
+    """A part of a weight as an initializer of a graph, without its values."""
 
     def __init__(self, source: WeightSource, index: int = 0, *, shape: tuple[int, ...] | None = None) -> None:
         self.part = source.parts[index]
@@ -179,45 +180,45 @@ class StoredPart(ir.LazyTensor):
 
     @property
     def key(self) -> tuple[Hashable, int]:
-        """Equal keys are equal bytes."""
+        """Equal keys have equal bytes."""
         return self.source.key, self.index
 
     def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
-        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+        """The same weight with axis `order[i]` as axis i; None where it cannot be stored so."""
         self._refuse_reshaped()
         return _whole_of(self.source.permuted(order)) if self._is_whole else None
 
     def interleaved(self, axis: int) -> StoredPart | None:
-        """The same weight with its halves along `axis` interleaved; None where it cannot be written so."""
+        """The same weight with its halves along `axis` interleaved; None where it cannot be stored so."""
         self._refuse_reshaped()
         return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> StoredPart | None:
-        """Every number times `factor` plus `offset`, stored as `dtype`; None where it cannot be written so."""
+        """Every value times `factor` plus `offset`, stored as `dtype`; None where it cannot be stored so."""
         self._refuse_reshaped()
         return _whole_of(self.source.rescaled(factor, offset, dtype)) if self._is_whole else None
 
     def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
-        """This weight and then the others along `axis`, called `name`; None where they cannot be written so."""
+        """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
         everyone = (self, *others)
         if not all(each._is_whole for each in everyone) or any(each.is_reshaped for each in everyone):
             return None
         return _whole_of(self.source.joined([each.source for each in others], axis, name))
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
-        """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""
+        """The same bytes as a tensor of another shape. To be applied last: axes are those of the part."""
         if math.prod(shape) != self.size:
             raise ValueError(f"{self.name}: {list(self.shape)} cannot be viewed as {list(shape)}")
         return StoredPart(self.source, self.index, shape=shape)
 
     @property
     def is_reshaped(self) -> bool:
-        """Whether its axes are other than those of the part."""
+        """Whether its shape differs from that of the part."""
         return tuple(self.shape.numpy()) != self.part.shape
 
     @property
     def _is_whole(self) -> bool:
-        """Whether it is all of the weight: a part that is written otherwise alone does not go with the others."""
+        """Whether it is the whole weight: one part of several cannot be transformed alone."""
         return len(self.source.parts) == 1
 
     def _refuse_reshaped(self) -> None:
@@ -225,25 +226,25 @@ class StoredPart(ir.LazyTensor):
             raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
 
     def _whole(self) -> ir.TensorProtocol:
-        """The whole part in memory; for tests and tools, not used when a package is written."""
+        """The whole part in memory, for tests and tools."""
         pieces = [piece.reshape(-1) for index, piece in self.source.pieces() if index == self.index]
         flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.part.dtype)))
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
 
 
 def _whole_of(source: WeightSource | None) -> StoredPart | None:
-    """The only part of a source; None where there is no source, or it has others beside it."""
+    """The only part of a source; None where it is None or has several."""
     return StoredPart(source) if source is not None and len(source.parts) == 1 else None
 
 
 def stored(value: ir.Value | None) -> StoredPart | None:
-    """What a graph keeps of a weight in `value`; None where it is no weight of the checkpoint."""
+    """The weight part of `value`; None where it is no checkpoint weight."""
     tensor = None if value is None else value.const_value
     return tensor if isinstance(tensor, StoredPart) else None
 
 
 def initializers(source: WeightSource, name: str) -> tuple[ir.Value, ...]:
-    """A value for every part of `source`, the first called `name`, to be put into a graph."""
+    """A graph value for every part of `source`, the first named `name`."""
     parts = [StoredPart(source, index) for index in range(len(source.parts))]
     return tuple(
         ir.Value(
@@ -264,8 +265,9 @@ def checkpoint_weight(
     name: str | None = None,
     parameter: str | None = None,
 ) -> StoredPart:
-    """A plain weight: one tensor of the checkpoint, or what an origin makes of several, as `dtype`. `parameter`: what
-    the model calls it, where that is not its `name`.
+    """A plain weight: one tensor of the checkpoint, or an origin from several, as `dtype`.
+
+    `parameter`: the name in the model, where it differs from `name`.
     """
     origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())

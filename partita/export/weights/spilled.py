@@ -1,9 +1,7 @@
-"""Parameters of the original model in a file: mapped, and let go of when the module that has them has run.
+"""Store parameters of the source model in a memory-mapped file, and release their pages after use.
 
-In float32 the original is twice as large as a checkpoint of 16 bits, and by far the most that an export would hold in
-memory. So a large one is put on disk while transformers loads it, one parameter after the other. What is in the file is
-memory of the operating system, which it takes back when it is short of it: a model may be larger than the memory is.
-Parameters stay ordinary tensors, read and written from anywhere; only how long their pages are resident is different.
+In float32 the source model is twice as large as a 16-bit checkpoint. Large ones are written to disk while transformers
+loads them. Parameters stay ordinary tensors; the operating system can reclaim their pages.
 """
 
 from __future__ import annotations
@@ -27,29 +25,28 @@ from partita.export.checkpoint.weight_files import TensorInfo
 from partita.process import trim
 
 LEAST_PARAMETERS = 64 << 20
-"""Models with fewer stay in memory: 256 MiB in float32, less than the rest of an export takes."""
+"""Models with fewer parameters stay in memory (256 MiB in float32)."""
 SPACE_MARGIN = 1.05
-"""Room on disk, as a factor on the float32 weights."""
+"""Required disk space, as a factor on the size of the float32 weights."""
 SETTER = "set_param_for_module"
-"""What gives a module of transformers 5 a parameter that was loaded, in the module that is imported above."""
+"""The function of transformers 5 that assigns a loaded parameter to a module."""
 WRITTEN_BYTES = 64 << 20
 TRIMMED_BYTES = 64 << 20
-"""Loaded since memory that was freed was given back."""
+"""Bytes loaded between calls that return freed memory to the system."""
 WAITS = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Set, transformers reads one weight after the other: ahead of time it would have all of them in memory."""
+"""An environment variable with which transformers loads weights one by one."""
 LAYER = re.compile(r".*?\.\d+\.")
-"""The beginning of a name that says which layer it is of."""
+"""The beginning of a parameter name up to the layer number."""
 PAGES = "_partita_pages"
 CAN = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasattr(core_model_loading, SETTER)
-"""Linux and macOS, and a transformers that loads as the installed one does."""
+"""Whether the system is Linux or macOS, and the installed transformers has `SETTER`."""
 
 
 def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None, written: int = 0) -> int:
-    """How many parameters of a model of these tensors are in memory at a time, when it is loaded with `scratch` after
-    so many bytes were `written` there.
+    """The number of parameters in memory at a time when a model is loaded with `scratch`.
 
-    That is all of them where it stays in memory. Else it is twice the largest layer, or tensor beside the layers: one
-    that is loaded, and the tensors that it is made of.
+    All of them where the model stays in memory; otherwise twice the largest layer or other tensor. `written`: bytes
+    written to `scratch` before.
     """
     sizes: dict[str, int] = {}
     for name, info in tensors.items():
@@ -61,9 +58,7 @@ def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None,
 
 
 def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
-    """Whether a model of so many parameters is put into a file in the folder `scratch`, where something is written
-    before.
-    """
+    """Whether a model of this size is stored in a file in `scratch`. `written`: bytes written there before."""
     if scratch is None or not CAN or parameters < LEAST_PARAMETERS:
         return False
     try:
@@ -74,15 +69,15 @@ def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
 
 @contextlib.contextmanager
 def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterator[None]:
-    """Have transformers put what it loads of `tensors` in a `with` block into a file in `scratch`.
+    """Within the block, store the parameters that transformers loads of `tensors` in a file in `scratch`.
 
-    Small models stay in memory, and all do without `scratch` or where the disk has no room.
+    Small models stay in memory, as do all without `scratch` or disk space.
     """
     if not _spills(sum(math.prod(info.shape) for info in tensors.values()), scratch):
         yield
         return
     setter: Any = getattr(core_model_loading, SETTER)
-    # Without a name: nothing is left of an export that is killed. The last mapping that ends closes it.
+    # Unlinked, so that a killed export leaves no file. The last mapping closes it.
     with tempfile.TemporaryFile(dir=scratch) as file:
         freed = 0
 
@@ -95,10 +90,10 @@ def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterato
                     value = _parameter(file.fileno(), value)
                 except OSError as error:
                     raise ResourceError(
-                        f"{scratch}: no room for the weights of the original model in float32 ({error.strerror}); make "
-                        "room there, or export to another disk"
+                        f"{scratch}: no space for the float32 weights of the source model ({error.strerror}); make "
+                        "space there, or export to another disk"
                     ) from error
-            if freed > TRIMMED_BYTES:  # else memory for weights of many sizes stays with the C library
+            if freed > TRIMMED_BYTES:  # otherwise the C library keeps freed memory of many sizes
                 freed = 0
                 trim()
             return setter(model, name, value, *others, **named)
@@ -117,7 +112,7 @@ def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterato
 
 
 def watch(model: torch.nn.Module) -> None:
-    """Let go of a module's parameters each time that it has run."""
+    """Release a module's parameters after each run."""
     for module in model.modules():
         if any(hasattr(parameter, PAGES) for parameter in module._parameters.values()):
             module.register_forward_hook(_after, always_call=True)
@@ -125,7 +120,7 @@ def watch(model: torch.nn.Module) -> None:
 
 
 def let_go(model: torch.nn.Module) -> None:
-    """Let go of all parameters that are in a file; what was written to them is kept there."""
+    """Release all parameters that are in a file; written values persist."""
     for module in model.modules():
         _release(module)
 
@@ -142,14 +137,14 @@ def _release(module: torch.nn.Module) -> None:
 
 
 def _parameter(file: int, value: torch.Tensor) -> torch.nn.Parameter | torch.Tensor:
-    """`value` in the file, behind what is there; as it is where it has no numbers. Raises OSError for a full disk."""
+    """`value` appended to the file; unchanged where it is empty. Raises OSError for a full disk."""
     size = value.numel() * value.element_size()
     if not size:
         return value
     start = -(-os.fstat(file).st_size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
     content: Any = value.detach().contiguous().view(torch.uint8).reshape(-1).numpy().data
     written = 0
-    while written < size:  # and not by way of the mapping, which would be in memory beside the value
+    while written < size:  # not through the mapping, which would take memory as well
         written += os.pwrite(file, content[written : written + WRITTEN_BYTES], start + written)
     pages = mmap.mmap(file, size, offset=start)
     kept = torch.frombuffer(pages, dtype=value.dtype).view(value.shape)

@@ -73,7 +73,7 @@ def test_by_its_config(
     if any(name in error for name in ("HQQ", "Quanto", "AQLM", "ModelOpt", "q99", "unknown")):
         assert "this format is not supported: export the checkpoint that it was quantised from, or one in" in error
     else:  # the weights beside this config are floats
-        assert "and none of its tensors is stored so; correct config.json" in error
+        assert "but none of its tensors is in this format; correct config.json" in error
 
 
 FILES: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -227,7 +227,7 @@ def target(**known: object) -> Target:
 def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> None:
     options = ExportOptions("there", Path("out"), cache="window")
     ask(options, target(rolls=True, takes=taken_by_cpu))
-    with pytest.raises(ProviderError, match="not known to keep a cache of a window alone"):
+    with pytest.raises(ProviderError, match="not known to support a window cache"):
         ask(options, target(takes=taken_by_cpu))
     with pytest.raises(ProviderError, match="has no kernel of GroupQueryAttention with sliding_window_cache"):
         ask(options, target(rolls=True, takes=lambda questions: [False] * len(questions)))

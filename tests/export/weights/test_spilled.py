@@ -84,7 +84,7 @@ def test_a_disk_that_fills_up_is_told(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ResourceError, match="no room for the weights of the original model.*No space left"):
+    with pytest.raises(ResourceError, match="no space for the float32 weights of the source model.*No space left"):
         known_answer.load(open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path)
     assert spilled.WAITS not in os.environ  # as it was before, also after an error
 

@@ -1,1 +1,1 @@
-"""Adapters of PEFT on a checkpoint: read, held against the model, and merged into its weights or put beside them."""
+"""PEFT adapters: read, matched with the model, and merged into its weights or added as switchable branches."""

@@ -1,15 +1,15 @@
-"""Adapters beside the weights of a graph: a path of two narrow products, whose matrices are inputs with a default.
+"""Switchable adapters: a low-rank branch parallel to a MatMul, with the matrices as graph inputs.
 
     x ─ product with W ─ y                       x ─ product with W ────────────┐
                                     becomes      x ─ MatMul(A) ─ MatMul(B) ─ Add ┴─ y
 
-A [K, r] and B [r, N] are graph inputs. They are initializers at once, of rank 0, by which nothing is added without an
-adapter; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
-joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
-elsewhere. In a graph for several rows the inputs have an axis before these two, for MatMul goes over both alike: one
-adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank. Where all sizes are fixed, so
-is that axis: one for each row. There they have no default, for providers that compile may take one for a constant, and
-read nothing of what a run gives (seen with OpenVINO): a run without an adapter gives zeros.
+The inputs A [K, r] and B [r, N] have initializers of rank 0 as defaults, so that a run without an adapter adds nothing.
+ONNX Runtime's adapter files hold values for them by name, as Olive writes them. A joined weight, e.g. query, key and
+value, has one branch: B has the rows of each module at its outputs and zeros in the other columns.
+
+In a graph with a batch the inputs have a leading axis: [1, K, r] for one adapter, [B, K, r] for one adapter per
+sequence, padded with zeros to one rank. With fixed sizes the inputs have no default, because compiling providers may
+treat it as a constant (seen with OpenVINO); a run without an adapter passes zeros.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
 
 ADAPTED = ("float32", "float16")
-"""Types of activations beside which there can be a path; numpy and ONNX Runtime's adapter files have both."""
+"""Activation dtypes that branches support: both numpy and ONNX Runtime's adapter files have them."""
 ROWS = "adapter_rows"
-"""The axis of rows: 1, or as many as there are in a run."""
+"""The batch axis of the inputs: 1 or the batch size of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Switched:
     name: str
     adapter: Adapter
     sites: Mapping[str, Site]
-    """Where the weights of its modules lie."""
+    """Module -> location of its weight."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it."""
+    """Notes for the user."""
 
     def rank(self, modules: Iterable[str]) -> int:
-        """The ranks of its matrices for these modules together."""
+        """The sum of the ranks of its matrices for `modules`."""
         return sum(self.adapter.modules[module].rank for module in modules if module in self.adapter.modules)
 
 
@@ -65,14 +65,14 @@ class Adapters:
     """The adapters of a package."""
 
     merged: tuple[AdapterRecord, ...] = ()
-    """Those in its weights."""
+    """Adapters merged into the weights."""
     switched: tuple[Switched, ...] = ()
-    """Those beside them."""
+    """Adapters in branches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A path beside a product."""
+    """A low-rank branch parallel to a MatMul."""
 
     down: str
     """The input A [K, r]."""
@@ -84,15 +84,15 @@ class Branch:
     """N."""
     dtype: str
     rank: int | None
-    """r, where every size is fixed."""
+    """r; None where it is dynamic."""
     apart: int | str | None
-    """The axis that the inputs have for rows, which may then have adapters of their own; None: they have none."""
+    """The batch axis of the inputs; None without one."""
     modules: Mapping[str, torch.Tensor]
-    """Module -> the place in the output of each row of its weight, int64."""
+    """Module -> the output index of each row of its weight, int64."""
 
     @property
     def inputs(self) -> tuple[AdapterInput, AdapterInput]:
-        """Both inputs, as the contract has them."""
+        """Both inputs, as records of the contract."""
         rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
         rows: tuple[int | str, ...] = () if self.apart is None else (self.apart,)
         by_row = self.apart is not None
@@ -103,9 +103,10 @@ class Branch:
 
 
 def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> Switched:
-    """An adapter held against a model, to be put beside its weights.
+    """Match an adapter with the model, to add it as branches.
 
-    Raises CheckpointError for that of another model, UnsupportedModelError for what is more than products.
+    Raises CheckpointError for an adapter of another model, UnsupportedModelError for one that changes more than
+    MatMuls.
     """
     said = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
@@ -113,15 +114,15 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
             f"{said}: it changes {others} as well, which cannot be switched; merge it with `adapter`",
             option="with_adapters",
         )
-    notes = base_note(checkpoint, adapter, "put beside the weights of")
+    notes = base_note(checkpoint, adapter, "added as a branch to")
     return Switched(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
 
 
-def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
-    """Put a path beside every product that one of `wanted` changes, in place; by the name of its first input.
+def add_branches(model: ir.Model, adapters: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
+    """Add a branch to every MatMul that an adapter of `adapters` changes, in place. Returns branches by the name of A.
 
-    `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, the rank is the largest. Raises
-    UnsupportedModelError for a module whose weight no plain product of the graph reads.
+    `batch`: batch size of the graph. `fixed`: all sizes are fixed, and the rank is the largest. Raises
+    UnsupportedModelError for a module whose weight no plain MatMul of the graph reads.
     """
     made: dict[str, Branch] = {}
     apart = None if batch == 1 else batch if fixed else ROWS
@@ -129,13 +130,13 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
         plain = weight_of_product(node)
         if plain is None or not moves(plain.origin):
             continue
-        modules = _modules(plain, wanted)
+        modules = _modules(plain, adapters)
         if modules:
-            branch = _branch(node, plain, modules, wanted, apart, fixed=fixed)
+            branch = _branch(node, plain, modules, adapters, apart, fixed=fixed)
             made[branch.down] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
-    for each in wanted:
+    for each in adapters:
         if left := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
@@ -145,10 +146,10 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
     return made
 
 
-def _modules(plain: Plain, wanted: Sequence[Switched]) -> dict[str, torch.Tensor]:
-    """The adapted modules whose weights make up `plain` [N, K], and where their rows are in it."""
+def _modules(plain: Plain, adapters: Sequence[Switched]) -> dict[str, torch.Tensor]:
+    """The adapted modules that make up `plain` [N, K] -> the indices of their rows in it."""
     found: dict[str, torch.Tensor] = {}
-    for module, site in ((module, site) for each in wanted for module, site in each.sites.items()):
+    for module, site in ((module, site) for each in adapters for module, site in each.sites.items()):
         if module not in found and site.base.name in plain.tensors:
             rows = _rows(plain, site)
             if rows is not None:
@@ -157,7 +158,7 @@ def _modules(plain: Plain, wanted: Sequence[Switched]) -> dict[str, torch.Tensor
 
 
 def _rows(plain: Plain, site: Site) -> torch.Tensor | None:
-    """Where each row of a weight is in the product that it is part of; None when it is not there row by row."""
+    """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
     count, width = plain.origin.shape
     rows = site.base.shape[1 if site.turned else 0]
     row, column = (1, rows) if site.turned else (width, 1)
@@ -181,12 +182,12 @@ def _branch(
     node: ir.Node,
     plain: Plain,
     modules: Mapping[str, torch.Tensor],
-    wanted: Sequence[Switched],
+    adapters: Sequence[Switched],
     apart: int | str | None,
     *,
     fixed: bool,
 ) -> Branch:
-    """The path beside a product. `apart`: the axis of rows, which it has where what it is given has rows."""
+    """Build the branch of a MatMul. `apart`: the batch axis, used where the hidden states have one."""
     hidden = node.inputs[0]
     assert hidden is not None and hidden.dtype is not None
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
@@ -197,13 +198,13 @@ def _branch(
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
-    rank = max(each.rank(modules) for each in wanted) if fixed else None
+    rank = max(each.rank(modules) for each in adapters) if fixed else None
     given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
     return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
 
 
 def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
-    """Add the path behind a product."""
+    """Insert a branch after a MatMul."""
     product, hidden = node.outputs[0], node.inputs[0]
     assert hidden is not None
     users, given = list(product.uses()), product.is_graph_output()
@@ -225,7 +226,7 @@ def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
 
 
 def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
-    """The graph input of that name, with its default of rank 0, or without one where the rank is fixed."""
+    """The graph input of `port`, created with a default of rank 0 where the rank is dynamic."""
     known = next((value for value in graph.inputs if value.name == port.name), None)
     if known is not None:
         return known
@@ -240,7 +241,10 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 
 
 def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
-    """What an adapter has for the inputs of the graphs, by name. Raises CheckpointError for what does not fit."""
+    """The values of an adapter for the inputs of the graphs, by name.
+
+    Raises CheckpointError for a value outside the range of the dtype.
+    """
     found: dict[str, npt.NDArray[Any]] = {}
     with OpenFiles(each.adapter.folder) as files:
         for branch in branches:
@@ -268,7 +272,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
 
 
 def add_to(model: Any, each: Switched) -> None:
-    """Add an adapter to the weights of `model`, of transformers and in float32, whatever they are by now, in place."""
+    """Add an adapter to the float32 weights of a transformers model, in place."""
     with torch.no_grad(), OpenFiles(each.adapter.folder) as files:
         for module, site in each.sites.items():
             matrices = each.adapter.modules[module]
@@ -282,8 +286,8 @@ def add_to(model: Any, each: Switched) -> None:
 
 
 def told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
-    """Whose weights the original model was given, as the end of a sentence."""
+    """The end of a sentence that names the weights of the source model."""
     parts = ["the package's rounded weights"] if placed else []
     parts += [] if adapter is None else [f"the adapter {adapter.name}"]
-    told = f", with {' and '.join(parts)}" if parts else ""
-    return told + (", which are others after the prompt" if prompts else "")
+    ending = f", with {' and '.join(parts)}" if parts else ""
+    return ending + (", which differ after the prompt" if prompts else "")

@@ -1,8 +1,4 @@
-"""adapter_config.json of a PEFT adapter: what of it counts, and what is refused because it cannot be kept.
-
-A setting that Partita does not know and that is set is refused: it may change what the adapter computes, and the
-original model with the adapter left out of account would agree with the graph all the same.
-"""
+"""Read adapter_config.json of a PEFT adapter. A setting that is set and unknown is refused."""
 
 from __future__ import annotations
 
@@ -57,9 +53,7 @@ WITHOUT_EFFECT = frozenset(
         "runtime_config",
     }
 )
-"""Settings of how it was trained, and of where its tensors go, which their names say. Which way round a weight lies is
-known from the module.
-"""
+"""Training settings, and target settings that the tensor names state."""
 REFUSED = {
     "use_qalora": "QALoRA, which averages what the adapter is given",
     "alora_invocation_tokens": "activated LoRA (aLoRA), which begins to work at a token",
@@ -70,22 +64,22 @@ REFUSED = {
     "target_parameters": "parameters of experts (target_parameters)",
     "use_bdlora": "block-diagonal LoRA",
 }
-"""Settings that change what is computed in a way that has no counterpart here."""
+"""Settings that change the computation and are not supported."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin a LoRA that change the weights of the model, too."""
+"""LoRA initialisations that change the weights of the base model."""
 NOT_MERGED = frozenset(
     (
         *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"),
         *("CARTRIDGE", "LILY", "POLY", "SHADOW", "XLORA"),
     )
 )
-"""Kinds that peft 0.21 cannot merge into weights."""
+"""Adapter types that peft 0.21 cannot merge into weights."""
 INSTEAD = "merge it with peft (merge_and_unload) and export what you save"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What of adapter_config.json counts."""
+    """The settings of adapter_config.json that the export uses."""
 
     rank: int
     alpha: float
@@ -102,14 +96,14 @@ class AdapterConfig:
         return int(_matched(self.rank_pattern, module, self.rank))
 
     def scale(self, module: str) -> float:
-        """What the product of its matrices is multiplied by."""
+        """The factor s of s B A."""
         rank = self.rank_of(module)
         alpha = _matched(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
 
 def _matched(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """The value of the first pattern that a module's name ends with, as peft matches them."""
+    """The value of the first pattern that matches the end of a module's name, as in peft."""
     for pattern, value in patterns:
         if matches(rf"(.*\.)?({pattern})$", module):
             return value
@@ -119,7 +113,7 @@ def _matched(patterns: tuple[tuple[str, float], ...], module: str, default: floa
 def read_config(folder: Path) -> AdapterConfig:
     """Read adapter_config.json in `folder`.
 
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for an adapter of another kind.
+    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for an unsupported adapter type.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -143,7 +137,7 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse by name what is no LoRA or DoRA, and what its settings ask for besides."""
+    """Refuse adapter types other than LoRA and DoRA, and unsupported settings, by name."""
     kind = str(raw.get("peft_type"))[:40].upper()
     if "peft_type" not in raw:
         raise CheckpointError(f"{path}: damaged, it has no peft_type")
@@ -170,7 +164,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, float], ...]:
-    """Ranks or alphas of single modules, by a regular expression on their names."""
+    """Regular expressions on module names, with the rank or alpha of each."""
     found = raw.get(key) or {}
     if not isinstance(found, dict) or not all(is_number(value) for value in found.values()):
         raise CheckpointError(f"{path}: damaged, {key} is no table of numbers")

@@ -1,4 +1,4 @@
-"""The tensors of a PEFT adapter, sorted by the module that they belong to, and whether all of them are numbers."""
+"""Tensors of a PEFT adapter by module, checked for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from partita.package.folder import COMPANIONS, check_folder
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PIECE = 1 << 22
-"""Numbers that are looked at together."""
+"""Elements checked in one step."""
 PREFIX = "base_model.model."
-"""What peft puts before the name of a module."""
+"""The prefix of module names in peft."""
 MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.(weight|bias))?")
 MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?")
 WHOLE = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
-"""What peft may put into the name of a parameter that it keeps whole."""
+"""Parts that peft adds to the name of a parameter that it saves whole."""
 ORIGINAL = re.compile(r"\.original_module(?=\.)")
-"""In the name of a parameter that `modules_to_save` replaces; peft saves it as well, and does not use it."""
+"""Part of the name of a parameter that `modules_to_save` replaces; peft saves it and does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """What an adapter has for one module."""
+    """The tensors of an adapter for one module."""
 
     down: AdapterTensor | None = None
     """A."""
@@ -45,33 +45,33 @@ class Matrices:
 
     @property
     def rank(self) -> int:
-        """r, by the shape of A."""
+        """r, the first axis of A."""
         return 0 if self.down is None else self.down.shape[0]
 
 
 SETTINGS = ("config.json", "generation_config.json")
-"""Of the model, wherever they lie."""
+"""Files of the model, ignored in the folder of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A PEFT adapter whose files are there and readable."""
+    """A PEFT adapter whose files exist and are readable."""
 
     folder: Path
     file: str
     config: AdapterConfig
     modules: Mapping[str, Matrices]
-    """By the name of the module in the model."""
+    """Module name in the model -> tensors."""
     whole: Mapping[str, AdapterTensor]
-    """Parameters that are kept as a whole, by name in the model."""
+    """Parameter name in the model -> the tensor that replaces it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that there are, sorted."""
+        """The distinct ranks, sorted."""
         return tuple(sorted({matrices.rank for matrices in self.modules.values()}))
 
     def own_companions(self, base: Path) -> tuple[str, ...]:
-        """Files of a tokenizer or a template beside it that are not those of the model in `base`."""
+        """Tokenizer or template files of the adapter that differ from those of the model in `base`."""
         names = [name for name in COMPANIONS if name not in SETTINGS and (self.folder / name).is_file()]
         return tuple(
             name
@@ -80,7 +80,7 @@ class Adapter:
         )
 
     def others(self) -> str:
-        """What it changes besides the products of some modules, in words; empty when nothing."""
+        """Everything it changes other than MatMuls, in words; empty where nothing."""
         parts = []
         if any(matrices.embedding for matrices in self.modules.values()):
             parts.append("an embedding")
@@ -96,7 +96,7 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Read the adapter in `folder`.
 
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for one of another kind.
+    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for an unsupported type.
     """
     try:
         if not folder.is_dir():
@@ -116,7 +116,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
-    """Raise CheckpointError for NaN or infinity, which would be looked for in the weights that they are added to."""
+    """Raise CheckpointError for NaN or infinity."""
     with OpenFiles(folder) as files:
         for info in tensors:
             for region in blocks(info.shape, PIECE):
@@ -128,7 +128,7 @@ def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
 
 
 def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:
-    """The adapter with its tensors by module. Raises CheckpointError for names that no adapter has."""
+    """The adapter with its tensors by module. Raises CheckpointError for unknown tensor names."""
     modules: dict[str, Matrices] = {}
     whole: dict[str, AdapterTensor] = {}
     odd = [info.name for info in tensors if not info.name.startswith(PREFIX)]
@@ -165,12 +165,12 @@ def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[Tensor
 
 
 def _problem(matrices: Matrices, rank: int, *, dora: bool) -> str:
-    """What is wrong with the tensors of a module; empty when nothing is."""
+    """The defect of the tensors of a module; empty where there is none."""
     down, up = matrices.down, matrices.up
     if down is None or up is None:
         return f"has no lora_{'A' if down is None else 'B'}"
     if len(down.shape) != 2 or len(up.shape) != 2:
-        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, and matrices are wanted"
+        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, not matrices"
     if down.shape[0] != rank or up.shape[1] != rank:
         return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, and its rank is {rank}"
     if dora != (matrices.magnitude is not None):

@@ -1,7 +1,4 @@
-"""An adapter merged into a checkpoint: tensors that are made of what is stored and of the adapter, as they are read.
-
-Everything after it sees a checkpoint with other numbers: names, ties, packing, the original model.
-"""
+"""An adapter merged into a checkpoint: tensors computed from the stored weights and the adapter when they are read."""
 
 from __future__ import annotations
 
@@ -27,31 +24,31 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the numbers of a parameter lie."""
+    """The location of a parameter in the checkpoint."""
 
     base: TensorInfo
-    """The tensor of the checkpoint."""
+    """The tensor in the checkpoint."""
     name: str
-    """The name under which a tensor takes its place: that of `base`, or of the parameter where it is tied to it."""
+    """The name of the merged tensor: that of `base`, or of the parameter where `base` is tied to it."""
     turned: bool = False
-    """Its module reads it as [K, N]."""
+    """The module reads it as [K, N]."""
     embedding: bool = False
 
 
 @dataclass(slots=True)
 class _Merging:
-    """A checkpoint on the way."""
+    """The state of one merge."""
 
     checkpoint: Checkpoint
     model: PreTrainedModel
     adapter: Adapter
     sources: Sources = field(init=False)
     names: frozenset[str] = field(init=False)
-    """Of the model's parameters and stored buffers."""
+    """Parameters and stored buffers of the model."""
     made: dict[str, TensorInfo] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     misfits: list[tuple[str, int | None]] = field(default_factory=list)
-    """Parameters of another shape, and how many tokens the adapter has where only the vocabulary is another size."""
+    """Parameters with another shape, and the vocabulary of the adapter where only that differs."""
     computed: list[str] = field(default_factory=list)
     vocabulary: int = 0
     notes: list[str] = field(default_factory=list)
@@ -63,10 +60,10 @@ class _Merging:
 
 
 def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint with `adapter` merged into its weights, and what is worth knowing of that.
+    """The checkpoint with `adapter` merged into its weights, and notes for the user.
 
-    `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, naming
-    the first five misfits and their number, UnsupportedModelError for one that cannot be merged exactly.
+    `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, with the
+    first five mismatches and their number, UnsupportedModelError for an adapter that cannot be merged exactly.
     """
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
@@ -76,7 +73,7 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
             _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
         elif site is not None:
             _place(work, name, site, Replaced(site.base, value))
-    for name, matrices in adapter.modules.items():  # afterwards: peft may save what a head or embedding adds to as well
+    for name, matrices in adapter.modules.items():  # after `whole`, which may contain the same weights
         _merge_module(work, name, matrices)
     _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
@@ -87,7 +84,7 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
 
 
 def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> dict[str, Site]:
-    """Where the weight of every module of an adapter lies. Raises as `merged` does."""
+    """Module -> location of its weight, for every module of an adapter. Raises as `merged` does."""
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
     found = {}
@@ -113,7 +110,7 @@ def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
 
 
 def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) -> None:
-    """Add the bias of an adapter to that of its module. Raises UnsupportedModelError where that has none."""
+    """Add the bias of an adapter to that of its module. Raises UnsupportedModelError where the module has none."""
     if f"{name}.bias" not in work.names:
         raise UnsupportedModelError(
             f"{work.adapter.folder}: lora_bias is true, and {name} of the model has no bias that it could be merged "
@@ -129,7 +126,7 @@ def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) ->
 
 
 def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
-    """Whether A [r, K], B [N, r] and m [N] are those of a weight [N, K]; notes what does not."""
+    """Whether A [r, K], B [N, r] and m [N] fit a weight [N, K]. Records mismatches in `work`."""
     assert matrices.down is not None and matrices.up is not None
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "no embedding"
@@ -146,16 +143,16 @@ def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
 
 
 def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
-    """Note a parameter whose shape is `given` by the adapter, and not the model's `own`."""
+    """Record a parameter of shape `given` in the adapter and `own` in the model."""
     odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
     resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
     work.misfits.append((f"{said}, the model's is {list(own)}", odd[0][0] if resized else None))
 
 
 def _site(work: _Merging, name: str) -> Site | None:
-    """Where a parameter lies, by the name that the adapter has for it; None when the model has none, which is noted.
+    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded.
 
-    It is a parameter of the model, or a tensor of its files of which the model makes one with others, as of an expert.
+    The name is that of a parameter of the model, or of a tensor that the model joins with others, e.g. an expert.
     """
     if name not in work.names and name not in work.checkpoint.tensors:
         name = next(iter(_renamed(work, name)), name)
@@ -180,12 +177,12 @@ def _site(work: _Merging, name: str) -> Site | None:
 
 
 def _renamed(work: _Merging, name: str) -> Iterator[str]:
-    """The name in this version of the model of a parameter that an earlier transformers called `name`."""
+    """The current names of a parameter that an earlier transformers called `name`."""
     yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).found
 
 
 def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
-    """Put what `decoder` computes in the place of a parameter; what is tied to it keeps what is stored."""
+    """Replace a parameter with the output of `decoder`. Tied parameters keep the stored weight."""
     base = site.base
     work.made[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
     partners = work.sources.tied.get(name, frozenset()) - {name}
@@ -210,7 +207,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
 
 
 def _refuse(work: _Merging) -> None:
-    """Raise for what does not belong together."""
+    """Raise for everything recorded as unsupported or mismatched."""
     folder = work.adapter.folder
     misfits, resized = [said for said, _ in work.misfits], {tokens for _, tokens in work.misfits}
     if len(resized) == 1 and None not in resized and not work.unknown:
@@ -240,14 +237,12 @@ def _refuse(work: _Merging) -> None:
 
 
 def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
-    """A note where the adapter names another model than this one; names alone are compared.
+    """A note where the adapter names another base model. Only the last parts of the names are compared.
 
-    `done`: what becomes of it, as in "merged into" the model.
+    `done`: a participle for the note, e.g. "merged into".
     """
     base = adapter.config.base_model
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.given)]
     if not base or names[0] == names[1]:
         return []
-    return [
-        f"{adapter.folder.name}: the adapter says that it was trained on {base[:120]}, and is {done} {checkpoint.given}"
-    ]
+    return [f"{adapter.folder.name}: the adapter's base model is {base[:120]}; it is {done} {checkpoint.given}"]

@@ -1,4 +1,4 @@
-"""What an adapter makes of a weight, region by region and in float32; nothing is read before that.
+"""Weights changed by an adapter, computed region by region in float32 when they are read.
 
 LoRA (arXiv 2106.09685)   W + s B A                          A [r, K], B [N, r], W [N, K]
 DoRA (arXiv 2402.09353)   m / |W + s B A| (W + s B A)        m [N]; |.| of each row
@@ -17,18 +17,18 @@ from partita.export.weights.origins import Region
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensor:
-    """A tensor of an adapter, which is small: it is read whole, once for each time that files are open."""
+    """A tensor of an adapter, read whole and cached while the files are open."""
 
     folder: Path
     info: TensorInfo
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As in its file."""
+        """Shape as stored."""
         return self.info.shape
 
     def read(self, files: OpenFiles) -> torch.Tensor:
-        """Its numbers, in float32."""
+        """The whole tensor, float32."""
         if self not in files.computed:
             region = tuple((0, size) for size in self.info.shape)
             with OpenFiles(self.folder) as own:
@@ -38,22 +38,22 @@ class AdapterTensor:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """A weight with the product of two narrow matrices added, and with its rows scaled where there are magnitudes."""
+    """A weight plus the product of two low-rank matrices, with rows scaled by magnitudes for DoRA."""
 
     base: TensorInfo
-    """[N, K], or [K, N] where `turned`."""
+    """[N, K], or [K, N] if `turned`."""
     down: AdapterTensor
     """A [r, K]."""
     up: AdapterTensor
     """B [N, r]."""
     scale: float
     turned: bool = False
-    """The weight lies as [K, N]: that of an embedding [V, H], or of a Conv1D of GPT-2."""
+    """The weight is stored as [K, N]: an embedding [V, H], or a Conv1D of GPT-2."""
     magnitude: AdapterTensor | None = None
     """m [N] of DoRA."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, float32."""
+        """The values in `region`, float32."""
         if self.magnitude is None:
             return self._sum(region, files)
         if self not in files.computed:
@@ -69,7 +69,7 @@ class LowRank:
         return files.read(self.base, region).to(torch.float32) + (added.T if self.turned else added)
 
     def _factors(self, files: OpenFiles) -> torch.Tensor:
-        """m / |W + s B A| [N], a few rows at a time."""
+        """m / |W + s B A| [N], computed a few rows at a time."""
         assert self.magnitude is not None
         squares = torch.zeros(self.up.shape[0])
         step = max(1, (1 << 22) // self.base.shape[1])
@@ -85,36 +85,36 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A bias with that of an adapter added (lora_bias)."""
+    """A bias plus that of an adapter (lora_bias)."""
 
     base: TensorInfo
     bias: AdapterTensor
     scale: float
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, float32."""
+        """The values in `region`, float32."""
         ((start, stop),) = region
         return files.read(self.base, region).to(torch.float32) + self.bias.read(files)[start:stop] * self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A parameter that the adapter brings whole (modules_to_save)."""
+    """A parameter that the adapter replaces (modules_to_save)."""
 
     base: TensorInfo
     value: AdapterTensor
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, float32."""
+        """The values in `region`, float32."""
         return self.value.read(files)[tuple(slice(start, stop) for start, stop in region)]
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A tensor under another name: of what a model ties, and an adapter changes only one."""
+    """A tensor under another name, for a tied weight of which the adapter changes only one use."""
 
     base: TensorInfo
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, in the type of the checkpoint."""
+        """The values in `region`, in the dtype of the checkpoint."""
         return files.read(self.base, region)

@@ -1,4 +1,4 @@
-"""What a manifest keeps of an adapter."""
+"""Manifest record of an adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from partita.package.folder import AdapterRecord, record_file
 
 
 def adapter_record(adapter: Adapter, name: str, *, merged: bool) -> AdapterRecord:
-    """Describe `adapter`, which runs know as `name`; its files are hashed."""
+    """The record of `adapter` under the name that runs use, with hashes of its files."""
     return AdapterRecord(
         name=name,
         merged=merged,

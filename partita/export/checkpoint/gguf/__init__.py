@@ -1,1 +1,1 @@
-"""GGUF files as checkpoints: their header, their types of numbers, and the config, tokenizer and names in them."""
+"""GGUF files as checkpoints: header, block types, config, tokenizer and tensor names."""

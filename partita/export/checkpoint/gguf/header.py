@@ -1,10 +1,10 @@
-"""The header of a GGUF file: settings, and where each tensor lies. No size in it is believed before it is checked.
+"""Read and validate the header of a GGUF file (ggml, docs/gguf.md): settings, and the location of each tensor.
 
     magic "GGUF", version u32, number of tensors u64, number of settings u64
     settings: name, type u32, value;  tensors: name, axes u32, sizes u64 each (the fastest first), type u32, offset u64
     padding up to a multiple of general.alignment, then the data
 
-(ggml, docs/gguf.md.) Everything is little-endian here; files of the other order are refused, and parts of a split file.
+Big-endian files and parts of split files are refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of settings, as struct has them."""
+"""Types of settings -> format characters of struct."""
 LEAST_SETTING, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
-"""Bytes that one takes at least."""
+"""Minimum size in bytes of one setting and one tensor record."""
 TOKENS = "tokenizer.ggml.tokens"
 ENDS = frozenset(
     (
@@ -37,18 +37,17 @@ ENDS = frozenset(
         *("<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
     )
 )
-"""Texts of tokens at which llama.cpp ends a generation (llama-vocab.cpp, special_eog_ids)."""
+"""End-of-generation tokens of llama.cpp (llama-vocab.cpp, special_eog_ids)."""
 HARMONY = frozenset({"<|return|>", "<|call|>", "<|end|>"})
-"""In a vocabulary that has all of them, <|end|> ends a message and not the generation."""
+"""In a vocabulary with all of them, <|end|> ends a message, not the generation."""
 BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
-"""Arrays with a value for each token."""
+"""Arrays with one value per token."""
 MOST_TENSORS, MOST_SETTINGS, MOST_VALUES = 1 << 14, 1 << 12, 1 << 21
-"""Values: of all arrays together. The reader of transformers makes an object for each, and real files have fewer than
-2,000 tensors, 100 settings and 1.5 million values.
-"""
+"""Maximum counts; values are those of all arrays together. Real files have fewer than 2,000 tensors, 100 settings and
+1.5 million values."""
 MOST_AXES, DEEPEST, MOST_ALIGNMENT = 4, 4, 1 << 20
 MOST_KEPT = 4096
-"""Numbers of an array that is kept: what a setting has for each layer is, what it has for each token is not."""
+"""Maximum length of an array that is returned: per-layer arrays are, per-token arrays are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,14 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    """The fastest axis last, as everywhere else."""
+    """The fastest axis last."""
     type: BlockType
     start: int
-    """Its first byte in the file."""
+    """Offset of its first byte in the file."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, along the last axis."""
+        """Bytes per row of the last axis."""
         return self.shape[-1] // self.type.block * self.type.size_bytes
 
     @property
@@ -75,26 +74,26 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file holds."""
+    """The contents of the header of a GGUF file."""
 
     path: Path
     settings: Mapping[str, Any]
-    """Numbers and texts by name; a tuple for a short array of numbers, None for any other array."""
+    """Name -> number or string; a tuple for a short array of numbers, None for any other array."""
     tensors: Mapping[str, GgufTensor]
     ends: tuple[int, ...] = ()
-    """Ids of the tokens whose text ends a generation in llama.cpp."""
+    """Ids of the end-of-generation tokens of llama.cpp."""
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of it."""
+        """The architecture's name in llama.cpp."""
         return str(self.settings["general.architecture"])
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file.
+    """Read and validate the header of a GGUF file.
 
-    Raises CheckpointError when it is damaged or cut off, UnsupportedModelError for a version, order of bytes or type of
-    numbers that is not known, and for a part of a split file.
+    Raises CheckpointError when it is damaged or cut off, UnsupportedModelError for an unknown version, byte order or
+    tensor type, and for a part of a split file.
     """
     refuse_pointer(path)
     size = path.stat().st_size
@@ -105,7 +104,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Goes through the bytes of a header; what would be behind the end of the file is an error."""
+    """A parser of the bytes of a header. Reading past the end of the file is an error."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size, self.at = path, data, size, 0
@@ -114,9 +113,9 @@ class _Reader:
         self.values = 0
 
     def header(self) -> Header:
-        """All of it."""
+        """Parse the whole header."""
         if self.take(4) != MAGIC:
-            raise CheckpointError(f"{self.path}: damaged, it does not begin as a GGUF file does")
+            raise CheckpointError(f"{self.path}: damaged, it does not begin with the bytes GGUF")
         version = self.number("I")
         if version & 0xFFFF == 0:
             raise UnsupportedModelError(f"{self.path}: big-endian; convert it with gguf_convert_endian of llama.cpp")
@@ -136,7 +135,7 @@ class _Reader:
         found: dict[str, Any] = {}
         for _ in range(settings):
             name, value = self.setting()
-            if name in found:  # one reader takes the first, another the last
+            if name in found:  # readers differ in which of two they use
                 raise self.wrong(f"it has two settings named {name[:SHOWN_CHARACTERS]}")
             found[name] = value
         self._check_settings(found)
@@ -155,21 +154,21 @@ class _Reader:
 
     def _check_count(self, count: int, most: int, what: str) -> None:
         if count > most:
-            raise UnsupportedModelError(f"{self.path}: it counts {count:,} {what}, and at most {most:,} can be read")
+            raise UnsupportedModelError(f"{self.path}: it counts {count:,} {what}, but at most {most:,} are supported")
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """The next `count` bytes."""
         if count > self.size - self.at:
-            raise self.wrong(f"its header goes on for {count:,} bytes at {self.at:,}, and the file has {self.size:,}")
+            raise self.wrong(f"its header needs {count:,} bytes at {self.at:,}, but the file has {self.size:,}")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, kind: str) -> Any:
-        """The next number, of a type that struct knows."""
+        """The next number. `kind`: a format character of struct."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def text(self) -> str:
-        """The next text."""
+        """The next string."""
         raw = self.take(self.number("Q"))
         try:
             return raw.decode("utf-8")
@@ -182,13 +181,13 @@ class _Reader:
         return name, self.value(self.number("I"), name)
 
     def value(self, kind: int, name: str, depth: int = 0) -> Any:
-        """A value of a type; arrays that are not kept are gone over, and None."""
+        """The value of a setting; None for an array that is not returned."""
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
             return self.text()
         if kind != ARRAY or depth == DEEPEST:
-            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the type {kind}, which there is not")
+            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the unknown type {kind}")
         inner, count = self.number("I"), self.number("Q")
         if inner in SCALARS:
             start = self.at
@@ -203,11 +202,11 @@ class _Reader:
             self._tokens(count)
             return None
         for _ in range(count):
-            self.value(inner, name, depth + 1)  # texts too: one that is not UTF-8 keeps the tokenizer from being read
+            self.value(inner, name, depth + 1)  # strings too: the tokenizer cannot be read with one that is not UTF-8
         return None
 
     def _tokens(self, count: int) -> None:
-        """Go over the vocabulary, in which a token has one id: with two, a tokenizer has the last of them."""
+        """Read the vocabulary. Raises CheckpointError for a token with two ids."""
         seen: dict[str, int] = {}
         for place in range(count):
             token = self.text()
@@ -219,9 +218,9 @@ class _Reader:
         self.ends = tuple(sorted(seen[text] for text in ends & seen.keys()))
 
     def skip(self, count: int) -> None:
-        """Go over bytes that nobody reads here."""
+        """Skip `count` bytes."""
         if count > self.size - self.at:
-            raise self.wrong(f"its header goes on for {count:,} bytes at {self.at:,}, and the file has {self.size:,}")
+            raise self.wrong(f"its header needs {count:,} bytes at {self.at:,}, but the file has {self.size:,}")
         self.at += count
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -237,7 +236,7 @@ class _Reader:
 
     def _check_settings(self, found: Mapping[str, Any]) -> None:
         if not isinstance(found.get("general.architecture"), str):
-            raise self.wrong("it does not say its general.architecture")
+            raise self.wrong("it has no general.architecture")
         for name in BESIDE_TOKENS:
             if self.counts.get(name, self.counts.get(TOKENS)) != self.counts.get(TOKENS):
                 raise self.wrong(
@@ -256,7 +255,7 @@ class _Reader:
         return given
 
     def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, Any]:
-        """The tensors where they lie, all of them inside the file."""
+        """The tensors with their offsets, all of them inside the file."""
         tensors: dict[str, GgufTensor] = {}
         end = 0
         for name, shape, kind, offset in infos:
@@ -278,7 +277,7 @@ class _Reader:
                     f"tensor {name} {list(shape)} of {known.name} ends at byte {tensor.start + tensor.size_bytes:,}, "
                     f"and the file has {self.size:,}"
                 )
-            if offset != end:  # ggml takes no file with gaps, and one that is moved would be read as other numbers
+            if offset != end:  # ggml refuses files with gaps between tensors
                 raise self.wrong(
                     f"tensor {name} lies at byte {offset:,} of the data, and those before it end at {end:,}"
                 )

@@ -1,9 +1,8 @@
-"""Which tensors of a GGUF file are which parameters of a model, and what llama.cpp's converter did to them: by
-transformers' own rules (`modeling_gguf_pytorch_utils`), and nothing read yet.
+"""Maps tensors of a GGUF file to parameters of a transformers model; no tensor data is read.
 
-transformers has a processor for each architecture, which undoes the converter tensor by tensor: it turns the rows of
-queries and keys around, takes 1 off norms, stacks experts. It is run here on the numbers of rows in place of the rows,
-and what comes out says where every row lies. Where it does something else to a tensor, that tensor is processed whole.
+transformers has a processor per architecture (`modeling_gguf_pytorch_utils`), which reverts the changes of llama.cpp's
+converter: it permutes query and key rows, subtracts 1 from norms, stacks experts. The processor runs here on row
+numbers. Where its output is a permutation, the tensor is read row by row; otherwise it is processed whole.
 """
 
 from __future__ import annotations
@@ -27,24 +26,23 @@ from partita.export.checkpoint.stored_formats import StoredWeight
 from partita.export.checkpoint.weight_files import TensorInfo, few, first_line
 
 COMPUTED = ("rope_freqs.weight",)
-"""Tensors that become settings."""
+"""Tensors that become settings of the config."""
 TRANSFORMERS: Any = modeling_gguf_pytorch_utils
 Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
 class _Made:
-    """What a processor made of stand-ins, by the name of the parameter."""
+    """The outputs of a processor run on row numbers, by parameter name."""
 
     values: dict[str, Array] = field(default_factory=dict)
     sources: dict[str, list[GgufTensor]] = field(default_factory=dict)
 
 
 def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str, StoredWeight]:
-    """Every weight of the model of `config` that `file`, in the checkpoint's folder, holds, by name in the model.
+    """Parameter name -> the weight in `file`, a GGUF file in the checkpoint's folder.
 
-    Raises UnsupportedModelError for tensors that transformers' rules know no place for, CheckpointError where they do
-    not fit together.
+    Raises UnsupportedModelError for tensors that transformers does not map, CheckpointError where shapes do not match.
     """
     with torch.device("meta"):
         model = auto_class(config).from_config(config)
@@ -59,8 +57,8 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     placed = {tensor.name for sources in one.sources.values() for tensor in sources}
     if left := sorted(set(tensors) - placed):
         raise UnsupportedModelError(
-            f"{header.path}: transformers' reader of {header.architecture} leaves out {few(left)}, and the model would "
-            "not be the same without"
+            f"{header.path}: transformers' reader of {header.architecture} leaves out {few(left)}, without which the "
+            "model computes different outputs"
         )
     infos = {
         name: TensorInfo(name, file, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
@@ -70,11 +68,11 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     found: dict[str, StoredWeight] = {}
     for name, sources in one.sources.items():
         own = tuple(infos[tensor.name] for tensor in sources)
-        if np.any((one.values[name] == 0) & (other.values[name] == 0)):  # the numbers of rows begin with 1
-            wanted = [gguf for gguf, place in mapping.items() if place == name]
-            lacks = [gguf for gguf in wanted if not {gguf, f"{gguf}.weight"} & placed]
+        if np.any((one.values[name] == 0) & (other.values[name] == 0)):  # row numbers begin with 1
+            expected = [gguf for gguf, place in mapping.items() if place == name]
+            lacks = [gguf for gguf in expected if not {gguf, f"{gguf}.weight"} & placed]
             raise CheckpointError(
-                f"{header.path}: it has {few([tensor.name for tensor in sources])}, which is a part of {name}, and "
+                f"{header.path}: it has {few([tensor.name for tensor in sources])}, which is a part of {name}, but "
                 f"lacks {few(sorted(lacks)) or 'the rest'}; download it again"
             )
         index = _rows(one.values[name], other.values[name], sources, firsts)
@@ -90,7 +88,7 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
 
 
 def _lines(tensor: GgufTensor) -> int:
-    """Rows of a tensor; of a vector its numbers, because they may be moved one by one."""
+    """Number of rows of a tensor; of a vector, its length."""
     return math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
 
 
@@ -99,7 +97,7 @@ def _plain(numbers: Array) -> Array:
 
 
 def _changed(numbers: Array) -> Array:
-    """Other numbers for the same rows: what is moved is still this of the plain ones, what is computed is not."""
+    """An affine change of row numbers: it commutes with a permutation and not with other computation."""
     return 3.0 * numbers + 0.5
 
 
@@ -111,9 +109,9 @@ def _run(
     mapping: Mapping[str, str],
     turn: Any,
 ) -> _Made:
-    """What a processor makes of the numbers of rows [..., 1], or of the places in a vector.
+    """Run a processor on the row numbers [..., 1], or on the indices in a vector.
 
-    Raises CheckpointError for a tensor that it cannot be made of.
+    Raises CheckpointError for a tensor that the processor rejects.
     """
     made, parsed = _Made(), _Noting()
     for name, tensor in tensors.items():
@@ -124,8 +122,8 @@ def _run(
             _processed(processor, numbers, name, mapping, parsed)
         except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path}: settings and tensors disagree: {name} is {list(tensor.shape)}, of which transformers' reader "
-                f"makes no weight ({first_line(error)}); download the file again"
+                f"{path}: settings and tensors do not match: {name} is {list(tensor.shape)}, from which transformers' "
+                f"reader makes no weight ({first_line(error)}); download the file again"
             ) from error
         for key in parsed.noted:
             made.sources.setdefault(key, []).append(tensor)
@@ -134,7 +132,7 @@ def _run(
 
 
 class _Noting(dict[str, torch.Tensor]):
-    """What a processor makes, by name, and the names that it asked for or wrote to since that was last cleared."""
+    """The outputs of a processor by name, with the names read or written since the last reset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +150,7 @@ class _Noting(dict[str, torch.Tensor]):
 def _processed(
     processor: Any, values: Array, name: str, mapping: Mapping[str, str], found: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Put what one tensor becomes beside `found`, what others have become, by name in the model."""
+    """The outputs of a processor for one tensor, by name in the model. `found`: the outputs for earlier tensors."""
     parsed = {"tensors": found}
     with np.errstate(all="ignore"):
         result = processor.process(weights=values, name=name, tensor_key_mapping=mapping, parsed_parameters=parsed)
@@ -164,7 +162,7 @@ def _processed(
 def _rows(
     numbers: Array, others: Array, sources: list[GgufTensor], firsts: Mapping[str, int]
 ) -> npt.NDArray[np.int64] | None:
-    """The rows, in order, of all rows of `sources` one after the other; None where rows are not only moved."""
+    """Indices into the concatenated rows of `sources`; None where rows are not only permuted."""
     if any(len(tensor.shape) < 2 for tensor in sources) or numbers.shape[-1] != 1 or not np.isfinite(numbers).all():
         return None
     if len({tensor.shape[-1] for tensor in sources}) != 1:
@@ -184,7 +182,7 @@ def _rows(
 def _whole(
     header: Header, processor: Any, name: str, tensor: GgufTensor, info: TensorInfo, mapping: Mapping[str, str]
 ) -> WholeWeight:
-    """A weight that is made of all of a tensor."""
+    """A weight that is computed from a whole tensor."""
 
     def process(values: Array) -> Array:
         return _processed(processor, values, tensor.name, mapping, {})[name].numpy()
@@ -194,11 +192,11 @@ def _whole(
 
 
 def _check_experts(header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError for a parameter of another shape than the file's own settings ask for."""
+    """Raise CheckpointError for parameters whose shape does not match the file's settings."""
     wrong = [
-        f"{name} is {list(weight.shape)}, and its settings ask for {list(shapes[name])}"
+        f"{name} is {list(weight.shape)}, but its settings require {list(shapes[name])}"
         for name, weight in found.items()
         if name in shapes and shapes[name] != weight.shape
     ]
     if wrong:
-        raise CheckpointError(f"{header.path}: settings and tensors disagree: {few(wrong, '; ')}")
+        raise CheckpointError(f"{header.path}: settings and tensors do not match: {few(wrong, '; ')}")

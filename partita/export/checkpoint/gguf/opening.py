@@ -1,6 +1,6 @@
-"""A GGUF file as a checkpoint folder: its config and tokenizer written as transformers has them, its weights by name.
+"""Open a GGUF file as a checkpoint folder, with config and tokenizer in transformers' formats.
 
-The folder is a temporary one, with a link to the file in it. It lasts as long as the checkpoint.
+The folder is temporary, contains a link to the file, and lasts as long as the checkpoint object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from partita.export.trace.fake_model import quiet, translated
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
-"""What each frequency of the rotary embedding is divided by, as for llama 3.1."""
+"""Divisors of the rotary embedding's frequencies, as in llama 3.1."""
 SPLITS_AS_GPT2 = frozenset(
     {
         "gpt-2",
@@ -54,19 +54,17 @@ SPLITS_AS_GPT2 = frozenset(
         "granite-docling",
     }
 )
-"""llama.cpp's names of splitting text as GPT-2 does (llama-vocab.cpp), which transformers does by any name that it does
-not know.
-"""
+"""llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
+
+transformers uses GPT-2's split for every unknown name."""
 PREFIX = "partita-gguf-"
-"""Of temporary folders."""
+"""The name prefix of temporary folders."""
 LOCK = ".lock"
-"""The file in such a folder that is locked for as long as somebody needs it; the system gives the lock of a process
-back that was killed.
-"""
+"""The lock file of a temporary folder. The operating system releases the lock of a killed process."""
 
 
 class Scratch:
-    """A temporary folder that goes when the object does, or the process; that of a killed one goes with the next."""
+    """A temporary folder, removed with the object or at exit. Folders of killed processes are removed by later ones."""
 
     def __init__(self) -> None:
         _clear_left()
@@ -77,11 +75,11 @@ class Scratch:
 
 
 def _clear_left() -> None:
-    """Remove folders whose lock nobody has."""
+    """Remove unlocked folders."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked, gone by now, or another user's
+        with suppress(OSError):  # locked, already removed, or another user's
             if folder.is_symlink() or not (folder / LOCK).is_file():
-                continue  # it is just being made
+                continue  # being created
             lock = FileLock(folder / LOCK, timeout=0)
             lock.acquire()
             _clear(folder, lock)
@@ -94,22 +92,22 @@ def _clear(folder: Path, lock: FileLock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A GGUF file, and the folder that stands for it."""
+    """A GGUF file and the folder made from it."""
 
     header: Header
     folder: Path
     scratch: Scratch
-    """Removes the folder when nobody holds it any more."""
+    """Removes the folder when it is garbage-collected."""
     notes: tuple[str, ...]
 
     @property
     def file(self) -> str:
-        """The link to the file, in the folder."""
+        """The name of the link to the GGUF file in the folder."""
         return self.header.path.name
 
 
 def gguf_file(given: Path) -> Path | None:
-    """The GGUF file that `given` is, or that is all that a folder has for weights; None when it is none.
+    """The GGUF file at `given`, or the only weights in that folder; None for other checkpoints.
 
     Raises UnsupportedModelError for a folder with several.
     """
@@ -127,19 +125,19 @@ def gguf_file(given: Path) -> Path | None:
 
 
 def _begins_as_one(path: Path) -> bool:
-    """Whether a file of any name is a GGUF file by its first bytes: what a download is called until it is renamed."""
+    """Whether a file of any name starts with the magic bytes of GGUF."""
     try:
         with path.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
     except OSError:
-        return False  # whatever keeps it from being read is told where it is read
+        return False  # reported where the file is read
 
 
 def prepare(path: Path) -> Prepared:
-    """Read the header of a GGUF file, and write its config and tokenizer into a folder.
+    """Read the header of a GGUF file, and write its config and tokenizer into a temporary folder.
 
-    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers does not
-    read, InstallationError without the package gguf.
+    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers cannot read,
+    InstallationError without the package gguf.
     """
     import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
 
@@ -147,8 +145,8 @@ def prepare(path: Path) -> Prepared:
     known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
     if mapped_as(header.architecture) not in known:
         raise UnsupportedModelError(
-            f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers reads no config from; "
-            f"it does of {', '.join(sorted(known))}; export the checkpoint that it was made of"
+            f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers cannot read; "
+            f"it can read {', '.join(sorted(known))}; export the checkpoint that the file was converted from"
         )
     scratch = Scratch()
     folder = scratch.folder
@@ -164,7 +162,7 @@ def prepare(path: Path) -> Prepared:
 
 
 def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
-    """The weights in a GGUF file, as a quantised checkpoint has them. Raises what `weights_of` does."""
+    """The weights of a GGUF file as a quantised checkpoint. Raises as `weights_of` does."""
     with quiet(), translated(f"{prepared.header.path}: finding its tensors in the model"):
         weights = weights_of(prepared.header, config, prepared.file)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
@@ -173,7 +171,7 @@ def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
 
 
 def _method(header: Header) -> str:
-    """GGUF with the types of its matrices, the one of most numbers first."""
+    """The method name: GGUF with the types of its matrices, the most frequent first."""
     counts: dict[str, int] = {}
     for tensor in header.tensors.values():
         if len(tensor.shape) > 1:
@@ -182,17 +180,17 @@ def _method(header: Header) -> str:
 
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the rotary embedding with the factors of the file, which divide its frequencies at every length.
+    """Settings of the rotary embedding with the frequency factors of the file, the same at every length.
 
-    transformers has such factors as those of "longrope"; with the same for short and long texts, and nothing done to
-    attention, they are those of llama.cpp.
+    transformers supports factors for "longrope". With equal short and long factors and attention_factor 1, they compute
+    the same as llama.cpp.
     """
     tensor: GgufTensor = header.tensors[FACTORS]
     stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
     factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
-        raise UnsupportedModelError(f"{header.path}: {FACTORS} beside a rotary embedding of another kind")
+        raise UnsupportedModelError(f"{header.path}: {FACTORS} together with a rotary embedding of another type")
     most = raw.get("max_position_embeddings")
     changed = {
         **rope,
@@ -207,7 +205,7 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
-    """Write the tokenizer of the file into `folder`; a note where transformers makes none of it, or another one."""
+    """Write the tokenizer of the file into `folder`. Returns a note where transformers cannot load it or differs."""
     try:
         with quiet(), translated("reading the tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file, local_files_only=True)
@@ -218,15 +216,15 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
 
 
 def _splits_note(header: Header) -> tuple[str, ...]:
-    """A note where text is split otherwise, before it becomes tokens, than transformers' tokenizer of the file does."""
+    """A note where transformers' tokenizer of the file splits text differently from llama.cpp."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
     if header.settings.get("tokenizer.ggml.model") != "gpt2" or said in known:
         return ()
-    how = "does not say how text is split" if said is None else f"has text split as {str(said)[:40]!r}"
+    how = "names no pre-tokenizer" if said is None else f"names the pre-tokenizer {str(said)[:40]!r}"
     return (
-        f"the GGUF file {how} (tokenizer.ggml.pre), and transformers' tokenizer splits it as GPT-2 does: some texts "
-        "become other tokens than those that the model was trained with; give it tokens, or export the checkpoint that "
-        "it was made of",
+        f"the GGUF file {how} (tokenizer.ggml.pre), but transformers splits text as GPT-2 does: some texts "
+        "get other tokens than in training; pass token ids, or export the checkpoint that "
+        "the file was converted from",
     )

@@ -1,9 +1,8 @@
-"""What becomes of the settings of a GGUF file: transformers reads most of them into a config, others are put there,
-and those are refused without which the model would compute something else.
+"""Completes the config that transformers reads from a GGUF file, and refuses settings that would change the outputs.
 
-The original that a package is compared with is built from the same config, so that no comparison can tell what is
-missing in it. A setting that nothing here knows is therefore refused by name. What is written for each architecture is
-in llama.cpp's `conversion/`, what is made of it in its `llama-model.cpp`.
+The source model of the comparison is built from the same config, so that verification cannot detect a missing setting.
+Therefore unknown settings are refused by name. Settings are written by llama.cpp's `conversion/` and read by its
+`llama-model.cpp`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ SIZES = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-"""Sizes that transformers does not read of every architecture, and what its configs call them."""
+"""Sizes that transformers does not read for every architecture -> config keys."""
 ROTATED = {"rope.dimension_count": "full_attention", "rope.dimension_count_swa": "sliding_attention"}
-"""How many numbers of a head are rotated, and in which layers, where these differ: compared with the config."""
+"""Numbers of rotated dimensions per head, and the layer type where these differ; compared with the config."""
 OF_THE_FILE = frozenset(
     {
         "vocab_size",
@@ -42,9 +41,9 @@ OF_THE_FILE = frozenset(
 )
 """Settings that follow from the tensors and their shapes, where transformers does not read them."""
 NOTHING = ("", "none", 0, 0.0, False, ())
-"""Values by which a setting says nothing."""
+"""Values that set nothing."""
 USUAL = {"attention.causal": (True,), "expert_gating_func": (0, 1)}
-"""The same of settings that say what is so without them: 1 is a softmax, as these architectures have it."""
+"""Values equal to the default; 1 is a softmax."""
 COPIED = {
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
@@ -55,58 +54,57 @@ COPIED = {
     "expert_weights_norm": ("norm_topk_prob",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
-"""Settings that are put into a config which has a place for them, the first of these."""
+"""Settings -> config keys; the first that the config has is set."""
 BASES = {
     "rope.freq_base": "full_attention",
     "rope.global.freq_base": "full_attention",
     "rope.freq_base_swa": "sliding_attention",
     "rope.local.freq_base": "sliding_attention",
 }
-"""Bases of the rotary embedding, and in which layers, where these differ. Two are Ollama's names."""
+"""Bases of the rotary embedding, and the layer type where these differ. Two are Ollama's names."""
 PATTERN = "attention.sliding_window_pattern"
-"""Whether each layer has a window, or every how many layers one has none: compared with the config."""
+"""Per layer, whether it has a window, or the period of layers without one; compared with the config."""
 HARMLESS = frozenset(
     {
-        "attention.layer_norm_epsilon",  # of a kind of norm that the model has none of, where it has no place
+        "attention.layer_norm_epsilon",  # the epsilon of a norm that the model does not have
         "attention.layer_norm_rms_epsilon",
         "classifier.output_labels",
-        "context_length",  # where a model has no limit
-        "decoder_block_count",  # encoder-decoders are refused as such
+        "context_length",  # the model has no maximum length
+        "decoder_block_count",  # encoder-decoders are refused
         "embedding_length_out",
         "features_length",
         "pooling_type",
         "tensor_data_layout",
     }
 )
-"""Settings without which the logits are the same: a note names them."""
+"""Settings that do not change the logits; a note names them."""
 TOKENIZER = "tokenizer."
 END_TOKENS = tuple(f"{TOKENIZER}ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""Settings of the tokens that end a generation."""
+"""Settings with end-of-generation tokens."""
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
-"""What the lengths of texts are measured by for scaling: of every phi3, also where nothing is scaled."""
+"""The reference length for scaling; every phi3 has it, scaled or not."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models of 27 B, by which llama.cpp knows them."""
-INSTEAD = "export the checkpoint that it was made of"
+"""Number of layers of the 27 B models, by which llama.cpp detects them."""
+INSTEAD = "export the checkpoint that the file was converted from"
 
 
 def mapped_as(architecture: str) -> str:
-    """What transformers calls an architecture in its tables of GGUF files."""
+    """transformers' name of an architecture in its GGUF tables."""
     names = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
     return names.get(architecture, architecture)
 
 
 def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`raw`, the config that transformers makes of a file, with what it does not read of the settings; and a note on
-    settings that are left out.
+    """`raw`, transformers' config of a file, with the settings that it does not read, and a note on ignored settings.
 
-    Raises UnsupportedModelError for those without which the model computes something else.
+    Raises UnsupportedModelError for unsupported settings that change the outputs.
     """
     prefix = f"{header.architecture}."
     given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
     tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING
     known: Mapping[str, str | None] = tables["config"].get(mapped_as(header.architecture), {})
-    read = {name for name, key in known.items() if key is not None}  # None: it goes over them
-    read -= {"context_length"}  # read of gpt2 as n_ctx, which its config does not use
+    read = {name for name, key in known.items() if key is not None}  # None: transformers ignores it
+    read -= {"context_length"}  # read for gpt2 as n_ctx, which its config does not use
     made = {**raw, **_sizes(given, read, raw)}
     left = {
         name: value
@@ -123,8 +121,8 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
     _check_rotated(header, given, made)
     if wrong := sorted(set(left) - HARMLESS):
         raise UnsupportedModelError(
-            f"{header.path}: it says {few([_shown(name, left[name]) for name in wrong])}, which transformers' reader "
-            f"of {header.architecture} leaves out, and the model would not be the same without; {INSTEAD}"
+            f"{header.path}: it has {few([_shown(name, left[name]) for name in wrong])}, which transformers' reader "
+            f"of {header.architecture} leaves out, without which the model computes different outputs; {INSTEAD}"
         )
     read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
     left |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
@@ -134,10 +132,10 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
 
 
 def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens that end a generation in llama.cpp: those of the settings, and those that are known by their text."""
+    """The end-of-generation tokens of llama.cpp: those of the settings, and those known by their text."""
     said = [header.settings[name] for name in END_TOKENS if isinstance(header.settings.get(name), int)]
     own = raw.get("eos_token_id")
-    if isinstance(own, list):  # transformers knows all of some types
+    if isinstance(own, list):  # transformers knows all of some architectures
         said += own
     elif own is not None and END_TOKENS[0] not in header.settings:
         said.append(own)
@@ -146,7 +144,7 @@ def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(given: Mapping[str, Any], read: set[str], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes in the file that transformers does not read, as settings of its config."""
+    """Sizes in the file that transformers does not read, as config settings."""
     return {
         key: given[name]
         for name, key in SIZES.items()
@@ -155,7 +153,7 @@ def _sizes(given: Mapping[str, Any], read: set[str], raw: Mapping[str, Any]) -> 
 
 
 def _check_scaling(header: Header, left: dict[str, Any]) -> None:
-    """Raise UnsupportedModelError for a rotary embedding that is scaled; takes out what says nothing without it."""
+    """Raise UnsupportedModelError for a scaled rotary embedding. Removes settings without effect from `left`."""
     scaled = sorted(name for name in left if name.startswith(("rope.scaling.", "rope.scale")))
     if scaled == [ORIGINAL_LENGTH] and not any(name.startswith("rope_factors") for name in header.tensors):
         del left[ORIGINAL_LENGTH]
@@ -167,7 +165,7 @@ def _check_scaling(header: Header, left: dict[str, Any]) -> None:
 
 
 def _put(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
-    """What a setting changes in a config; None where that has no place for it."""
+    """The config change that a setting requires; None where the config has no key for it."""
     if name == PATTERN:
         return {} if _is_pattern(raw, value) else None
     if not isinstance(value, int | float):
@@ -175,13 +173,13 @@ def _put(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None
     if name in BASES:
         return _with_base(raw, BASES[name], value)
     if name == "attention.sliding_window" and raw.get("use_sliding_window") is False:
-        return None  # with it, a config forgets the window
+        return None  # a config without a layer pattern ignores the window
     key = next((key for key in COPIED.get(name, ()) if key in raw), None)
     return None if key is None else {key: value}
 
 
 def _is_pattern(raw: Mapping[str, Any], value: Any) -> bool:
-    """Whether a config has windows in the layers that the file says."""
+    """Whether the config has sliding windows in the layers that the file names."""
     layers = raw.get("layer_types")
     if not isinstance(layers, list):
         return False
@@ -193,7 +191,7 @@ def _is_pattern(raw: Mapping[str, Any], value: Any) -> bool:
 
 
 def _rope(raw: Mapping[str, Any], layers: str) -> Mapping[str, Any] | None:
-    """The settings of the rotary embedding in some layers; None where the config has none of their own."""
+    """The rotary settings of some layers; None where the config has none."""
     rope = raw.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return None
@@ -205,7 +203,7 @@ def _rope(raw: Mapping[str, Any], layers: str) -> Mapping[str, Any] | None:
 
 
 def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, Any] | None:
-    """The settings of the rotary embedding with another base in some layers."""
+    """The rotary settings with another base in some layers."""
     rope = _rope(raw, layers)
     if rope is None:
         return None
@@ -214,8 +212,9 @@ def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, A
 
 
 def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What the queries of a gemma are divided by the root of, which no file says: the numbers of a head, and in the
-    largest models the width of the model by heads.
+    """query_pre_attn_scalar of gemma, which is not in the file.
+
+    It is the head size, or hidden size / heads in the largest models.
     """
     if header.architecture not in LARGEST or "query_pre_attn_scalar" not in raw:
         return {}
@@ -225,7 +224,7 @@ def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head(raw: Mapping[str, Any]) -> int | None:
-    """How many numbers a head has; None where the config does not say, which is found by others."""
+    """The head size; None where the config does not contain it."""
     head, hidden, heads = (raw.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
     if isinstance(head, int) and head > 0:
         return head
@@ -233,21 +232,21 @@ def _head(raw: Mapping[str, Any]) -> int | None:
 
 
 def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError where the config rotates more or fewer numbers of a head than the file says."""
+    """Raise UnsupportedModelError where config and file differ in the number of rotated dimensions per head."""
     for name, layers in ROTATED.items():
         said, rope, head = given.get(name), _rope(raw, layers), _head(raw)
         if not isinstance(said, int) or not said or rope is None or head is None:
             continue
         if rope.get("rope_type", "default") != "default":
-            continue  # "proportional" rotates all of a head, some of it by nothing
+            continue  # "proportional" rotates the whole head, some dimensions by an angle of 0
         rotated = int(head * (rope.get("partial_rotary_factor") or 1.0))
         if said != rotated:
             raise UnsupportedModelError(
-                f"{header.path}: {name} is {said:,}, and the model that transformers makes of it rotates {rotated:,} "
+                f"{header.path}: {name} is {said:,}, but transformers' model rotates {rotated:,} "
                 f"numbers of each head; {INSTEAD}"
             )
 
 
 def _shown(name: str, value: Any) -> str:
-    """A setting and its value, in a message."""
+    """`name = value` for a message."""
     return f"{name} = {'an array' if value is None or isinstance(value, tuple) else value}"

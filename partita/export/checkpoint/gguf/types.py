@@ -1,8 +1,7 @@
-"""The types of numbers in GGUF files: how long their blocks are, and which are integers with a scale.
+"""Block types of GGUF files: block lengths, and integers with scales (layouts: ggml-quants.h and gguf-py's quants.py).
 
-Every type that the package gguf dequantises can be read as floats. Those in `AFFINE` are d * (q - 128) or d * (q - 8)
-with integers q, so that a package can have them as they are; the others have a minimum for each block as well (Q4_1,
-Q5_1, Q2_K, Q4_K, Q5_K), or numbers of no grid. Layouts are those of ggml-quants.h and of gguf-py's quants.py.
+Types in `AFFINE` are d * (q - 128) or d * (q - 8) with integers q, which a package can store unchanged. Other types
+have block minima too (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) or a non-uniform grid, and are read as floats.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]
-"""Integers and scales of B blocks: [B, block], [B, block / integers that share a scale]."""
+"""Integers and scales of B blocks: [B, block], [B, block / group]."""
 
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """One type, by llama.cpp's name."""
+    """A block type, by llama.cpp's name."""
 
     number: int
     name: str
     block: int
-    """Numbers of a block."""
+    """Elements per block."""
     size_bytes: int
-    """Bytes of a block."""
+    """Bytes per block."""
 
     @property
     def floats(self) -> str | None:
-        """The name of a float type; None of a quantised one."""
+        """The name of a float type; None for a quantised one."""
         return FLOATS.get(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A type whose numbers are integers with a scale."""
+    """A type of integers with a scale."""
 
     bits: int
-    """4: the zero point is 8; 8: it is 128."""
+    """4: zero point 8; 8: zero point 128."""
     group: int
-    """Numbers that share a scale."""
+    """Elements per scale."""
     split: Callable[[Bytes], Split]
-    """Bytes of blocks [B, bytes] -> their integers and scales."""
+    """Bytes of blocks [B, bytes] -> integers and scales."""
 
 
 def block_type(number: int) -> BlockType | None:
-    """The type of that number; None where the package gguf does not have it, or does not dequantise it."""
+    """The type of that number; None where the package gguf does not have it or cannot dequantise it."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
@@ -65,12 +64,12 @@ def block_type(number: int) -> BlockType | None:
 
 @functools.cache
 def _is_read(number: int) -> bool:
-    """Whether the package gguf makes floats of a block."""
+    """Whether the package gguf can dequantise the type."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     kind = GGMLQuantizationType(number)
     if kind.name.startswith("I") and kind.name[1:].isdigit():
-        return False  # plain integers are no weights
+        return False  # plain integers are not weights
     try:
         dequantised(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), number)
     except NotImplementedError:
@@ -79,7 +78,7 @@ def _is_read(number: int) -> bool:
 
 
 def dequantised(rows: Bytes, number: int) -> npt.NDArray[np.float32]:
-    """Rows of bytes [R, bytes] as gguf's own library has them, float32 [R, K]."""
+    """Dequantise rows of bytes [R, bytes] with the package gguf, float32 [R, K]."""
     from gguf import GGMLQuantizationType, dequantize
 
     kind = GGMLQuantizationType(number)
@@ -92,23 +91,23 @@ def dequantised(rows: Bytes, number: int) -> npt.NDArray[np.float32]:
 
 
 def _halves(blocks: Bytes, at: int) -> npt.NDArray[np.float32]:
-    """The float16 at a byte of each block, [B, 1]."""
+    """The float16 at byte `at` of each block, [B, 1] float32."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[B, 16] -> [B, 32]: the low halves, then the high ones."""
+    """[B, 16] -> [B, 32]: the low nibbles, then the high nibbles."""
     return np.concatenate([packed & 15, packed >> 4], axis=1)
 
 
 def _shifted(packed: Bytes, width: int, shifts: tuple[int, ...]) -> Bytes:
-    """[B, n] -> [B, n / width, len(shifts), width], each shifted down, as rows of `width`."""
+    """[B, n] -> [B, n / width * len(shifts) * width]: each run of `width` bytes, shifted right by every shift."""
     wide = packed.reshape(len(packed), -1, 1, width) >> np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     return wide.reshape(len(packed), -1)
 
 
 def _moved(integers: npt.NDArray[Any], offset: int) -> Bytes:
-    """Integers and what their zero point is moved by, together below 256."""
+    """Integers plus the zero point; results are below 256."""
     return (integers + offset).astype(np.uint8)
 
 
@@ -117,7 +116,7 @@ def _q4_0(blocks: Bytes) -> Split:
 
 
 def _q8_0(blocks: Bytes) -> Split:
-    return blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0)  # q + 128 of a number in two's complement
+    return blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0)  # q + 128 of a two's complement byte
 
 
 def _q5_0(blocks: Bytes) -> Split:
@@ -140,7 +139,7 @@ def _q6_k(blocks: Bytes) -> Split:
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What the 16 codes stand for; of MXFP4 twice that, as its scale here is half of what the file says."""
+"""Values of the 16 codes. Those of MXFP4 are doubled, because its scale here is half of the stored one."""
 
 
 def _coded(codes: tuple[int, ...], packed: Bytes) -> Bytes:

@@ -1,4 +1,4 @@
-"""Weights of a model in a GGUF file: rows of one tensor or of several, in an order of their own, or all of it."""
+"""Weights in a GGUF file: permuted rows of one or several tensors, or a whole tensor."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from partita.export.weights.origins import Region
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows along the last axis, each a row of some tensor of the file."""
+    """Rows along the last axis, each a row of a tensor of the file."""
 
     path: Path
     tensors: tuple[GgufTensor, ...]
-    """All of one width, and of one type where `read` is asked."""
+    """Tensors of one row length; `read` needs one type, too."""
     index: npt.NDArray[np.int64]
-    """The number of each row, in order, of all rows of the tensors one after the other."""
+    """For each row, its index in the concatenated rows of the tensors."""
 
     def read(self, region: Region, shape: tuple[int, ...]) -> tuple[Bytes, int]:
-        """The bytes of the blocks that `region` of a tensor of `shape` touches, [R, bytes], and the first column of
-        them.
-        """
+        """The bytes of the blocks that `region` of a tensor of `shape` touches, [R, bytes], and their first column."""
         places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
         begin, end = region[-1]
         block = self.tensors[0].type
@@ -48,7 +46,7 @@ class Rows:
         return found, first * block.block
 
     def of_each(self, region: Region, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.bool_], Rows]]:
-        """Of each tensor that `region` of a tensor of `shape` has rows of: which these are [R], and they alone."""
+        """For each tensor with rows in `region`: a mask of these rows [R], and the rows."""
         places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
         low = 0
         for tensor in self.tensors:
@@ -60,13 +58,13 @@ class Rows:
 
 
 def _mapped(path: Path, tensor: GgufTensor) -> Bytes:
-    """The bytes of a tensor [rows, bytes], in the file."""
+    """The memory-mapped bytes of a tensor [rows, bytes]."""
     shape = math.prod(tensor.shape[:-1]), tensor.row_bytes
     return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)
 
 
 def _as_region(values: npt.NDArray[Any], region: Region, first: int) -> torch.Tensor:
-    """Rows [R, columns from `first` on] as the region that was asked for."""
+    """Rows [R, columns from `first`] reshaped to `region`."""
     begin, end = region[-1]
     cut = np.ascontiguousarray(values[:, begin - first : end - first])
     return torch.from_numpy(cut).reshape([stop - start for start, stop in region])
@@ -74,12 +72,12 @@ def _as_region(values: npt.NDArray[Any], region: Region, first: int) -> torch.Te
 
 @dataclass(frozen=True, eq=False)
 class RowWeight(StoredWeight):
-    """Numbers that gguf's own library computes, any rows of them."""
+    """A weight whose rows the package gguf dequantises."""
 
     rows: Rows
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Its numbers in `region`, float32."""
+        """The values in `region`, float32."""
         raw, first = self.rows.read(region, self.shape)
         if not raw.size:
             return torch.empty([stop - start for start, stop in region])
@@ -88,17 +86,17 @@ class RowWeight(StoredWeight):
 
 @dataclass(frozen=True, eq=False)
 class FloatRows(StoredFloats, RowWeight):
-    """The same of a type of floats."""
+    """`RowWeight` of a float type."""
 
 
 @dataclass(frozen=True, eq=False)
 class MixedRows(StoredWeight):
-    """Rows of tensors of several types, as the halves of an expert may be: the numbers of each by its own."""
+    """Rows of tensors with different types, e.g. the halves of an expert, each dequantised by its type."""
 
     rows: Rows
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Its numbers in `region`, float32."""
+        """The values in `region`, float32."""
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
         for here, rows in self.rows.of_each(region, self.shape) if found.numel() else ():
@@ -111,12 +109,12 @@ class MixedRows(StoredWeight):
 
 @dataclass(frozen=True, eq=False)
 class MixedFloatRows(StoredFloats, MixedRows):
-    """The same of several types of floats."""
+    """`MixedRows` of float types."""
 
 
 @dataclass(frozen=True, eq=False)
 class AffineRows(AffineWeight):
-    """Numbers that are integers with a scale for each block."""
+    """Integers with one scale per block."""
 
     rows: Rows
 
@@ -134,7 +132,7 @@ class AffineRows(AffineWeight):
         return Parts(_as_region(integers.reshape(len(raw), -1), region, first), _as_region(wide, region, first), zero)
 
     def zero_points(self, files: OpenFiles) -> torch.Tensor:
-        """The one of all blocks."""
+        """The zero point of all blocks, [1] uint8."""
         return torch.tensor([1 << (self.bits - 1)], dtype=torch.uint8)
 
 
@@ -143,14 +141,14 @@ Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WholeWeight(StoredFloats):
-    """Numbers that are computed from all of a tensor: a norm that is stored with 1 added to it, a table turned over."""
+    """A weight computed from a whole tensor, e.g. a norm stored with 1 added, or a transposed table."""
 
     path: Path
     tensor: GgufTensor
     process: Process
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Its numbers in `region`, float32; computed once for each time the files are open."""
+        """The values in `region`, float32; computed once while the files are open."""
         if self not in files.computed:
             raw = dequantised(_mapped(self.path, self.tensor), self.tensor.type.number)
             made = self.process(raw.reshape(self.tensor.shape))
@@ -159,7 +157,7 @@ class WholeWeight(StoredFloats):
 
 
 def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[TensorInfo, ...]) -> StoredWeight:
-    """The weight that some rows make: with its integers, where the type has any."""
+    """The weight of some rows, with integers where the type has them."""
     kinds = {tensor.type.name: tensor.type for tensor in rows.tensors}
     if len(kinds) > 1:
         mixed = MixedRows if any(kind.floats is None for kind in kinds.values()) else MixedFloatRows

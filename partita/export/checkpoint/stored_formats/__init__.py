@@ -1,8 +1,4 @@
-"""Stored formats, one file each: how a quantised checkpoint stores its weights, and what numbers they stand for.
-
-What they read looks like a checkpoint of floats to everything else; where the integers of a format are such that a
-package can have them as they are, packing asks the weights for them (`quantisation/as_stored.py`).
-"""
+"""Quantised storage formats, one module each: a reader of the tensors, and the values of the weights."""
 
 from __future__ import annotations
 
@@ -42,19 +38,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """How the weights of a checkpoint are quantised."""
+    """The quantised weights of a checkpoint."""
 
     method: str
-    """As users know it: GPTQ."""
+    """The name for users, e.g. GPTQ."""
     tensors: Mapping[str, TensorInfo]
-    """Every tensor of the checkpoint, the quantised weights as floats that are computed when they are read."""
+    """All tensors of the checkpoint; quantised weights as floats that are computed on reading."""
     weights: Mapping[str, StoredWeight]
-    """The quantised ones, by their names."""
+    """Name -> quantised weight."""
     notes: tuple[str, ...] = ()
 
     @property
     def bits(self) -> int | None:
-        """The bits of the integers that most numbers can be taken as, 4 or 8; None where no weight has integers."""
+        """The bits of the stored integers of most elements, 4 or 8; None where no weight has integers."""
         counts = {4: 0, 8: 0}
         for weight in self.weights.values():
             if isinstance(weight, AffineWeight):
@@ -63,12 +59,12 @@ class Quantised:
 
     @property
     def all_affine(self) -> bool:
-        """Whether every quantised weight is integers with scales and integer zero points."""
+        """Whether every quantised weight has integers with scales and integer zero points."""
         return all(isinstance(weight, AffineWeight) for weight in self.weights.values())
 
 
 def container(weight: AffineWeight) -> int:
-    """Bits of the integers of a package that hold those of `weight`."""
+    """Bits of the package's integers that can hold those of `weight`."""
     return 4 if weight.bits <= 4 else 8
 
 
@@ -78,12 +74,12 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 
 
 def names() -> tuple[str, ...]:
-    """Names of all formats, sorted. Loads none of them."""
+    """Names of all formats, sorted. Imports none of them."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
 def format_of(method: str) -> StoredFormat | None:
-    """The format that reads what `quantised.METHODS` calls `method`; None when there is none."""
+    """The format that reads a method of `quantised.METHODS`; None where there is none."""
     for name in names():
         found = importlib.import_module(f"{__name__}.{name}").FORMAT
         assert isinstance(found, StoredFormat)
@@ -93,9 +89,9 @@ def format_of(method: str) -> StoredFormat | None:
 
 
 def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> Quantised:
-    """The tensors of a checkpoint that is quantised as `found` says, with its weights as floats.
+    """The tensors of a quantised checkpoint, with its weights as floats.
 
-    Raises UnsupportedModelError when nothing here reads the method, CheckpointError when tensors do not fit together.
+    Raises UnsupportedModelError for an unsupported method, CheckpointError when tensors do not match each other.
     """
     known = format_of(found.method.name)
     if known is None:
@@ -105,8 +101,8 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
     sources.raise_missing()
     if not made.weights:
         raise CheckpointError(
-            f"{folder}: the checkpoint is quantised: {found.method.name} ({found.where}), and none of its tensors is "
-            "stored so; correct config.json, or download the weights again"
+            f"{folder}: the checkpoint is quantised: {found.method.name} ({found.where}), but none of its tensors is "
+            "in this format; correct config.json, or download the weights again"
         )
     with OpenFiles(folder) as files:
         for weight in made.weights:
@@ -124,8 +120,8 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
     both = sorted(name for name in weights if name in left)
     if both:
         raise CheckpointError(
-            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} is there as floats and quantised with "
-            f"{found.method.name}, and nothing says which of them counts"
+            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists as floats and quantised with "
+            f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
     return Quantised(found.method.name, all_tensors, weights, made.notes)

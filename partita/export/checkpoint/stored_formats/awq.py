@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ saves it for its GEMM kernels: integers of 4 bits with a scale and a zero point for each group.
+"""AWQ, as AutoAWQ saves it for its GEMM kernels: 4-bit integers with a scale and a zero point per group.
 
     X.qweight [K, N / 8] int32     integers packed along N; nibble i of a word, from the lowest, is number ORDER[i]
     X.qzeros  [G, N / 8] int32     zero points, packed in the same way
@@ -6,8 +6,7 @@
 
     W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = k / group size
 
-Where no layer can take in by what the next one was scaled, AutoAWQ divides what an activation gives by that
-(awq/modules/act.py): X.scales with no integers beside them, without which the weights belong to no model.
+X.scales without integers divide the output of an activation (awq/modules/act.py); they are not supported.
 
 (AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.)
 """
@@ -40,7 +39,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class _Weight(AffineWeight):
-    """[N, K]."""
+    """An AWQ weight [N, K]."""
 
     qweight: TensorInfo
     qzeros: TensorInfo
@@ -60,7 +59,7 @@ class _Weight(AffineWeight):
 
 
 def _unpacked(info: TensorInfo, lines: tuple[int, int], columns: tuple[int, int], files: OpenFiles) -> torch.Tensor:
-    """Integers of a tensor [L, N / 8], uint8 [lines, columns]."""
+    """The integers of a tensor [L, N / 8], uint8 [lines, columns]."""
     begin, end = columns[0] // PER_WORD, -(-columns[1] // PER_WORD)
     found = words(files.read(info, (lines, (begin, end))), BITS, 0, (end - begin) * PER_WORD)
     back = [ORDER.index(place) for place in range(PER_WORD)]
@@ -78,7 +77,7 @@ def _read(sources: Sources) -> Read:
     size = sources.number("group_size", "q_group_size", least=-1)
     for stem in sources.stems(".scales"):
         if any(f"{stem}.{part}" in sources.tensors for part in ("qweight", "qzeros")):
-            continue  # those of a weight, which is damaged where it lacks one of them
+            continue  # the scales of a weight that lacks one of its tensors
         raise sources.refused(
             f"with activations that are divided by scales ({stem}.scales)",
             "that cannot be read, export the checkpoint that it was quantised from",
@@ -104,7 +103,7 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
         if info.shape != shape:
             raise sources.wrong(
                 info.name,
-                f"is {list(info.shape)}; {qweight.name} {list(qweight.shape)} in groups of {size} asks for "
+                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} in groups of {size} requires "
                 f"{list(shape)}: the group size of the quantisation settings is wrong",
             )
     tensors, name = (qweight, scales, qzeros), f"{stem}.weight"

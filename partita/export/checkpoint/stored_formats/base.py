@@ -1,9 +1,7 @@
-"""What a stored format is: how the tensors of a quantised checkpoint are found, and what numbers they stand for.
+"""Base classes of stored formats.
 
-A format makes one `StoredWeight` of the tensors that a layer is stored in, under the name that a checkpoint of floats
-would give it. Everything after that (names, ties, conversions, the original model) sees an ordinary weight, which reads
-any region of itself. Where a format is integers with a scale and an integer zero point for each block, the weight is an
-`AffineWeight`, and packing takes those integers as they are.
+A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
+`AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ INT32, BYTE, SIGNED_BYTE = r"I32|torch\.int32", r"U8|torch\.uint8", r"I8|torch\.
 FLOAT8 = r"F8_E4M3|F8_E5M2|torch\.float8_(e4m3fn|e5m2)"
 FLOAT = r"float(16|32|64)|bfloat16"
 ANY = ".*"
-"""Types of tensors, as regular expressions: the file's own names, and those of floats."""
+"""Regular expressions on dtypes: names in the file, or ONNX names of floats."""
 WORD = 32
-"""Bits of the words that small integers are packed into."""
+"""Bits of a word of packed integers."""
 
 
 class Parts(NamedTuple):
-    """What is stored of some numbers, each in the shape of their region or one that broadcasts to it."""
+    """The stored parts of some elements, each with the shape of the region or one that broadcasts to it."""
 
     integers: torch.Tensor
     """uint8."""
@@ -48,79 +46,79 @@ class StoredWeight(ABC):
     """One weight of a quantised checkpoint."""
 
     name: str
-    """That of the weight in a checkpoint of floats."""
+    """The name of the unquantised weight."""
     shape: tuple[int, ...]
     tensors: tuple[TensorInfo, ...]
-    """What it is stored in; the first has most of it."""
+    """Its stored tensors; the first is the largest."""
     dtype: str
-    """What the format's own library makes of it: the type of the scales, as a rule."""
+    """The dtype after dequantisation by the format's own library: usually that of the scales."""
 
     @abstractmethod
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Its numbers in `region`, float32. Raises CheckpointError."""
+        """The values in `region`, float32. Raises CheckpointError."""
 
     @property
     def info(self) -> TensorInfo:
-        """It as a tensor of the checkpoint."""
+        """The weight as a tensor of the checkpoint."""
         size = sum(each.size_bytes for each in self.tensors)
         return TensorInfo(self.name, self.tensors[0].file, self.shape, self.dtype, size, self)
 
 
 @dataclass(frozen=True)
 class StoredFloats(StoredWeight):
-    """Floats that are not quantised, in a file that is read in another way than safetensors."""
+    """Unquantised floats in a file format other than safetensors."""
 
 
 @dataclass(frozen=True)
 class AffineWeight(StoredWeight):
-    """Integers q, and a scale s and an integer zero point z for each block: s * (q - z), none of it below 0."""
+    """Integers q >= 0 with a scale s and an integer zero point z >= 0 per block: s * (q - z)."""
 
     bits: int
-    """Of the integers and zero points: at most so many."""
+    """Maximum bits of the integers and zero points."""
     axis: int
-    """Blocks lie along this axis."""
+    """The axis of the blocks."""
     block: int
-    """Numbers of a block, before any reordering."""
+    """Elements per block, before reordering."""
 
     @abstractmethod
     def parts(self, region: Region, files: OpenFiles) -> Parts:
-        """What is stored of the numbers in `region`. Raises CheckpointError."""
+        """The stored parts of the elements in `region`. Raises CheckpointError."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """s * (q - z) in float32, which is exact for scales of 16 bits."""
+        """s * (q - z) in float32, exact for 16-bit scales."""
         integers, scales, zeros = self.parts(region, files)
         return (integers.float() - zeros.float()) * scales
 
     def blocks_along(self, files: OpenFiles) -> torch.Tensor:
-        """The number of the block that each place along `axis` is in, int64."""
+        """For each index along `axis`, the number of its block, int64."""
         return torch.arange(self.shape[self.axis]) // self.block
 
     @abstractmethod
     def zero_points(self, files: OpenFiles) -> torch.Tensor:
-        """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
+        """The zero points of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
 Claims = dict[str, tuple[str, Any]]
-"""What settings say of a weight, by their names: a fact of it (`_fact`), and its value."""
+"""Setting -> the property of a weight that it declares (`_fact`), and its value."""
 SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
-"""Names of the tensors that show facts; others show in the first of a weight."""
+"""Property -> the tensors that show it; others show in the first tensor of a weight."""
 WORDS = {
     "symmetric": "its zero points are not all 2^(bits-1)",
     "ordered": "its groups are not in order",
     "zeros": "it has no zero points",
-    "g_idx": "nothing says the group of each input",
+    "g_idx": "it has no g_idx, the group of each input",
 }
 ONE_SIDED = ("symmetric", "ordered")
-"""Facts that contradict a setting only where it says that they are so."""
+"""Properties that contradict a setting only where the setting is true."""
 
 
 def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
-    """The claims of settings that are there and not null."""
+    """The declarations of settings that exist and are not null."""
     return {key: (fact, settings[key]) for key, fact in facts.items() if settings.get(key) is not None}
 
 
 def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
-    """The tensor of a weight that contradicts a claim, and how; None where none does."""
+    """The tensor of a weight that contradicts a declaration, and a description; None without a contradiction."""
     for key, (fact, said) in claims.items():
         if fact in ONE_SIDED and not said:
             continue
@@ -133,16 +131,16 @@ def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tup
 
 
 def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
-    """A fact of a weight; None where it has none such."""
+    """A property of a weight; None where it does not apply."""
     affine, stored = isinstance(weight, AffineWeight), _plain(weight.tensors[0].dtype)
-    if fact == "symmetric":  # every zero point is in the middle
+    if fact == "symmetric":  # every zero point is 2^(bits-1)
         return bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()) if affine else None
-    if fact == "ordered":  # groups follow one another
+    if fact == "ordered":  # groups are in order
         plain = torch.arange(weight.shape[-1]) // weight.block if affine else None
         return None if plain is None else torch.equal(weight.blocks_along(files), plain)
     if fact == "kind":  # nf4, int4, float8e4m3, ...
         return getattr(weight, "style", stored if "float8" in stored else f"int{getattr(weight, 'bits', '')}")
-    if fact == "group":  # numbers that share a scale, along the last axis
+    if fact == "group":  # elements per scale along the last axis
         return getattr(weight, "block", getattr(weight, "group", getattr(weight, "blocks", [None])[-1]))
     if fact in ("zeros", "g_idx"):
         return getattr(weight, fact, fact) is not None
@@ -156,28 +154,28 @@ def _plain(name: str) -> str:
 
 @dataclass(slots=True)
 class Sources:
-    """The tensors of a quantised checkpoint, and the settings that say how they are quantised."""
+    """The tensors of a quantised checkpoint, with its quantisation settings."""
 
     folder: Path
     method: str
-    """What the format is called."""
+    """The name of the format."""
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
     claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
-    """What the settings say of weights, by their names: alternatives, one of which the tensors have to fit."""
+    """Weight name -> alternative declarations of the settings; the tensors must match one."""
 
     def stems(self, end: str, kind: str = ANY) -> list[str]:
-        """Names without `end` of the tensors of that end and type, in the order of the files."""
+        """Names, without the suffix `end`, of the tensors with that suffix and dtype, in file order."""
         found = (info for name, info in self.tensors.items() if name.endswith(end))
         return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
 
     def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The tensor of that name, which belongs to a weight; None, and noted as missing, where it is not there.
+        """The tensor of that name, marked as part of a weight; None, and recorded as missing, where it does not exist.
 
-        Raises CheckpointError when it has another type.
+        Raises CheckpointError for another dtype.
         """
         info = self.optional(name, kind)
         if info is None:
@@ -185,7 +183,7 @@ class Sources:
         return info
 
     def optional(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The same of a tensor that need not be there."""
+        """`take` for an optional tensor, which is not recorded as missing."""
         info = self.tensors.get(name)
         if info is None:
             return None
@@ -195,22 +193,22 @@ class Sources:
         return info
 
     def scale(self, names: Iterable[str]) -> TensorInfo | None:
-        """The first of `names` that is there; the first of all is noted as missing where none is."""
+        """The first existing tensor of `names`; the first name is recorded as missing where none exists."""
         names = list(names)
         return self.take(next((name for name in names if name in self.tensors), names[0]))
 
     def wrong(self, name: str, what: str) -> CheckpointError:
-        """The error of one tensor."""
+        """The error for one tensor."""
         return CheckpointError(f"{self.folder}: quantised tensor {name[:SHOWN_CHARACTERS]} {what}")
 
     def refused(self, what: str, advice: str) -> UnsupportedModelError:
-        """The error of a setting, or of a kind of tensors, that cannot be read."""
+        """The error for an unsupported setting or tensor."""
         return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
 
     def number(self, *keys: str, least: int = 1) -> int | None:
-        """The first of some settings that is there; None where none is, and what it says shows in the tensors.
+        """The first of some settings that exists; None where none exists.
 
-        Raises CheckpointError when it is no number, or too small.
+        Raises CheckpointError when it is not an integer or below `least`.
         """
         key = next((key for key in keys if self.settings.get(key) is not None), None)
         value = None if key is None else self.settings[key]
@@ -219,7 +217,7 @@ class Sources:
         return value
 
     def raise_missing(self) -> None:
-        """Raise CheckpointError when tensors were missing: the first five, and how many."""
+        """Raise CheckpointError when tensors are missing: the first five, and their number."""
         if self.missing:
             shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
             more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
@@ -230,30 +228,30 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The weights of a checkpoint as a format has them."""
+    """The weights of a checkpoint as read by a format."""
 
     weights: Sequence[StoredWeight]
     notes: tuple[str, ...] = ()
-    """What a user should know of it, in sentences."""
+    """Notes for the user, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFormat:
-    """One way to store quantised weights."""
+    """A way to store quantised weights."""
 
     name: str
     methods: tuple[str, ...]
     """Names in `quantised.METHODS` that it reads."""
     summary: str
-    """What is stored, in a line."""
+    """A description in one line."""
     read: Callable[[Sources], Read]
-    """Every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
+    """Reads every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
-    """Integers `start` .. `stop` of each row of int32 words [R, W], the lowest bits first, as uint8 [R, stop - start].
+    """Integers `start` .. `stop` of each row of int32 words [R, W], lowest bits first, as uint8 [R, stop - start].
 
-    Integers of 3 bits may begin in one word and end in the next.
+    3-bit integers may span two words.
     """
     if bits in (4, 8):
         return unpack(packed.contiguous().view(torch.uint8), bits, stop)[:, start:]
@@ -270,11 +268,11 @@ def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tenso
 def read_words(
     info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
 ) -> torch.Tensor:
-    """Integers of a matrix of int32 words that hold them along axis `along`, as uint8 [others, packed].
+    """Integers of a matrix of int32 words packed along axis `along`, as uint8 [others, packed].
 
-    `packed`: start and stop along that axis, in integers; `others`: the same along the other axis.
+    `packed`: start and stop along that axis, in integers; `others`: start and stop along the other axis.
     """
-    groups = packed[0] // WORD  # 32 integers begin with a word, whatever their bits
+    groups = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
     here = groups * bits, -(-packed[1] * bits // WORD)
     found = files.read(info, (others, here) if along == 1 else (here, others))
     return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)

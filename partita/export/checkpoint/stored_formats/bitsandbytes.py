@@ -1,7 +1,7 @@
-"""bitsandbytes: numbers of 4 bits from a table (nf4, fp4), and integers of 8 bits with a scale for each row (LLM.int8).
+"""bitsandbytes: 4-bit codes of a table (nf4, fp4), and 8-bit integers with a scale per row (LLM.int8).
 
-    4 bits   X.weight [N * K / 2, 1] uint8         two numbers in a byte, the first in the high bits
-             X.weight.absmax [blocks]              of blocks over the whole weight, row after row; float32, or uint8:
+    4 bits   X.weight [N * K / 2, 1] uint8         two codes per byte, the first in the high bits
+             X.weight.absmax [blocks]              of blocks over the flattened weight; float32, or uint8:
              X.weight.nested_absmax, .nested_quant_map      absmax = map[absmax] * nested_absmax + offset
              X.weight.quant_map [16] float32       the table
              X.weight.quant_state.bitsandbytes__nf4 uint8   JSON: shape, block sizes, offset, dtype
@@ -9,7 +9,7 @@
              W = map[x] * absmax
 
     8 bits   X.weight [N, K] int8, X.SCB [N] float32
-             X.weight_format uint8                 0: row after row; older files have tiles of a kind of GPU
+             X.weight_format uint8                 0: row-major; older files have tiles of GPU kernels
 
              W = (x * SCB) * (1 / 127)
 
@@ -46,19 +46,19 @@ from partita.export.weights.origins import Region
 STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
 LARGEST = 1 / 127
-"""What LLM.int8 multiplies by."""
+"""The final factor of LLM.int8."""
 
 
 @dataclass(frozen=True)
 class _Table(StoredWeight):
-    """Numbers from a table."""
+    """4-bit codes of a table."""
 
     block: int
     nested: int
-    """Blocks that share a scale of scales; 0: scales are stored as they are."""
+    """Blocks per nested scale; 0: scales are stored as floats."""
     offset: float
     rounded: torch.dtype
-    """What the library rounds the numbers to."""
+    """The dtype of the library's output."""
     table: tuple[float, ...]
     style: str
     """nf4 or fp4."""
@@ -66,7 +66,7 @@ class _Table(StoredWeight):
 
     @property
     def fits(self) -> bool:
-        """Whether the tensors have as many numbers as the shape asks for."""
+        """Whether the tensors have the number of elements that the shape requires."""
         data, absmax, table, *others = self.tensors
         elements = math.prod(self.shape)
         held, scales = -(-elements // 2), -(-elements // self.block)
@@ -84,7 +84,7 @@ class _Table(StoredWeight):
         return (numbers * self.scales(region, files)).to(self.rounded).float()
 
     def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Places in the table."""
+        """Codes (indices into the table) in `region`."""
         width, data = self.shape[-1], self.tensors[0]
         (first, last), (begin, end) = region
         start, stop = first * width, last * width
@@ -97,7 +97,7 @@ class _Table(StoredWeight):
         return places.reshape(last - first, width)[:, begin:end]
 
     def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Those of every number."""
+        """The scale of every element in `region`."""
         width = self.shape[-1]
         _, absmax, _, *others = self.tensors
         (first, last), (begin, end) = region
@@ -121,7 +121,7 @@ class _Table(StoredWeight):
 
 @dataclass(frozen=True)
 class _Rows(AffineWeight):
-    """[N, K] with a scale for each row."""
+    """8-bit integers [N, K] with one scale per row."""
 
     data: TensorInfo
     largest: TensorInfo
@@ -135,7 +135,7 @@ class _Rows(AffineWeight):
         return torch.tensor(128, dtype=torch.uint8)
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """In the order in which the library multiplies, which rounds otherwise than integers times a scale."""
+        """Dequantise in the library's order of multiplications, which rounds differently from integer times scale."""
         numbers, largest = files.read(self.data, region).float(), files.read(self.largest, (region[0],)).float()
         return numbers * largest.unsqueeze(-1) * LARGEST
 
@@ -158,7 +158,7 @@ def _read(sources: Sources) -> Read:
 
 
 def _check_layout(sources: Sources, name: str) -> None:
-    """Raise UnsupportedModelError for integers that do not lie row after row."""
+    """Raise UnsupportedModelError for integers that are not row-major."""
     info = sources.take(name)
     assert info is not None
     with OpenFiles(sources.folder) as files:
@@ -166,7 +166,7 @@ def _check_layout(sources: Sources, name: str) -> None:
     if bool(found.any()):
         raise sources.refused(
             f"in tiles of its kernels ({name} is {int(found.max())}; 1 is col32, 2 col_turing, 3 col_ampere)",
-            "only integers that lie row after row can be read, export the checkpoint that it was quantised from",
+            "only row-major integers are supported, export the checkpoint that it was quantised from",
         )
 
 
@@ -184,7 +184,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
         raise sources.refused(
             f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
-            "only uint8 can be read: quantise it with that, or export the checkpoint that it was quantised from",
+            "only uint8 is supported: quantise it with uint8, or export the checkpoint that it was quantised from",
         )
     data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
     table = sources.take(f"{name}.quant_map", FLOAT)
@@ -200,7 +200,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     shape, block, offset = settings.get("shape"), _number(settings, "blocksize"), settings.get("nested_offset") or 0.0
     rounded = getattr(torch, str(settings.get("dtype")), None)
     if not _is_shape(shape) or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
-        raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
+        raise sources.wrong(said.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     numbers = _numbers(sources, table)
@@ -208,25 +208,25 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
-        raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")
+        raise sources.wrong(name, f"is stored as {shapes}, but {said.name} has {shape} in blocks of {block}")
     return found
 
 
 def _numbers(sources: Sources, table: TensorInfo) -> tuple[float, ...]:
-    """The numbers of a table, as far as it may be one."""
+    """The table, as far as it is stored as a vector; empty otherwise."""
     with OpenFiles(sources.folder) as files:
         found = files.read(table, ((0, 16),)) if len(table.shape) == 1 and table.shape[0] >= 16 else torch.empty(0)
     return tuple(found.float().tolist())
 
 
 def _number(settings: Mapping[str, Any], key: str) -> int:
-    """A setting; 0 where it is not there or no number of things."""
+    """A positive integer setting; 0 where it is missing or invalid."""
     value = settings.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
-    """The JSON that lies in a tensor. Raises CheckpointError when it is none."""
+    """The JSON in a tensor. Raises CheckpointError where it is invalid."""
     with OpenFiles(sources.folder) as files:
         data = files.read(info, tuple((0, size) for size in info.shape))
     try:

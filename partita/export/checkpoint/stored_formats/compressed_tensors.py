@@ -1,16 +1,16 @@
-"""compressed-tensors, as llm-compressor saves it: packed integers, integers of 8 bits, or floats of 8 bits.
+"""compressed-tensors, as llm-compressor saves it: packed integers, 8-bit integers, or 8-bit floats.
 
-    pack-quantized   X.weight_packed [N, ceil(K * bits / 32)] int32, the lowest bits first, stored with 2^(bits-1) more
+    pack-quantized   X.weight_packed [N, ceil(K * bits / 32)] int32, lowest bits first, stored plus 2^(bits-1)
                      X.weight_zero_point [ceil(N * bits / 32), G] int32, packed along N in the same way, or absent
                      X.weight_shape [2] int64; X.weight_g_idx [K] int32 with act-order
     int-quantized    X.weight [N, K] int8, X.weight_zero_point [N, G] int8 or absent
     float-quantized  X.weight [N, K] float8_e4m3fn
-    all              X.weight_scale [N, G], [N, 1], [1], or blocks of both axes where the weight is in floats
+    all              X.weight_scale [N, G], [N, 1], [1], or blocks of both axes for float weights
 
     W[n, k] = scale[n, g] * (q[n, k] - z[n, g])
 
-(compressed-tensors, compressors/pack_quantized.py and quantization/lifecycle/forward.py.) Which of them a weight is
-shows in its tensors; mixed checkpoints have several.
+(compressed-tensors, compressors/pack_quantized.py and quantization/lifecycle/forward.py.) The tensors show the format
+of each weight; a checkpoint may mix them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BITS = (2, 3, 4, 8)
 
 @dataclass(frozen=True)
 class _Weight(AffineWeight):
-    """[N, K]."""
+    """An integer weight [N, K]."""
 
     integers: TensorInfo
     scales: TensorInfo
@@ -64,8 +64,8 @@ class _Weight(AffineWeight):
             signed = files.read(self.integers, region).to(torch.int16) + middle
             if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
                 raise CheckpointError(
-                    f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits that "
-                    "its settings say; correct them, or download it again"
+                    f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits of "
+                    "its settings; correct them, or download it again"
                 )
             integers = signed.to(torch.uint8)
         groups = self._groups(begin, end, files)
@@ -102,7 +102,7 @@ class _Weight(AffineWeight):
         """The groups of inputs `begin` .. `end`."""
         if self.g_idx is not None:
             found = files.read(self.g_idx, ((begin, end),)).to(torch.int64)
-            if not bool((found == -1).any()):  # which stands for the plain order
+            if not bool((found == -1).any()):  # -1 stands for the plain order
                 return found
         return torch.arange(begin, end) // self.block
 
@@ -140,8 +140,8 @@ def _read(sources: Sources) -> Read:
             weights.append(_of_module(sources, stem, weight, scales, bits[0], weight.shape))
         else:
             structures, groups = _block_structures(sources.settings), _groups_with(sources.settings, "weights")
-            said_so = 0 < len(list(structures)) == len(list(groups))
-            weights.append(scaled(sources, weight, scales, blocks, said_so=said_so))
+            declared = 0 < len(list(structures)) == len(list(groups))
+            weights.append(scaled(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
     found = [weight for weight in weights if weight is not None]
     said = list(_groups_with(sources.settings, "weights"))
@@ -153,7 +153,7 @@ def _read(sources: Sources) -> Read:
 
 
 def _claims(said: Mapping[str, Any]) -> Claims:
-    """What a group of the settings says of its weights."""
+    """The declarations of a config group for its weights."""
     found = claims_of(said, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
     if said.get("symmetric") is False:
         found["symmetric"] = ("zeros", True)
@@ -164,7 +164,7 @@ def _claims(said: Mapping[str, Any]) -> Claims:
 
 
 def _packed(sources: Sources, stem: str) -> StoredWeight | None:
-    """A weight of packed integers. Its shape is in the file: the last word of a row may be filled up."""
+    """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
     if packed is None or scales is None or stored is None:
@@ -176,7 +176,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
     with OpenFiles(sources.folder) as files:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
-        raise sources.wrong(packed.name, f"is {list(packed.shape)}, and {stored.name} says {list(shape)}")
+        raise sources.wrong(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
     said = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
     allowed = [bits for bits in BITS if bits in said or not any(said)]
     bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
@@ -193,7 +193,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
 def _of_module(
     sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
 ) -> StoredWeight:
-    """A weight of integers, with what is optional beside it."""
+    """A weight of integers with its optional tensors."""
     zeros, g_idx = sources.optional(f"{stem}.weight_zero_point"), sources.optional(f"{stem}.weight_g_idx", INT32)
     return of_integers(sources, f"{stem}.weight", shape, bits, integers, scales, zeros, g_idx)
 
@@ -208,9 +208,7 @@ def of_integers(
     zeros: TensorInfo | None,
     g_idx: TensorInfo | None = None,
 ) -> StoredWeight:
-    """A weight of integers with a sign, or of words of such. Raises CheckpointError when the tensors do not fit one
-    another.
-    """
+    """A weight of signed integers, packed or not. Raises CheckpointError when the tensors do not match each other."""
     if len(shape) != 2:
         raise sources.wrong(integers.name, f"is {list(shape)}, not a matrix")
     rows, width = shape
@@ -231,7 +229,7 @@ def of_integers(
 
 
 def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    """What the groups of the settings say of `key`."""
+    """The settings `key` of all config groups."""
     groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         found = group.get(key) if isinstance(group, Mapping) else None
@@ -240,7 +238,7 @@ def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str,
 
 
 def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """Blocks of both axes that the settings name."""
+    """Block shapes (both axes) in the settings."""
     for each in _groups_with(settings, "weights"):
         found = each.get("block_structure")
         if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) and n > 0 for n in found):

@@ -1,4 +1,4 @@
-"""Weights in 8-bit floats with a scale for each block, row, or tensor: FineGrainedFP8 of transformers, and others.
+"""8-bit floats with a scale per block, row or tensor: FineGrainedFP8 of transformers, and others.
 
     X.weight            [..., N, K] float8_e4m3fn or float8_e5m2
     X.weight_scale_inv  [..., ceil(N / 128), ceil(K / 128)] float32 or bfloat16, float8_e8m0fnu, or uint8 exponents;
@@ -29,30 +29,30 @@ from partita.export.weights.origins import Region
 
 BLOCK = 128
 ENDS = ("_scale_inv", "_scale")
-"""What follows the name of a weight in that of its scales."""
+"""Suffixes of the names of scales."""
 OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale")
-"""Scales of what the format's own kernels round besides weights."""
+"""Scales of activations and the cache."""
 EXPONENTS = frozenset({"U8", "torch.uint8"})
 BIAS = 127
-ACTIVATIONS = "activations, which {} rounds to 8 bits, stay floats: the package multiplies with the weights as stored"
+ACTIVATIONS = "activations, which {} quantises to 8 bits, stay floats in the package; the weights are kept as stored"
 
 
 @dataclass(frozen=True)
 class ScaledWeight(StoredWeight):
-    """Narrow floats [..., N, K] times scales."""
+    """8-bit floats [..., N, K] with scales."""
 
     weight: TensorInfo
     factors: TensorInfo
     blocks: tuple[int, ...]
-    """Numbers along each axis that share a scale."""
+    """Elements per scale along each axis."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Numbers times scales, in float32."""
+        """Weight times scale, float32."""
         return files.read(self.weight, region).float() * expanded(self.factors, self.blocks, region, files)
 
 
 def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
-    """The scale of every number in `region`, float32, in a shape that broadcasts to it."""
+    """The scale of every element in `region`, float32, in a shape that broadcasts to it."""
     shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
     some = [
         (0, 1) if size == 1 else (begin // block, -(-end // block))
@@ -67,20 +67,21 @@ def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: O
 
 
 def blocks_of(
-    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], *, said_so: bool = False
+    sources: Sources, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
 ) -> tuple[int, ...]:
-    """How many numbers along each axis share a scale. `wanted`: what the settings say of the last axes, or what is
-    usual; `said_so`: the settings do, so that nothing else is, but for one scale of a whole tensor.
+    """Elements per scale along each axis. `expected`: block shape of the last axes, of the settings or the usual one.
 
-    Raises CheckpointError when the scales fit the weight in no way.
+    `declared`: it is that of the settings, so that only it or one scale per tensor is valid. Raises
+    CheckpointError when the scales do not match the weight.
     """
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
-    said = (*[1] * (len(shape) - len(wanted)), *wanted) if len(wanted) <= len(shape) else tuple(wanted[-len(shape) :])
+    missing = max(0, len(shape) - len(expected))
+    said = (*[1] * missing, *expected[-len(shape) :])
     found = []
     for size, count, block in zip(shape, grid, said, strict=False):
         if count < 1 or (len(scales.shape) == 1 and count not in (1, size)):
             break
-        if said_so and max(grid) > 1 and count != -(-size // block):
+        if declared and max(grid) > 1 and count != -(-size // block):
             break
         if count == 1:
             found.append(max(1, size))
@@ -94,7 +95,7 @@ def blocks_of(
         raise sources.wrong(
             scales.name,
             f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
-            f"{' x '.join(map(str, wanted))}",
+            f"{' x '.join(map(str, expected))}",
         )
     return tuple(found)
 
@@ -103,38 +104,38 @@ def scaled(
     sources: Sources,
     weight: TensorInfo,
     scales: TensorInfo,
-    wanted: Sequence[int],
+    expected: Sequence[int],
     name: str | None = None,
     *,
-    said_so: bool = False,
+    declared: bool = False,
 ) -> ScaledWeight:
-    """The weight of a tensor of narrow floats and its scales, called `name` where that is not the tensor's.
+    """The weight of a tensor of 8-bit floats and its scales. `name`: where it differs from the tensor's.
 
-    Raises CheckpointError when they do not fit.
+    Raises CheckpointError when they do not match.
     """
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
-    blocks = blocks_of(sources, weight, scales, wanted, said_so=said_so)
+    blocks = blocks_of(sources, weight, scales, expected, declared=declared)
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
 def take_activation_scales(sources: Sources) -> tuple[str, ...]:
-    """Set the scales of activations aside; a note where there are any."""
+    """Mark the scales of activations as used. Returns a note where there are any."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
     sources.taken.update(found)
     return (ACTIVATIONS.format(sources.method),) if found else ()
 
 
 def _read(sources: Sources) -> Read:
-    wanted = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
-    if not isinstance(wanted, list | tuple) or not all(isinstance(n, int) and n > 0 for n in wanted):
-        raise sources.refused(f"with blocks of {str(wanted)[:40]!r}", "correct weight_block_size in config.json")
-    weights, said_so = [], sources.settings.get("weight_block_size") is not None
+    expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
+    if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
+        raise sources.refused(f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json")
+    weights, declared = [], sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
         weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
         if weight is not None and scales is not None:
-            weights.append(scaled(sources, weight, scales, wanted, said_so=said_so))
+            weights.append(scaled(sources, weight, scales, expected, declared=declared))
             sources.claims[name] = [claims_of(sources.settings, {"fmt": "kind"})]
     notes = take_activation_scales(sources)
     if not notes and sources.settings.get("activation_scheme") == "dynamic":

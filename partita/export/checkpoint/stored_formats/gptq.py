@@ -1,14 +1,14 @@
-"""GPTQ, as AutoGPTQ and GPTQModel save it: integers of 2, 3, 4 or 8 bits with a scale and a zero point for each group.
+"""GPTQ, as AutoGPTQ and GPTQModel save it: integers of 2, 3, 4 or 8 bits with a scale and a zero point per group.
 
     X.qweight [K * bits / 32, N] int32     integers packed along K, the lowest bits first
-    X.qzeros  [G, N * bits / 32] int32     zero points packed along N; format "gptq" stores them less 1
+    X.qzeros  [G, N * bits / 32] int32     zero points packed along N; format "gptq" stores them minus 1
     X.scales  [G, N] float16 or bfloat16
     X.g_idx   [K] int32                    the group of each input; with desc_act in the order of importance
 
     W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = g_idx[k]
 
-(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of
-all ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
+(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A zero point stored as
+all ones is refused: kernels differ in reading it as 0 or 2^bits.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from partita.export.weights.origins import Region
 
 BITS = (2, 3, 4, 8)
 PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
-"""What `checkpoint_format` is where zero points are stored less 1, and where they are as they are."""
+"""Values of `checkpoint_format` with zero points stored minus 1, and stored unchanged."""
 
 
 @dataclass(frozen=True)
 class _Weight(AffineWeight):
-    """[N, K]."""
+    """A GPTQ weight [N, K]."""
 
     qweight: TensorInfo
     qzeros: TensorInfo
     scales: TensorInfo
     g_idx: TensorInfo | None
     less: int
-    """What stored zero points are less than the true ones."""
+    """True zero point minus stored zero point."""
 
     def parts(self, region: Region, files: OpenFiles) -> Parts:
         (first, last), (begin, end) = region
@@ -124,8 +124,8 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         if info.shape != shape:
             raise sources.wrong(
                 info.name,
-                f"is {list(info.shape)}; {qweight.name} {list(qweight.shape)} of {bits} bits in groups of {size} asks "
-                f"for {list(shape)}: bits or group size of the quantisation settings are wrong",
+                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in groups of {size} "
+                f"requires {list(shape)}: bits or group size of the quantisation settings are wrong",
             )
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
@@ -137,15 +137,16 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
 
 
 def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
-    """Raise CheckpointError for a tensor that is no matrix."""
+    """Raise CheckpointError for a tensor that is not a matrix."""
     for info in infos:
         if len(info.shape) != 2:
             raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
 
 
 def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
-    """Settings of a module, as far as they are said: GPTQModel may have others for some ("dynamic", regular
-    expressions, of which the first that fits counts; one with "-:" says that a module is not quantised).
+    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to other settings; the first match counts.
+
+    "-:" marks modules that are not quantised.
     """
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     found |= {key: sources.settings.get(key) for key in ("sym", "desc_act")}
@@ -158,7 +159,7 @@ def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
             fits = matches(pattern.removeprefix("-:" if excludes else "+:"), stem)
         except re.error as error:
             if excludes:
-                continue  # a module that has integers is none of those
+                continue  # a module with integers is quantised
             raise sources.refused(f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json") from error
         if fits:
             own = override if isinstance(override, Mapping) and not excludes else {}

@@ -1,12 +1,12 @@
-"""MXFP4, as gpt_oss has its experts: floats of 4 bits (E2M1) with a power of 2 for 32 of them.
+"""MXFP4, as in gpt_oss experts: 4-bit floats (E2M1) with one power of 2 per 32 elements.
 
-    X_blocks [E, N, K / 32, 16] uint8    two numbers in a byte, the first in the low bits
-    X_scales [E, N, K / 32] uint8        exponents, 127 more than they are
+    X_blocks [E, N, K / 32, 16] uint8    two codes per byte, the first in the low bits
+    X_scales [E, N, K / 32] uint8        exponents plus 127
 
-    W[e, k, n] = VALUES[x] * 2^(scale - 127)        turned, as the model's experts want it
+    W[e, k, n] = VALUES[x] * 2^(scale - 127)        transposed for the model's experts
 
-(transformers, integrations/mxfp4.py, convert_moe_packed_tensors; OCP Microscaling Formats 1.0, section 5.) Twice a
-number of E2M1 is an integer from -12 to 12, so such a weight is also 8-bit integers in blocks of 32.
+(transformers, integrations/mxfp4.py, convert_moe_packed_tensors; OCP Microscaling Formats 1.0, section 5.) E2M1 values
+times 2 are integers from -12 to 12, so that the weight is also 8-bit integers in blocks of 32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partita.export.quantise.write.bits import unpack
 from partita.export.weights.origins import Region
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The numbers of E2M1, times 2."""
+"""E2M1 values times 2."""
 BLOCK, BYTES = 32, 16
 BIAS, MIDDLE = 127, 128
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -29,7 +29,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True)
 class _Weight(AffineWeight):
-    """[E, K, N]."""
+    """An MXFP4 weight [E, K, N]."""
 
     data: TensorInfo
     scales: TensorInfo

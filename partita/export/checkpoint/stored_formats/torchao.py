@@ -1,17 +1,17 @@
-"""torchao in safetensors files: integers or floats of 8 bits with a scale for each row or group, and plain int4.
+"""torchao in safetensors files: 8-bit integers or floats with a scale per row or group, and plain int4.
 
     X._weight_qdata [N, K] int8 or float8, X._weight_scale [N, G], X._weight_zero_point [N, G] int8 or absent
 
     W = scale * (data - zero point)
 
-    X._weight_qdata [N, K / 2] int8     two integers with a sign in a byte, the first in the low bits
+    X._weight_qdata [N, K / 2] int8     two signed integers per byte, the first in the low bits
     X._weight_scale, X._weight_zero_point [G, N]    floats
 
-    W = data * scale + zero point, each step rounded to the type of the scales
+    W = data * scale + zero point, each step rounded to the dtype of the scales
 
 (torchao, prototype/safetensors/safetensors_support.py; Int8Tensor, IntxUnpackedToInt8Tensor, Float8Tensor, Int4Tensor;
-quantization/quant_primitives.py, _dequantize_affine_tinygemm.) How many bits an integer has is in the header of the
-file, where it has less than 8. Other packings of 4 bits are laid out for kernels of their own.
+quantization/quant_primitives.py, _dequantize_affine_tinygemm.) The file header has the number of bits where it is less
+than 8. Other 4-bit packings are not supported.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ from partita.export.weights.origins import Region
 
 DATA = "._weight_qdata"
 BEFORE = "._weight_act_pre_scale"
-"""A scale of what the weight multiplies."""
+"""A scale of the inputs of the weight."""
 PLAIN = "Int4Tensor"
 ADVICE = "export the checkpoint that it was quantised from"
 SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
-"""What 4 bits stand for."""
+"""Values of the 4-bit codes."""
 
 
 @dataclass(frozen=True)
 class _Plain(StoredWeight):
-    """[N, K] of int4. The second of its tensors has the scales, the third the zeros, which are added."""
+    """An int4 weight [N, K]. Its second tensor has the scales, the third the zero points, which are added."""
 
     group: int
-    """Numbers along the last axis that share a scale."""
+    """Elements per scale along the last axis."""
     bits: int
     computed: torch.dtype
-    """What every step is rounded to."""
+    """The dtype to which every step is rounded."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Every step in the type that the format computes in."""
+        """Dequantise with every step in the format's dtype."""
         numbers = torch.tensor(SIGNED)[self.codes(region, files).long()].to(self.computed)
         scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))
         return (numbers * scales - zeros).float()
 
     def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Places in `SIGNED`."""
+        """Codes (indices into `SIGNED`) in `region`."""
         rows, (begin, end) = region
         first = begin // 2
         found = files.read(self.tensors[0], (rows, (first, -(-end // 2)))).contiguous().view(torch.uint8)
@@ -78,11 +78,11 @@ class _Plain(StoredWeight):
         return both[:, begin - 2 * first : end - 2 * first]
 
     def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The scale of every number."""
+        """The scale of every element in `region`."""
         return self._of_groups(self.tensors[1], region, files)
 
     def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """What is taken off: the stored one is added."""
+        """The zero points to subtract: the stored ones negated."""
         return -self._of_groups(self.tensors[2], region, files)
 
     def _of_groups(self, info: TensorInfo, region: Region, files: OpenFiles) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _read(sources: Sources) -> Read:
 
 
 def _claims(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
-    """What config.json says of all weights, and the header of the file of one."""
+    """The declarations of config.json for all weights, and of the file header for one."""
     default = _section(settings.get("quant_type"), "default")
     of_all = {**_section(settings, "quant_type_kwargs"), **_section(default, "_data")}
     found = claims_of(of_all, {"group_size": "group"})
@@ -138,13 +138,13 @@ def _section(settings: Any, key: str) -> Mapping[str, Any]:
 
 
 def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
-    """Whether two integers lie in a byte: what the file calls it, or, where it says nothing, zeros that are floats."""
+    """Whether the packing is plain int4: by the header, or by float zero points where it names no type."""
     zeros = sources.tensors.get(f"{stem}._weight_zero_point")
     return kind.get("_type", PLAIN) == PLAIN and zeros is not None and bool(re.fullmatch(FLOAT, zeros.dtype))
 
 
 def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
-    """The weight of plain int4. Raises CheckpointError when the tensors do not fit one another."""
+    """A weight of plain int4. Raises CheckpointError when the tensors do not match each other."""
     data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
     zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
     if data is None or scale is None or zero is None:
@@ -162,14 +162,14 @@ def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
 
 
 def _bits(kind: Mapping[str, Any]) -> int:
-    """Of an integer that is stored in a byte, as far as the file says less than 8."""
+    """Bits of an integer stored in a byte: the number in the file header, else 8."""
     said = _section(_section(kind, "_data"), "target_dtype").get("_data")
     found = re.fullmatch(r"int([1-8])", str(said))
     return int(found[1]) if found else 8
 
 
 def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
-    """What the headers of the files say of each weight, by its name; nothing where they say nothing that can be read.
+    """Weight name -> the description in the file headers; empty without a readable one.
 
     Raises CheckpointError when a file cannot be opened.
     """

@@ -212,8 +212,8 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
         adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
         _, notes = merged(opened, model, read_adapter(adapter))
         beside = switched(opened, model, "name", read_adapter(adapter)).notes
-        for told, done in ((notes, "merged into"), (beside, "put beside the weights of")):
-            said = f"says that it was trained on someone/another-model, and is {done} {opened.given}"
+        for told, done in ((notes, "merged into"), (beside, "added as a branch to")):
+            said = f"base model is someone/another-model; it is {done} {opened.given}"
             assert any(said in note for note in told) is noted
 
 

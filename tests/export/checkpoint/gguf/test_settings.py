@@ -95,12 +95,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a part of the head": (
         "stablelm",
         {"rope.dimension_count": 8},
-        "rope.dimension_count is 8, and the model that transformers makes of it rotates 4 numbers of each head",
+        "rope.dimension_count is 8, but transformers' model rotates 4 numbers of each head",
     ),
     "a part of the head that is read for all of it": (
         "llama",
         {"rope.dimension_count": 8, "attention.key_length": 16},
-        "rope.dimension_count is 8, and the model that transformers makes of it rotates 16",
+        "rope.dimension_count is 8, but transformers' model rotates 16",
     ),
     "a long phi": (
         "phi3",
@@ -133,7 +133,7 @@ def test_text_that_is_split_in_a_way_transformers_does_not_know(
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer__ggml__pre=name)
     notes = open_checkpoint(str(file)).notes
-    assert any(f"has text split as '{name}' (tokenizer.ggml.pre)" in note for note in notes) is noted
+    assert any(f"names the pre-tokenizer '{name}' (tokenizer.ggml.pre)" in note for note in notes) is noted
 
 
 def test_a_generation_ends_where_llama_cpp_ends_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

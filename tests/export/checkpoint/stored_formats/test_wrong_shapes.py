@@ -274,7 +274,11 @@ def one_group(**weights: Any) -> dict[str, Any]:
         ("compressed_w4a16_asymmetric", one_group(), "X.weight_zero_point contradicts the setting symmetric: its zero"),
         ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
         ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
-        ("compressed_w4a16", one_group(actorder="group"), "the setting actorder group: nothing says the group of each"),
+        (
+            "compressed_w4a16",
+            one_group(actorder="group"),
+            "the setting actorder group: it has no g_idx, the group",
+        ),
         (
             "compressed_fp8",
             one_group(num_bits=8, strategy="channel", group_size=None),

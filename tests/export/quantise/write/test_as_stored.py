@@ -437,7 +437,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         "gptq",
         lambda t: t.update({f"{DOWN}.weight": torch.ones(64, 96)}),
         {},
-        "is there as floats and quantised",
+        "exists as floats and quantised",
     ),
     "scales_of_another_shape": (
         "fp8",

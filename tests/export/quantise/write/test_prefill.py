@@ -69,7 +69,7 @@ def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) ->
     assert result.status == "verified" and result.tolerance == 1e-4 and not result.not_exercised
     assert {"prefill", "chunked prefill", "decode 1", "rows of different length"} <= {s.step for s in result.steps}
     assert max(step.max_rel_error for step in result.steps) < 2e-5
-    assert "which are others after the prompt" in str(result.reference)
+    assert "which differ after the prompt" in str(result.reference)
 
 
 def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair: Path) -> None:
