@@ -38,7 +38,7 @@ REASON = Reason(
     "type may be missing instead",
     needs="experiments: the provider supports no variation of the node and no other node of the operator; "
     "or a log line such as `… kernel not found in registries for Op type: <op> node name: <node>`",
-    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: a larger --probe-seconds tells",
+    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: raise --probe-seconds",
     undecided=True,
     example=Context(
         node="model.rotary_emb/Gather",

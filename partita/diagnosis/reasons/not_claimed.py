@@ -11,7 +11,7 @@ from partita.observations.records import ChainEntry
 REASON = Reason(
     code="not_claimed",
     level="node",
-    title="Not claimed in this graph",
+    title="Not supported in this graph",
     says="{provider} takes {op} alone, and not in this graph",
     condition="the provider supports the node in isolation, but does not take it in this graph, and the log "
     "has no cause",
