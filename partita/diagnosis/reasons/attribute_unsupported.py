@@ -13,14 +13,11 @@ REASON = Reason(
     level="node",
     title="Attributes or inputs not supported",
     says="{provider} does not take {op} with {before}",
-    condition="the preferred provider has a kernel for the operator and considered the node, but does not support "
-    "its attributes, its optional inputs or its shapes",
-    needs="a native log line in which the provider rejects the node by name and with a cause, e.g. `CUDA kernel not "
-    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: in "
-    "isolation "
-    "the node is not claimed or fails, and it is claimed without an attribute or an optional input, with an "
-    "input as a constant, or with another rank, and nothing else changed, or with several of these; or no change "
-    "helped, and other nodes of the operator are claimed in the same version and types",
+    condition="the provider has a kernel for the operator, but does not support this node's attributes, "
+    "optional inputs or shapes",
+    needs="the provider's log rejects the node by name and with a cause; or experiments: the provider "
+    "supports the node with another attribute, input or rank, or supports other nodes of the "
+    "operator with the same version and types",
     remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
     "constant for an input, another rank",
     factors=("attribute", "input"),

@@ -13,9 +13,9 @@ REASON = Reason(
     level="node",
     title="CPU preferred by ONNX Runtime",
     says="ONNX Runtime keeps {op} on the CPU, because its inputs are small values there",
-    condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX "
-    "Runtime expects the round trip to cost more than it saves",
-    needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
+    condition="the inputs are small values that are on the CPU already, so ONNX Runtime expects a round trip "
+    "to cost more than it saves",
+    needs="the log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
     remedy="usually harmless; static shapes remove most shape computations (for a package: export --static-shapes)",
     example=Context(
         node="/Concat",

@@ -11,10 +11,9 @@ REASON = Reason(
     code="duplicate_runtime",
     level="provider",
     title="Two ONNX Runtimes in one environment",
-    condition="more than one wheel that contains ONNX Runtime is installed; they share one folder, so the "
-    "last one installed has replaced files of the others",
-    needs="the chain entry of the preferred provider: status unavailable, reason duplicate_runtime, with "
-    "the wheels that were found",
+    condition="more than one ONNX Runtime wheel is installed; they share one folder, so one has replaced "
+    "files of the others",
+    needs="the wheels that are installed",
     remedy="uninstall every ONNX Runtime wheel, then install one of them again",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",

@@ -21,10 +21,8 @@ REASON = Reason(
     level="node",
     title="Shapes not static",
     says="{provider} does not take {op} with sizes that are not fixed",
-    condition="some input shape of the node is symbolic in the model or of unknown rank, or the sizes of an output "
-    "depend on values, and with all shapes static, or with known ranks, the provider claims the node",
-    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the ranks or the sizes "
-    "of the run, or with 1 in place of those that are 0 there, and nothing else changed",
+    condition="the provider supports the node only with static shapes, or with known ranks",
+    needs="experiments: the provider supports the node with the sizes or ranks of the run and no other change",
     remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
     factors=("rank", "static_shape", "output_shape"),
     remedies={"rank": RANKS, "output_shape": DECLARE},

@@ -11,10 +11,8 @@ REASON = Reason(
     code="initialisation_failed",
     level="provider",
     title="Initialisation failed",
-    condition="the provider is present but failed, crashed or hung while it started, and its message fits no "
-    "other reason",
-    needs="the chain entry of the preferred provider: status unavailable, reason initialisation_failed, "
-    "with the signal or the first error line",
+    condition="the provider failed, crashed or hung while it started, and its message fits no other reason",
+    needs="the signal, or the first line of the error",
     remedy="see the evidence; `partita providers` tests the provider on its own",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",

@@ -12,8 +12,7 @@ REASON = Reason(
     level="provider",
     title="Library missing",
     condition="the provider is in the build, but the loader does not find a shared library that it needs",
-    needs="the chain entry of the preferred provider: status unavailable, reason library_missing, with the "
-    "loader's own words",
+    needs="the loader's message",
     remedy="install the library that the evidence names where the loader finds it",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",

@@ -34,15 +34,11 @@ REASON = Reason(
     level="node",
     title="No kernel found",
     says="{provider} has no kernel for {op}",
-    condition="the preferred provider has no kernel for the operator. Probed: no variation of the node made "
-    "the provider claim it, and it claimed no other node of the operator that was tried. Only logged: no kernel was "
-    "found for the node as it is, and it is not known whether operator, version or type is missing, because no "
-    "experiments were made or not all of them",
-    needs="experiments: the provider does not claim the node as it is, nor any of the variations that were tried, in "
-    "types, opset, attributes, inputs and shapes, as far as they are valid; or a native log line that names the node "
-    "and not the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An "
-    "experiment that finds the cause takes precedence over such a line",
-    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: a larger --probe-seconds tells",
+    condition="the provider has no kernel for the operator; where the evidence is only logged, its version or "
+    "type may be missing instead",
+    needs="experiments: the provider supports no variation of the node and no other node of the operator; "
+    "or a log line such as `… kernel not found in registries for Op type: <op> node name: <node>`",
+    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: raise --probe-seconds",
     undecided=True,
     example=Context(
         node="model.rotary_emb/Gather",

@@ -13,11 +13,9 @@ REASON = Reason(
     level="node",
     title="No kernel for the type",
     says="{provider} has no {before} kernel for {op}",
-    condition="the provider claims the same node with another element type, but not with its own; or it claims other "
-    "nodes of the operator, and none of those that were tried in the types of this one",
-    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another element "
-    "type and nothing else changed; or no change to it helped, and of other nodes of the operator in its version some "
-    "are claimed, all of them in other types",
+    condition="the provider supports the operator, but not with the node's element types",
+    needs="experiments: the provider supports the node with another element type, or supports other nodes "
+    "of the operator only in other types",
     remedy="use an element type that the provider supports (for a package: export it with another --precision "
     "or --attention); the evidence names types that work",
     factors=("type",),

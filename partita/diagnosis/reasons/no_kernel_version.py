@@ -13,10 +13,8 @@ REASON = Reason(
     level="node",
     title="No kernel for the opset version",
     says="{provider} has no kernel for {op} of opset {before}",
-    condition="the provider claims the node in another opset version, but not in the model's",
-    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another version of "
-    "its operator "
-    "and nothing else changed",
+    condition="the provider supports the operator in another opset version, but not in the model's",
+    needs="experiments: the provider supports the node with another version of its operator and no other change",
     remedy="use the opset that the evidence names (for a package: export --opset), or a version of ONNX Runtime whose "
     "provider supports the newer one",
     factors=("opset",),

@@ -11,11 +11,12 @@ from partita.observations.records import ChainEntry
 REASON = Reason(
     code="not_claimed",
     level="node",
-    title="Not claimed in this graph",
+    title="Not supported in this graph",
     says="{provider} takes {op} alone, and not in this graph",
-    condition="in isolation the provider claims the node, and in this graph it does not; nothing in the log says why",
-    needs="an experiment: in isolation, with the same types, shapes and attributes, the provider claims the node; or "
-    "it claims it with a change in a main graph, and with the same change not in a body, where the node is",
+    condition="the provider supports the node in isolation, but does not take it in this graph, and the log "
+    "has no cause",
+    needs="an experiment: the provider supports the node in isolation; or it supports a changed node in a "
+    "main graph and not in a control-flow subgraph",
     remedy="look at its neighbours: a provider may leave out a node whose neighbours it does not support, or a "
     "partition that "
     "is too small",

@@ -21,10 +21,8 @@ REASON = Reason(
     level="node",
     title="Provider option needed",
     says="{provider} does not take {op} with {before}",
-    condition="the provider claims the node, unchanged, when one of its options has another value than in this run",
-    needs="an experiment: in isolation, or among its neighbours, the node is not claimed, and it is with that option "
-    "and nothing else changed. It is made for options that are known to let a provider take more, where the run had "
-    "another value, and with the default of each given option, where the provider takes no node at all",
+    condition="the provider supports the node only when one of its options has another value than in this run",
+    needs="an experiment: the provider supports the unchanged node with another value of the option",
     remedy="set the provider option that the evidence names",
     factors=(OPTION,),
     example=Context(

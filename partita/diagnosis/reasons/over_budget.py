@@ -45,10 +45,9 @@ REASON = Reason(
     level="node",
     title="Over the memory budget",
     says="the memory budget of {provider} was used up before {op}",
-    condition="the user set a device memory budget for the provider, and it was used up before this node",
-    needs="the budget in the request, and an experiment in which the provider claims the node in isolation "
-    "without one; or a "
-    "native log line that says at which node the budget ended",
+    condition="the provider's device memory budget was used up before this node",
+    needs="the budget of the request, and an experiment without it; or a log line that names the node at "
+    "which the budget ended",
     remedy="raise the budget, or remove it",
     example=Context(
         node="model.layers.7.mlp.up_proj/MatMul",

@@ -22,10 +22,9 @@ REASON = Reason(
     code="pinned_by_user",
     level="node",
     title="Pinned by the user",
-    condition="a pin puts the node elsewhere, or an option of the preferred provider assigns it to the CPU",
-    needs="the pin that covers the node, as the request has it, or a native log line in which the provider says "
-    "that it "
-    "follows an option, e.g. `Force CPU execution for node: <node>`",
+    condition="a pin assigns the node to another provider, or an option of the preferred provider assigns it "
+    "to the CPU",
+    needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
     remedy="remove the node from the pin or the option that names it",
     example=Context(
         node="lm_head/MatMul",

@@ -28,10 +28,9 @@ REASON = Reason(
     level="node",
     title="Inserted by ONNX Runtime",
     says="ONNX Runtime inserted {op}",
-    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
-    "the layout, a ReorderInput or ReorderOutput for blocks of channels, a Cast because the CPU has no kernel for the "
-    "type, or a QuantizeLinear or DequantizeLinear of its own",
-    needs="the exported graph, and a name of the kind that ONNX Runtime gives to its own nodes",
+    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy, a change of layout (Transpose, "
+    "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
+    needs="the exported graph, and a name of the form that ONNX Runtime gives its own nodes",
     remedy="look at its neighbours: it disappears when they run on one provider, in one layout and type",
     example=Context(
         node="Transpose_token_4",

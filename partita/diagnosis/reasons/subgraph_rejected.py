@@ -67,11 +67,10 @@ REASON = Reason(
     level="node",
     title="Subgraph rejected",
     says="{provider} fails on {op}, or on the part of the graph that it is in",
-    condition="the preferred provider fails on the graph or on the node itself, or it compiles subgraphs and said "
-    "that it takes only part of this graph, or none",
-    needs="bisection down to the smallest part that the provider does not load, of a graph on which it fails "
-    "while it loads others; or an experiment in which it fails or crashes on the node in isolation; or a native "
-    "log line that says how much of the graph it takes, from which it only follows that this node is in the rest",
+    condition="the provider fails on the graph or the node, or it compiles subgraphs and rejected part of the "
+    "graph or all of it",
+    needs="bisection to the smallest part that the provider does not load; an experiment in which it "
+    "fails or crashes on the node; or a log line about how much of the graph it takes",
     remedy="change the node or the few nodes that the evidence names, or run them on another provider; where it names "
     "none, look at the nodes at the boundary of the provider's partitions: one of them, or one of their types, "
     "is not supported",

@@ -11,10 +11,8 @@ REASON = Reason(
     code="version_mismatch",
     level="provider",
     title="Versions do not fit together",
-    condition="ONNX Runtime, a plugin, a library or a driver is there, but in a version that the others "
-    "were not built for",
-    needs="the chain entry of the preferred provider: status unavailable, reason version_mismatch, with "
-    "the error that shows it",
+    condition="a library, plugin or driver is present in a version that does not fit the others",
+    needs="the error message",
     remedy="install versions that belong together; the evidence names the part that does not fit",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
