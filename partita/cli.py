@@ -127,12 +127,6 @@ REPORT_VERBS = (
         "Check a report against limits, for CI.",
         "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
     ),
-    Verb(
-        "trace",
-        "reports:TraceCommand",
-        "Write the observed runs as a trace for Perfetto.",
-        "trace run.json --out trace.json",
-    ),
 )
 CACHE_VERBS = (
     Verb("list", "generation:CacheListCommand", "List the packages that run has exported.", "list"),

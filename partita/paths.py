@@ -7,6 +7,8 @@ from pathlib import Path
 
 CACHE_VARIABLE = "PARTITA_CACHE_DIR"
 """Environment variable with the cache folder; set but empty: no caching."""
+PROFILES_VARIABLE = "PARTITA_PROFILES"
+"""Environment variable with a folder in which ONNX Runtime's profiles of observed sessions are kept."""
 NAME = "partita"
 
 

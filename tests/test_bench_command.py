@@ -321,5 +321,4 @@ def test_the_result_goes_to_a_file_for_report(
     succeeds(capsys, "report", "html", file)
     page = file.with_suffix(".html").read_text(encoding="utf-8")
     assert "tokens/s" in page and stored.verdict[0] in page
-    fails(capsys, 1, "the result of a bench", "report", "trace", file)
     fails(capsys, 1, "the result of a bench", "report", "explain", file, "x")

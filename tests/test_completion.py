@@ -85,7 +85,7 @@ def test_values_of_choices(offered: Offered) -> None:
     assert offered("partita place m --device h1") == ["h100"]
     assert offered("partita place m --provider-option cuda.device") == ["cuda.device_id="]
     assert set(PROVIDERS) <= set(offered("partita bench p --providers webgpu "))
-    assert offered("partita report show r --view tr") == ["trace"]
+    assert offered("partita report show r --view ma") == ["markdown"]
     assert offered("partita report diff a b --view ma") == ["markdown"]
     assert set(offered("partita providers --view ")) == {"brief", "html", "json", "markdown", "text"}
 

@@ -40,7 +40,6 @@ WRITTEN = {
     "report html": "out",
     "report markdown": "out",
     "report show": "out",
-    "report trace": "out",
     "support": "html markdown out",
 }
 READ = {
@@ -57,7 +56,6 @@ READ = {
     "report html": "file",
     "report markdown": "file",
     "report show": "file",
-    "report trace": "file",
     "run": "contract draft model_source prefix",
     "serve": "contract draft packages prefix",
     "support": "model",
@@ -208,7 +206,6 @@ WRITERS = [
     Writer("report show", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
-    Writer("report trace", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report explain", "--out", lambda f: [f.report, "lm_head"], lambda f: [f.report]),
     Writer("report diff", "--out", lambda f: [f.report, f.report], lambda f: [f.report]),
     Writer("report check", "--out", lambda f: [f.report, "--max-copies", 9], lambda f: [f.report]),
@@ -384,7 +381,7 @@ def test_two_texts_do_not_go_to_one_stdout(files: Files, capsys: pytest.CaptureF
 
 def test_reports_come_from_stdin(files: Files) -> None:
     told = in_shell(
-        "partita report html - < run.json > page.html && partita report trace - < run.json > trace.json"
+        "partita report html - < run.json > page.html && partita report markdown - < run.json > run.md"
         " && partita report diff - run.json --exit-code < run.json"
         " && partita report explain - lm_head/MatMul < run.json"
         " && partita report check - --max-cpu-nodes 999 < run.json",
@@ -392,7 +389,7 @@ def test_reports_come_from_stdin(files: Files) -> None:
     )
     assert told.returncode == 0, told.stderr
     assert (files.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
-    assert json.loads((files.folder / "trace.json").read_text())["traceEvents"]
+    assert "CPU" in (files.folder / "run.md").read_text()
     once = in_shell("partita report diff - - < run.json", files.folder)
     assert once.returncode == 2 and "stdin" in once.stderr
 

@@ -19,7 +19,6 @@ REPORTS = {
     "mixed": mixed(),
     "moved": moved(QUERY),
     "cpu": report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})),
-    "dry": mixed().model_copy(update={"timeline": ()}),
     "hostile": renamed(moved(QUERY), {QUERY: HOSTILE, "Memcpy": HOSTILE + "2"}),
     "tame": renamed(mixed(), {QUERY: HOSTILE}),
 }
@@ -27,7 +26,6 @@ VERBS = [
     ["explain", "F", "Memcpy"],
     ["diff", "F", "mixed.json"],
     ["diff", "mixed.json", "F"],
-    ["trace", "F"],
     ["check", "F", "--max-copies", "9"],
     ["check", "mixed.json", "--baseline", "F"],
 ]
@@ -169,21 +167,6 @@ def test_a_check_that_makes_no_sense_is_exit_code_2(folder, capsys, arguments, w
     assert (code, out) == (2, "") and words in one_line(err)
 
 
-def test_trace_goes_to_stdout_or_to_a_file(folder, capsys):
-    code, out, err = call(capsys, "trace", "mixed.json")
-    assert (code, err) == (0, "") and json.loads(out)["traceEvents"]
-    code, nothing, err = call(capsys, "trace", "mixed.json", "--out", "t.json")
-    assert (code, nothing) == (0, "") and "trace: t.json" in err
-    assert (folder / "t.json").read_text(encoding="utf-8") == out
-
-
-def test_trace_without_a_timeline_or_to_a_place_that_is_not_there(folder, capsys):
-    code, out, err = call(capsys, "trace", "dry.json")
-    assert (code, out) == (1, "") and "dry.json: the report has no timeline" in one_line(err)
-    code, out, err = call(capsys, "trace", "mixed.json", "--out", "no/t.json")
-    assert (code, out) == (1, "") and "the folder no does not exist" in one_line(err)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -192,12 +175,11 @@ def test_trace_without_a_timeline_or_to_a_place_that_is_not_there(folder, capsys
         ["diff", "tame.json", "hostile.json"],
         ["check", "hostile.json", "--baseline", "tame.json"],
         ["check", "hostile.json", "--max-cpu-nodes", "0", "--require", "provider=cpu,nodes=0"],
-        ["trace", "hostile.json"],
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_hostile_names_reach_neither_terminal_nor_log(folder, capsys, arguments):
-    for more in ([], ["--json"] if arguments[0] != "trace" else []):
+    for more in ([], ["--json"]):
         _, out, err = call(capsys, *arguments, *more)
         assert out and not HARMFUL & set(out + err), ascii(out + err)
 

@@ -16,7 +16,6 @@ from partita.options.reports import (
     HtmlCommand,
     MarkdownCommand,
     ShowCommand,
-    TraceCommand,
 )
 from partita.partition_reports import storage
 
@@ -45,11 +44,6 @@ def html(options: HtmlCommand) -> None:
 def markdown(options: MarkdownCommand) -> None:
     """Write a report as Markdown."""
     _show(Path(options.file), Asked("markdown", path_of(options.out)))
-
-
-def trace(options: TraceCommand) -> None:
-    """Write the runs of a report as a trace."""
-    _show(Path(options.file), Asked("trace", path_of(options.out)))
 
 
 def _show(file: Path, view: Asked, *, beside: bool = False) -> None:

@@ -40,14 +40,6 @@ class MarkdownCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceCommand:
-    """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
-
-    file: ReportArgument
-    out: Out = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplainCommand:
     """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
     removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.

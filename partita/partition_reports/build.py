@@ -23,7 +23,6 @@ from partita.partition_reports.request_records import DryRunFacts, ModelFacts, R
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.summary import summarise
-from partita.partition_reports.timeline import find_timeline
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 
 
@@ -82,7 +81,6 @@ def build_report(
         ),
         speculation=speculation_figures(facts.speculation, facts.steps),
         dry_run=played,
-        timeline=find_timeline(indexes) if played is None else (),
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
         disagreements=tuple(

@@ -288,24 +288,6 @@ class Totals(Record):
     finish_detail: str
 
 
-class TimelineRun(Record):
-    """One session run of the observation window, node by node, on the host's clock."""
-
-    phase: PhaseName
-    file: str
-    run: int
-    """0-based, per file."""
-    tokens: int
-    """New tokens per row; 0 without tokens."""
-    start_us: int
-    """Start since the beginning of the file's profile; files have separate clocks."""
-    host_us: int
-    earlier: bool = False
-    """It belongs to an earlier generation than the steps, tokens and speed of the report."""
-    events: tuple[tuple[int, int, int], ...]
-    """Position of the node in the phase, start relative to the run and host time, both in microseconds."""
-
-
 class Check(Record):
     """A consistency check of the report."""
 
@@ -413,8 +395,6 @@ class Report(Record):
     """null if every device was real; otherwise the report has no times."""
     exceeded: tuple[str, ...] = ()
     """Exceeded limits of the request, one sentence each."""
-    timeline: tuple[TimelineRun, ...] = ()
-    """Runs of the observation window, in order; empty for a dry run."""
     checks: tuple[Check, ...]
     sources: tuple[SourceStatement, ...]
     disagreements: tuple[Disagreement, ...]

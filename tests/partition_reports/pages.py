@@ -7,7 +7,7 @@ from typing import Any
 from partita.diagnosis.records import Fallback, FallbackCost, Trial
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
-from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report, TimelineRun
+from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
 HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"
@@ -38,7 +38,7 @@ TRIALS = (
 
 
 def mixed_report() -> Report:
-    """WebGPU and CPU: copies, fallbacks, a timeline."""
+    """WebGPU and CPU: copies and fallbacks."""
     return report_of(mixed_facts(), GPU_CHAIN)
 
 
@@ -150,32 +150,18 @@ def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
     return Fallback(**(given | changes))
 
 
-def deep_report(layers: int = 32, repeats: int = 3, runs: int = 6) -> Report:
-    """A model with many layers, a stray in each, and a timeline of every node in every run."""
+def deep_report(layers: int = 32, repeats: int = 3) -> Report:
+    """A model with many layers, and a fallback in each."""
     report = mixed_report()
     nodes = layer_nodes(layers, repeats)
-    events = tuple((entry.position, entry.position * 15, 12) for entry in nodes)
-    span = len(nodes) * 16
-    timeline = tuple(
-        TimelineRun(
-            phase="prefill" if run < runs // 2 else "decode",
-            file=report.phases[0].file,
-            run=run,
-            tokens=1,
-            start_us=run * 10**6,
-            host_us=span,
-            events=events,
-        )
-        for run in range(runs)
-    )
     phases = tuple(phase_with(phase, nodes) for phase in report.phases)
     fallbacks = tuple(fallback(phase.name, entry) for phase in phases for entry in nodes if entry.provider == CPU)
-    return report.model_copy(update={"phases": phases, "timeline": timeline, "fallbacks": fallbacks})
+    return report.model_copy(update={"phases": phases, "fallbacks": fallbacks})
 
 
 def hostile_report(text: str = HOSTILE) -> Report:
     """A report in which every free text is `text`."""
-    report = deep_report(layers=1, repeats=1, runs=2)
+    report = deep_report(layers=1, repeats=1)
     nodes = tuple(
         entry.model_copy(
             update={
@@ -203,7 +189,6 @@ def hostile_report(text: str = HOSTILE) -> Report:
             "environment": report.environment.model_copy(update={"cpu": text, "onnxruntime_build": text}),
             "phases": phases,
             "fallbacks": tuple(fallback(phase.name, stray, **said) for phase in phases),
-            "timeline": tuple(run.model_copy(update={"file": text}) for run in report.timeline),
             "notes": (text,),
             "exceeded": (text,),
             "checks": tuple(check.model_copy(update={"detail": text, "passed": False}) for check in report.checks),

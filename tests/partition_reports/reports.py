@@ -42,12 +42,12 @@ def dry_report() -> Report:
         not_real=("time",),
         graph_capture=None,
     )
-    return pages.mixed_report().model_copy(update={"dry_run": played, "timeline": ()})
+    return pages.mixed_report().model_copy(update={"dry_run": played})
 
 
 def empty_report() -> Report:
     """A run of which nothing is known."""
-    nothing = {"phases": (), "cache": None, "totals": None, "timeline": (), "checks": (), "sources": ()}
+    nothing = {"phases": (), "cache": None, "totals": None, "checks": (), "sources": ()}
     return pages.cpu_report().model_copy(update=nothing)
 
 
@@ -82,7 +82,6 @@ def many_inputs() -> Report:
             "fallbacks": fallbacks,
             "totals": None,
             "cache": None,
-            "timeline": (),
         }
     )
 

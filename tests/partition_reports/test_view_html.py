@@ -19,7 +19,7 @@ from partita.partition_reports.sections import glance
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html
-from partita.partition_reports.views._page import marks, timeline
+from partita.partition_reports.views._page import marks
 from tests.partition_reports import pages
 from tests.partition_reports.changed import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.html_tree import Element, read, section, words
@@ -272,42 +272,6 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert "modeling.py:12" in said
 
 
-def test_the_timeline_has_every_event_of_every_run(deep: Element) -> None:
-    report = pages.deep_report(layers=3, repeats=1)
-    figures = section(deep, "timeline").all("figure")
-    assert len(figures) == len(report.timeline)
-    for figure, run_ in zip(figures, report.timeline, strict=True):
-        found = []
-        for element in figure.all("path", "g"):
-            boxes = re.findall(r"M(\d+) 0h(\d+)v10h-\2z", element["d"] or element["data-d"])
-            found += [
-                (place, int(start), int(host))
-                for place, (start, host) in zip(positions(element["data-p"]), boxes, strict=True)
-            ]
-        assert sorted(found) == sorted(run_.events)
-        assert "Memcpy nodes, wait and copy together" in words(figure)
-
-
-def positions(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def test_positions_are_written_short() -> None:
-    assert timeline.ranges([0, 1, 2, 5, 4, 7, 8]) == "0-2,5,4,7-8"
-    assert positions("0-2,5,4,7-8") == [0, 1, 2, 5, 4, 7, 8]
-
-
-def test_without_a_timeline_the_page_says_why() -> None:
-    assert "A dry run has no times" in words(section(read(html.to_text(dry_report())), "timeline"))
-    phases = tuple(phase.model_copy(update={"observed_runs": 0}) for phase in pages.cpu_report().phases)
-    unseen = pages.cpu_report().model_copy(update={"timeline": (), "phases": phases})
-    assert "No run was observed" in words(section(read(html.to_text(unseen)), "timeline"))
-
-
 def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
     report = pages.mixed_report()
     whole = words(mixed)
@@ -323,15 +287,6 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
         *(phase.timing_note for phase in report.phases),
     ):
         assert " ".join(text.split()) in whole, text
-
-
-def test_one_run_of_the_phase_that_is_run_for_every_token_is_open(deep: Element) -> None:
-    runs = section(deep, "timeline")
-    folded = [fold for fold in runs.all("details") if fold["class"] == "other-run"]
-    shown = [figure for figure in runs.children if figure.tag == "figure"]
-    assert len(shown) == 1 and "decode, run 3" in words(shown[0])
-    assert len(folded) == len(pages.deep_report(layers=3, repeats=1).timeline) - 1
-    assert [words(fold.one("figure")) for fold in folded if len(fold.all("figure")) != 1] == []
 
 
 def test_every_section_has_its_name_in_the_contents(page: str) -> None:

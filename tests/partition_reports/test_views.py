@@ -41,7 +41,6 @@ def test_an_unknown_view_is_a_usage_error(stored, capsys):
         (["show", "--full"], "text"),
         (["markdown"], "markdown"),
         (["html", "--out", "-"], "html"),
-        (["trace"], "trace"),
         (["show"], "brief"),
     ],
 )
@@ -64,7 +63,7 @@ def test_a_bench_has_its_own_views(tmp_path, capsys):
     file.write_text(storage.to_json(made_bench()))
     assert cli.run(["report", "show", str(file), "--view", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "partita.bench/1"
-    assert cli.run(["report", "show", str(file), "--view", "trace"]) == 1
+    assert cli.run(["report", "show", str(file), "--view", "pie"]) == 1
     assert (
-        "the result of a bench has no view 'trace'; it has brief, html, json, markdown, text" in capsys.readouterr().err
+        "the result of a bench has no view 'pie'; it has brief, html, json, markdown, text" in capsys.readouterr().err
     )

@@ -9,20 +9,14 @@ from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.views._page import layer_map, marks, ribbons, timeline
-
-AFTER_TIMELINE = ("cache", "nodes", "checks", "sources")
-"""The timeline comes before the first of these sections."""
+from partita.partition_reports.views._page import layer_map, marks, ribbons
 
 
 def to_text(report: Report) -> str:
     """The page."""
     known, top, parts = marks.find_marks(report), glance(report), sections(report)
-    before = next((section.key for section in parts if section.key in AFTER_TIMELINE), "")
     listed = [("glance", "At a glance")]
-    for section in parts:
-        listed += [("timeline", "Timeline")] if section.key == before else []
-        listed.append((section.key, section.title))
+    listed += [(section.key, section.title) for section in parts]
     return render(
         __package__,
         "report",
@@ -31,7 +25,6 @@ def to_text(report: Report) -> str:
             "version": report.partita_version,
             "contents": listed,
             "keys": {key for key, _ in listed},
-            "timeline_before": before,
             "report": report,
             "top": top,
             "sections": parts,
@@ -39,8 +32,6 @@ def to_text(report: Report) -> str:
             "marks": tuple(known.values()),
             "ribbons": ribbons.draw_ribbons(report, known),
             "map": layer_map.draw_map(report),
-            "runs": timeline.draw_runs(report),
-            "no_runs": timeline.why_none(report),
         },
     )
 

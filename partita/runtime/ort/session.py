@@ -21,6 +21,7 @@ from partita.files import temporary_directory
 from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
+from partita.paths import PROFILES_VARIABLE
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
@@ -258,6 +259,9 @@ class Session:
         with captured_output():  # ONNX Runtime logs the file name
             written = Path(self._native.end_profiling())
         text = written.read_text(encoding="utf-8") if written.is_file() else None
+        if text is not None and (folder := os.environ.get(PROFILES_VARIABLE)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / f"{self.path.stem}-{written.name}").write_text(text, encoding="utf-8")
         self._cleanup()
         return text
 
