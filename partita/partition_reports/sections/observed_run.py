@@ -55,13 +55,13 @@ def tell(observed: ObservedRun) -> str:
     """Duration of the run, and the time in nodes and copies."""
     nodes, events = observed.nodes, observed.events
     copies = [host for position, _, host in events if is_copy(nodes[position])]
-    said = (
+    text = (
         f"{decimals(observed.run.host_us, 1e-3)} ms on the host, {_total(host for _, _, host in events)} ms of it in "
     )
-    said += plural(len(events), "node")
+    text += plural(len(events), "node")
     if copies:
-        said += f"; {_total(copies)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
-    return f"{said}."
+        text += f"; {_total(copies)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
+    return f"{text}."
 
 
 def _total(hosts: Iterable[int]) -> str:
