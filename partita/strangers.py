@@ -57,12 +57,12 @@ def _recognise_folder(folder: Path) -> Stranger:
         return Stranger(f"no {MANIFEST}, but it contains a package", NAME.filled(path=inside[0]))
     is_checkpoint = (folder / CONFIG).is_file()
     has_models = any(folder.glob(f"*{ONNX}")) or (is_checkpoint and _has_weights(folder))
-    within = () if has_models else _models_within(folder)
-    if within:
-        shown = ", ".join(str(home.relative_to(folder)) for home in within[:SHOWN])
-        more = f" and {len(within) - SHOWN} more" if len(within) > SHOWN else ""
-        what = "a folder with an ONNX model" if len(within) == 1 else f"{len(within)} folders with ONNX models"
-        return Stranger(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=within[0]))
+    nested = () if has_models else _nested_models(folder)
+    if nested:
+        shown = ", ".join(str(home.relative_to(folder)) for home in nested[:SHOWN])
+        more = f" and {len(nested) - SHOWN} more" if len(nested) > SHOWN else ""
+        what = "a folder with an ONNX model" if len(nested) == 1 else f"{len(nested)} folders with ONNX models"
+        return Stranger(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=nested[0]))
     if is_checkpoint:
         return Stranger("a checkpoint, not a package", _exporting(folder))
     models = sorted(folder.glob("*.onnx"))
@@ -76,11 +76,11 @@ def _has_weights(folder: Path) -> bool:
     return any(child.suffix in WEIGHTS for child in folder.iterdir())
 
 
-def _models_within(folder: Path) -> tuple[Path, ...]:
+def _nested_models(folder: Path) -> tuple[Path, ...]:
     """Subfolders with ONNX models, as Hub repositories have them for each device and precision."""
     found: dict[Path, None] = {}
-    left = [(folder, 0)]
-    for home, depth in left:  # grows during the loop, up to the limits
+    queue = [(folder, 0)]
+    for home, depth in queue:  # grows during the loop, up to the limits
         try:
             children = sorted(home.iterdir())
         except OSError:
@@ -90,7 +90,7 @@ def _models_within(folder: Path) -> tuple[Path, ...]:
             found[home.parent if home.name == ONNX_FOLDER and home.parent != folder else home] = None
         if depth < DEEPEST:
             below = [child for child in children if child.is_dir() and not child.name.startswith(".")]
-            left += [(child, depth + 1) for child in below[: max(0, MOST_FOLDERS - len(left))]]
+            queue += [(child, depth + 1) for child in below[: max(0, MOST_FOLDERS - len(queue))]]
     return tuple(found)
 
 

@@ -24,8 +24,8 @@ KINDS = {
     "device": "a link out of the folder, to /dev/zero",
     "outside": "a link out of the folder, to ",
     "absolute": "a link out of the folder, to ",
-    "nothing": "a symbolic link to gone, where nothing is",
-    "itself": "where nothing is",
+    "nothing": "a broken symbolic link to gone",
+    "itself": "a broken symbolic link",
     "folder": "a folder, not a regular file",
 }
 

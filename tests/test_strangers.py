@@ -88,7 +88,7 @@ def test_a_link_that_leads_nowhere_is_called_one(
     Path("link").symlink_to(target)
     for verb in (("generate", "hi"), ("verify",), ("inspect",)):
         line = told(capsys, verb[0], "link", *verb[1:])
-        assert f"link: a symbolic link to {target}, where nothing is; name the package's folder" in line
+        assert f"link: a broken symbolic link to {target}; name the package's folder" in line
 
 
 def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

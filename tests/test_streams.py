@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
-CLOSED = "partita: standard output is closed, and nothing can be written to it; send it to a file or to /dev/null\n"
+CLOSED = "partita: standard output is closed; redirect it to a file or to /dev/null\n"
 
 
 def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str]:

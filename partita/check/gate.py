@@ -15,7 +15,7 @@ from partita.observations.records import Record
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Report
 
-KEPT = {
+BASELINE_MEASURES = {
     "wanted_other": "preferred provider",
     "lost_phases": "phases",
     "nodes_left": "nodes",
@@ -79,12 +79,12 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
+def _from_baseline(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
     """Requirements that follow from the baseline, without measures of explicit requirements."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
         short_form(f"`baseline`: {name}", field, "=", 0)
-        for field, name in KEPT.items()
+        for field, name in BASELINE_MEASURES.items()
         if field not in own and is_of_use(field, beside)
     )
 
@@ -94,13 +94,13 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
 
     Raises ReportError for a baseline of another model, UsageError for a requirement that needs a missing baseline.
     """
-    outcomes = [*_sound(report)]
-    outcomes += [] if baseline is None else _adds_up(baseline[1], "the baseline")
+    outcomes = [*_validity(report)]
+    outcomes += [] if baseline is None else _inconsistencies(baseline[1], "the baseline")
     if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
-        asked = asked if beside is None else (*asked, *_kept_up(asked, beside))
-        outcomes += [_held(requirement, report, beside) for requirement in asked]
+        asked = asked if beside is None else (*asked, *_from_baseline(asked, beside))
+        outcomes += [_outcome(requirement, report, beside) for requirement in asked]
     return GateResult(
         report=name,
         baseline=baseline[0] if baseline else None,
@@ -109,14 +109,14 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     )
 
 
-def _sound(report: Report) -> Iterator[Outcome]:
+def _validity(report: Report) -> Iterator[Outcome]:
     """A failed result if the report is inconsistent or has no nodes."""
     if not any(is_known(phase) for phase in report.phases):
         yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
-    yield from _adds_up(report, "the report")
+    yield from _inconsistencies(report, "the report")
 
 
-def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
+def _inconsistencies(report: Report, what: str) -> Iterator[Outcome]:
     """A failed result if the run failed or the report is inconsistent."""
     if (why := failure_of(report)) is not None:
         detail = f"the run of {what} failed, so nothing can be confirmed: {why}"
@@ -126,7 +126,7 @@ def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
         yield Outcome(check="report", holds=False, detail=f"{what} is inconsistent: {'; '.join(failed)}")
 
 
-def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
+def _outcome(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
     """The result of one requirement."""
     findings = find(requirement, report, beside)
     bad = [text for holds, text in findings if not holds]

@@ -64,5 +64,7 @@ def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
         return ()
     from partita.check.finding import find
 
-    asked = [(requirement, find(requirement, report)) for requirement in limits.requirements()]
-    return tuple(f"{requirement.written}: {said}" for requirement, found in asked for holds, said in found if not holds)
+    results = [(requirement, find(requirement, report)) for requirement in limits.requirements()]
+    return tuple(
+        f"{requirement.written}: {said}" for requirement, found in results for holds, said in found if not holds
+    )

@@ -101,9 +101,9 @@ def _count_copy_bytes(report: Report) -> Found:
 def _count_unavailable(report: Report) -> Found:
     """Installed providers that could not start; providers missing from the build do not count."""
     lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
-    said = f"{plural(len(lost), 'provider')} could not start"
+    text = f"{plural(len(lost), 'provider')} could not start"
     named = listing(f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
-    return Found(len(lost), held=said, broken=f"{said}: {named}")
+    return Found(len(lost), held=text, broken=f"{text}: {named}")
 
 
 def _count_unexplained(report: Report) -> Found:

@@ -119,8 +119,8 @@ def _nodes(key: str, title: str, changes: Sequence[NodeChange], say_way: Callabl
 
 def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:
     """Nodes with one change and reason: phases, operators, names and evidence."""
-    shared = [*_told("evidence", [member.evidence for member in members])]
-    shared += _told("remedy", [member.remedy for member in members])
+    shared = [*_first_line("evidence", [member.evidence for member in members])]
+    shared += _first_line("remedy", [member.remedy for member in members])
     alike = _phases_alike(members)
     for number, (phases, nodes) in enumerate(alike, 1):
         blocks: list[Block] = [
@@ -133,7 +133,7 @@ def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:
         yield Group(f"{head}, {plural(len(nodes), 'node')} in {phases}", tuple(blocks))
 
 
-def _told(label: str, texts: Iterable[str]) -> Iterator[Line]:
+def _first_line(label: str, texts: Iterable[str]) -> Iterator[Line]:
     """The first of several texts and the number of others."""
     different = [text for text in dict.fromkeys(texts) if text]
     if different:
@@ -260,7 +260,7 @@ def _copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
 def _cost(diff: ReportDiff) -> Section:
     """Counts, sizes and times of both reports, with caveats."""
     shown = [
-        figure for figure in diff.figures if figure.before != figure.after and not _said_twice(figure, diff.figures)
+        figure for figure in diff.figures if figure.before != figure.after and not _is_repeated(figure, diff.figures)
     ]
     rows = [
         (
@@ -280,7 +280,7 @@ def _cost(diff: ReportDiff) -> Section:
     return Section("cost", "Cost", tuple(blocks))
 
 
-def _said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
+def _is_repeated(figure: Figure, figures: Sequence[Figure]) -> bool:
     """Whether a per-run figure repeats the per-token figure, because runs have one token."""
     if figure.name != "copy_bytes_per_run":
         return False

@@ -277,8 +277,8 @@ class BothPhases:
             return "unknown"
         if ours.step_p50_ms is None or theirs.step_p50_ms is None or not ours.step_p95_ms or not theirs.step_p95_ms:
             return "unknown"
-        within = theirs.step_p50_ms <= ours.step_p95_ms and ours.step_p50_ms <= theirs.step_p95_ms
-        return "within" if within else "beyond"
+        is_within = theirs.step_p50_ms <= ours.step_p95_ms and ours.step_p50_ms <= theirs.step_p95_ms
+        return "within" if is_within else "beyond"
 
 
 def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:

@@ -85,40 +85,43 @@ def _more_nodes(count: int) -> Callable[[int], str]:
     return lambda shown: f"and {plural(count - shown, 'more node')}; the JSON has all"
 
 
-def _opening(told: Explanation) -> Iterator[Block]:
+def _opening(explanation: Explanation) -> Iterator[Block]:
     """Identity, placement in each phase, fused nodes and copies."""
-    yield Pairs("The node", tuple((name, (value,)) for name, value in _identity(told)))
-    yield from _places(told)
-    yield from _stand_ins(told)
-    for place in told.places:
+    yield Pairs("The node", tuple((name, (value,)) for name, value in _identity(explanation)))
+    yield from _places(explanation)
+    yield from _stand_ins(explanation)
+    for place in explanation.places:
         if place.copy_made is not None:
             yield Line(f"{_say_copy(place.copy_made)}{_say_why(place)}", f"copy in {place.phase}")
 
 
-def _identity(told: Explanation) -> list[tuple[str, str]]:
+def _identity(explanation: Explanation) -> list[tuple[str, str]]:
     """Facts that do not depend on the phase."""
-    seen = list(dict.fromkeys(source for place in told.places for source in place.sources))
+    seen = list(dict.fromkeys(source for place in explanation.places for source in place.sources))
     rows = [
-        ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", _say_operators(told)),
-        ("module", told.module),
-        ("layer", None if told.layer is None else str(told.layer)),
-        ("source line", told.source_line),
-        ("preferred provider", told.wanted),
+        (
+            "runs as" if any(place.role == "replaced" for place in explanation.places) else "operator",
+            _say_operators(explanation),
+        ),
+        ("module", explanation.module),
+        ("layer", None if explanation.layer is None else str(explanation.layer)),
+        ("source line", explanation.source_line),
+        ("preferred provider", explanation.wanted),
         ("sources", ", ".join(seen)),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _say_operators(told: Explanation) -> str | None:
+def _say_operators(explanation: Explanation) -> str | None:
     """Its operator, or the operators of the nodes that replace it."""
-    found = dict.fromkeys(place.op_type for place in told.places if place.op_type)
-    return ", ".join(found) or told.op_type
+    found = dict.fromkeys(place.op_type for place in explanation.places if place.op_type)
+    return ", ".join(found) or explanation.op_type
 
 
-def _places(told: Explanation) -> Iterator[Table]:
+def _places(explanation: Explanation) -> Iterator[Table]:
     """One column per phase, or one row per node if several nodes replace it in a phase."""
-    if any(len(places) > 1 for places in places_by_phase(told).values()):
-        yield _parts(told)
+    if any(len(places) > 1 for places in places_by_phase(explanation).values()):
+        yield _parts(explanation)
         return
     facts: tuple[tuple[str, Callable[[Place], str]], ...] = (
         ("file", lambda place: place.file),
@@ -129,7 +132,7 @@ def _places(told: Explanation) -> Iterator[Table]:
         ("share of node time", lambda place: percent(place.time_share)),
         ("output bytes", lambda place: human_bytes(place.output_bytes)),
     )
-    places = [place for place in told.places if place.role != "border"]
+    places = [place for place in explanation.places if place.role != "border"]
     if not places:
         return
     rows = [(name, *(say(place) for place in places)) for name, say in facts]
@@ -137,15 +140,15 @@ def _places(told: Explanation) -> Iterator[Table]:
     yield table("In each phase", (words(""), *(Column(place.phase) for place in places)), known, obvious=True)
 
 
-def _parts(told: Explanation) -> Table:
+def _parts(explanation: Explanation) -> Table:
     """The nodes that replace it, in every phase."""
     heads = (
         *(words(title) for title in ("replaced by", "phase", "operator", "on")),
         *(Column("position"), Column("share of node time"), words("reason")),
     )
     rows = []
-    for place in told.places:
-        why = reason_in(told, place)
+    for place in explanation.places:
+        why = reason_in(explanation, place)
         position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
         row = (place.node, place.phase, place.op_type or NOT_KNOWN, named_provider(place.provider), position)
         rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
@@ -157,23 +160,23 @@ def _say_partition(place: Place) -> str:
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
 
 
-def _stand_ins(told: Explanation) -> Iterator[Line]:
+def _stand_ins(explanation: Explanation) -> Iterator[Line]:
     """File nodes of the fused node that it is or is part of."""
     lines: dict[str, list[str]] = {}
-    for place in told.places:
-        if place.replaces and place.replaces != (told.node,):
+    for place in explanation.places:
+        if place.replaces and place.replaces != (explanation.node,):
             head = f"{place.node} is fused from" if place.role == "replaced" else "fused from"
             kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
             text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces, MOST)}"
             lines.setdefault(text, []).append(place.phase)
     for text, phases in lines.items():
-        yield Line(text if len(phases) == len(told.places) else f"{text} (in {listing(phases)})")
+        yield Line(text if len(phases) == len(explanation.places) else f"{text} (in {listing(phases)})")
 
 
-def _copies_caused(told: Explanation) -> Iterator[Section]:
+def _copies_caused(explanation: Explanation) -> Iterator[Section]:
     """Copies caused by the node."""
     groups = []
-    for place in told.places:
+    for place in explanation.places:
         if place.copies_caused:
             known = place.copy_bytes_caused is not None
             total = human_bytes(place.copy_bytes_caused) if known else "unknown size"
@@ -209,10 +212,10 @@ def _say_cause(entry: Cause) -> str:
     return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{why})"
 
 
-def _reasons(told: Explanation) -> Iterator[Section]:
+def _reasons(explanation: Explanation) -> Iterator[Section]:
     """Each reason with evidence, remedy and cost; phases with equal reasons share a section."""
     alike: dict[object, list[Fallback]] = {}
-    for entry in told.fallbacks:
+    for entry in explanation.fallbacks:
         changes = tuple((trial.change, trial.outcome) for each in entry.preferred for trial in each.trials)
         others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
@@ -226,10 +229,10 @@ def _reasons(told: Explanation) -> Iterator[Section]:
             yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_trials(why)))
 
 
-def _capture(told: Explanation) -> Iterator[Section]:
+def _capture(explanation: Explanation) -> Iterator[Section]:
     """Why it prevents CUDA graph capture."""
-    if told.graph_capture:
-        lines = tuple(Line(f"{block.why} ({named_provider(block.provider)})") for block in told.graph_capture)
+    if explanation.graph_capture:
+        lines = tuple(Line(f"{block.why} ({named_provider(block.provider)})") for block in explanation.graph_capture)
         yield Section("capture", "CUDA graph capture", lines)
 
 
@@ -280,10 +283,10 @@ def _trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _rejections(told: Explanation) -> Iterator[Section]:
+def _rejections(explanation: Explanation) -> Iterator[Section]:
     """Rejected parts of the graph that contain this node."""
     alike: dict[tuple[object, ...], list[RejectedPart]] = {}
-    for part in told.rejected:
+    for part in explanation.rejected:
         alike.setdefault((part.provider, part.nodes, part.evidence, part.minimal), []).append(part)
     for number, parts in enumerate(alike.values()):
         part = parts[0]
@@ -296,14 +299,14 @@ def _rejections(told: Explanation) -> Iterator[Section]:
         yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 
 
-def _remarks(told: Explanation) -> Iterator[Section]:
+def _remarks(explanation: Explanation) -> Iterator[Section]:
     """Conflicting sources and caveats."""
     blocks = [
         Line(f"conflicting sources in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
-        for entry in told.disagreements
+        for entry in explanation.disagreements
     ]
-    if told.run_failed is not None:
-        blocks.append(Line(f"the report does not show that the node runs: {told.run_failed}", "run failed"))
-    blocks += (Line(note, "note", "quiet") for note in told.notes)
+    if explanation.run_failed is not None:
+        blocks.append(Line(f"the report does not show that the node runs: {explanation.run_failed}", "run failed"))
+    blocks += (Line(note, "note", "quiet") for note in explanation.notes)
     if blocks:
         yield Section("notes", "Notes", tuple(blocks))

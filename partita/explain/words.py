@@ -21,37 +21,39 @@ def say_no_single(found: Matches) -> str:
     return f"no node matches {found.query!r} (fused nodes included); it does not exist, or ONNX Runtime folded it{near}"
 
 
-def headline(told: Explanation) -> str:
+def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
-    if not told.places:
-        return f"{told.node}: in no phase; {'rejected by its provider' if told.rejected else 'only named'}"
+    if not explanation.places:
+        return (
+            f"{explanation.node}: in no phase; {'rejected by its provider' if explanation.rejected else 'only named'}"
+        )
     parts: dict[str, list[str]] = {}
-    for phase, places in places_by_phase(told).items():
-        text = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
+    for phase, places in places_by_phase(explanation).items():
+        text = _say_place(explanation, places[0]) if len(places) == 1 else _say_parts(explanation, places)
         parts.setdefault(text, []).append(phase)
     where = "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
-    return f"{told.node}: {where}{'; ITS RUN FAILED' if told.run_failed is not None else ''}"
+    return f"{explanation.node}: {where}{'; ITS RUN FAILED' if explanation.run_failed is not None else ''}"
 
 
-def places_by_phase(told: Explanation) -> dict[str, list[Place]]:
+def places_by_phase(explanation: Explanation) -> dict[str, list[Place]]:
     """Phase -> places; several if ONNX Runtime replaced the node by several nodes."""
     found: dict[str, list[Place]] = {}
-    for place in told.places:
+    for place in explanation.places:
         found.setdefault(place.phase, []).append(place)
     return found
 
 
-def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
+def _say_parts(explanation: Explanation, places: Sequence[Place]) -> str:
     """Text for a node that several nodes replace."""
     on = Counter(named_provider(place.provider) for place in places)
-    known = [entry for place in places if (entry := reason_in(told, place)) is not None]
+    known = [entry for place in places if (entry := reason_in(explanation, place)) is not None]
     where = listing(f"{count} on {provider}" for provider, count in on.items())
     why = ", ".join(dict.fromkeys(entry.reason for entry in known))
     reasons = f", not on {named_provider(known[0].wanted)}: {why}," if known else ""
     return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
 
 
-def _say_place(told: Explanation, place: Place) -> str:
+def _say_place(explanation: Explanation, place: Place) -> str:
     """Text for one place."""
     if place.role == "border" and place.copy_made is not None:
         made = place.copy_made
@@ -64,14 +66,14 @@ def _say_place(told: Explanation, place: Place) -> str:
         where = f"not in the plan; fused into {place.node}: {where}"
     if place.role == "body":
         where += " in a control-flow subgraph"
-    why = reason_in(told, place)
+    why = reason_in(explanation, place)
     if why is not None:
         return f"{where}, not on {named_provider(why.wanted)}: {why.reason} ({why.evidence_kind})"
-    return f"{where}, the preferred provider," if place.provider == told.wanted else where
+    return f"{where}, the preferred provider," if place.provider == explanation.wanted else where
 
 
-def reason_in(told: Explanation, place: Place) -> Fallback | None:
+def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
     """The fallback of a place, for the first available preferred provider."""
     at = (place.phase, place.node, place.provider or UNKNOWN)
-    here = (entry for entry in told.fallbacks if (entry.phase, entry.node, entry.provider) == at)
-    return next((entry.among(told.active) for entry in here), None)
+    here = (entry for entry in explanation.fallbacks if (entry.phase, entry.node, entry.provider) == at)
+    return next((entry.among(explanation.active) for entry in here), None)

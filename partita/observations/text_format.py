@@ -145,9 +145,9 @@ def _written(values: list[str], *, alone: bool) -> str:
 
 def name_some(names: Iterable[str], most: int = 20) -> str:
     """The first names and the number of others; names that differ in one number are merged: `layers.{0..5}/Add (6)`."""
-    told: list[tuple[str, int]] = []
+    shown: list[tuple[str, int]] = []
     for name, members in families(names).items():
         together = len(members) > 1 and "*" not in name
-        told += [(f"{name} ({len(members)})", len(members))] if together else [(each, 1) for each in members]
-    left = sum(count for _, count in told[most:])
-    return ", ".join(name for name, _ in told[:most]) + (f" and {left} more" if left else "")
+        shown += [(f"{name} ({len(members)})", len(members))] if together else [(each, 1) for each in members]
+    left = sum(count for _, count in shown[most:])
+    return ", ".join(name for name, _ in shown[:most]) + (f" and {left} more" if left else "")

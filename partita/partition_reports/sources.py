@@ -92,16 +92,16 @@ def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """
     parts = []
     for index in indexes:
-        kept = sum(name in index.exported for name in index.order)
+        same = sum(name in index.exported for name in index.order)
         named = {name for node in index.order for name in index.replaces(node)}
         fused = named & index.exported.keys()
         gone = index.exported.keys() - fused - index.present
         inner = named - fused
         branches = f", and execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
         parts.append(
-            f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {kept}, "
+            f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {same}, "
             f"fused into another node: {len(fused)}, removed: {len(gone)}; added by ONNX Runtime: "
-            f"{len(index.order) - kept}{branches}"
+            f"{len(index.order) - same}{branches}"
         )
     return "; ".join(parts)
 
@@ -119,10 +119,10 @@ def _cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Entries of the assignment lists that are still in the plan."""
     listed = sum(len(session.assigned or ()) for session in facts.sessions)
-    kept = sum(name in index.listed for index in indexes for name in index.order)
+    present = sum(name in index.listed for index in indexes for name in index.order)
     inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
     where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
-    return f"{plural(listed, 'node')} listed, {kept} of them run{where}"
+    return f"{plural(listed, 'node')} listed, {present} of them run{where}"
 
 
 def _cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:

@@ -161,17 +161,17 @@ def _unknown_provider(
     """The error for an unknown name, with suggestions. `words`: the whole chain."""
     if not word:
         return UsageError(f"`{argument}` has an empty item; choose providers from: {', '.join(listed)}")
-    said = f"`{argument}`: unknown provider {word!r}"
+    problem = f"`{argument}`: unknown provider {word!r}"
     by_rank = sorted(by_name.values(), key=lambda provider: -provider.rank)
     near = [provider.name for provider in by_rank if word.lower() in provider.suggested_for]
     near = list(dict.fromkeys(near or [by_name[name].name for name in nearest(word, by_name)]))
-    said = f"{said}; {did_you_mean(near)}known providers: {', '.join(listed)}"
+    problem = f"{problem}; {did_you_mean(near)}known providers: {', '.join(listed)}"
     if not near:
-        return UsageError(said, remedy=WHICH)
+        return UsageError(problem, remedy=WHICH)
     if argument not in ("providers", "target"):  # other arguments contain more than a chain
-        return UsageError(said)
+        return UsageError(problem)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
-    return UsageError(said, remedy=MEANT.filled(option=argument.removesuffix("s"), chain=chain))
+    return UsageError(problem, remedy=MEANT.filled(option=argument.removesuffix("s"), chain=chain))
 
 
 def resolve(

@@ -41,14 +41,16 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 
     If no pattern matches: initialisation_failed with the first line as evidence.
     """
-    said = [one_line(line) for line in lines if line.strip()]
+    messages = [one_line(line) for line in lines if line.strip()]
     for pattern in (*provider.start_patterns, *START_PATTERNS):
-        for line in said:
+        for line in messages:
             if match := re.search(pattern.pattern, line):
                 why = (match.groupdict().get("why") or line).strip(" .") or line
                 return failure(provider, pattern.reason, why)
     return failure(
-        provider, "initialisation_failed", said[0] if said else "ONNX Runtime did not start it and gave no reason"
+        provider,
+        "initialisation_failed",
+        messages[0] if messages else "ONNX Runtime did not start it and gave no reason",
     )
 
 

@@ -175,7 +175,7 @@ def test_the_onnx_runtime_of_another_extra_runs_its_provider(environment, target
     """Each environment is that of an extra, `gpu` that of cuda."""
     words = ("place", model("matmul_relu"), "--provider", target.provider)
     line = named(without(tmp_path, ("onnxruntime",), WHEELS, *words))
-    of_providers = re.search(r"for other providers than the CPU one of (.+) in place of cpu", line)
+    of_providers = re.search(r"for providers other than CPU exactly one of (.+) in place of cpu", line)
     assert of_providers is not None, line
     assert {"cuda": "gpu"}.get(environment.name, environment.name) in of_providers[1].split(", ")
     honoured(partita(*words))

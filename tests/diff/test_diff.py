@@ -219,7 +219,7 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
     other_prompt = each_phase(after, lambda phase: {"cost": with_cost(phase, tokens_per_run=tokens[phase.name] + 1)})
     found = compare(before, other_prompt)
     assert found.same
-    assert "a run has 1 new tokens in one report and 2 in the other" in " ".join(found.notes)
+    assert "a run has 1 new tokens in A and 2 in B" in " ".join(found.notes)
 
 
 def test_two_copies_of_a_tensor_in_one_phase_are_not_two_phases():
@@ -415,5 +415,5 @@ def test_a_run_that_failed_is_a_difference_and_the_first_thing_that_is_said():
     good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
     found = compare(good, bad, names=("a.json", "b.json"))
     assert found.headline.startswith("the run of b.json FAILED; no node moved") and not found.same
-    assert found.notes[0] == "the run of B failed, so nothing shows that its nodes run: no kernel"
+    assert found.notes[0] == "the run of B failed, so it does not show that its nodes run: no kernel"
     assert compare(bad, bad).headline.startswith("the run of A and B FAILED; ")

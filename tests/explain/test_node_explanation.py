@@ -56,7 +56,7 @@ def test_it_has_every_fact_per_phase():
     for part in (
         "source line modeling_llama.py:88",
         "module model.rotary_emb",
-        "seen by plan_file",
+        "sources plan_file",
         "position 2 of 13 2 of 13",
         "partition 1 (2 nodes) 1 (2 nodes)",
         "output bytes 512 B 512 B",
@@ -136,7 +136,7 @@ def test_a_node_that_only_a_rejection_names():
     assert not found.places and found.rejected == (part,)
     out = words(found)
     assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
-    assert "it fails alone; no smaller part that was tried fails; 7 parts of the graph tried" in out
+    assert "it fails alone; no smaller tried part fails; 7 parts of the graph tried" in out
     beside = part.model_copy(update={"company": True})
     out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
     assert "it fails with only a Neg beside it; no smaller part" in out
@@ -165,8 +165,8 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
     ("company", "around"),
     [
         ((False, False), "this node in isolation on"),
-        ((True, True), "this node with a Neg beside it on"),
-        ((True, False), "this node with a Neg beside it, where one can be, on"),
+        ((True, True), "this node with an added Neg, on"),
+        ((True, False), "this node with an added Neg where possible, on"),
     ],
 )
 def test_experiments_say_what_stood_around_the_node(company, around):
@@ -199,9 +199,9 @@ def test_cost_disagreement_and_missing_experiments_are_said():
         "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, unprobed=(GATHER,)),
     }
     out = words(explained(report.model_copy(update=update), GATHER))
-    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms of its own; not harmless: it causes 1 copy" in out
+    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms execution; not harmless: it causes 1 copy" in out
     assert "sources disagree in decode: cpu or gpu (profile)" in out
-    assert "experiments are missing; their time budget was 5 seconds" in out
+    assert "probes are missing; their time budget was 5 seconds" in out
 
 
 def test_a_part_of_several_names_lists_them_with_provider_and_reason():
@@ -273,4 +273,4 @@ def test_a_node_of_a_run_that_failed_is_only_placed():
     report = mixed().model_copy(update={"failed": "no kernel"})
     assert headline(explained(report, MUL)).endswith("; ITS RUN FAILED")
     assert "FAILED" not in headline(explained(mixed(), MUL))
-    assert "nothing shows that the node runs: no kernel" in words(explained(report, MUL))
+    assert "the report does not show that the node runs: no kernel" in words(explained(report, MUL))

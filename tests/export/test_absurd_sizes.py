@@ -76,7 +76,7 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
         stream.truncate(capped.LARGEST_BYTES + 1)
     if "index" in name:
         (folder / "model.safetensors").unlink()
-    said = f"{name}: damaged, 134,217,729 bytes, and at most 134,217,728 bytes are read"
+    said = f"{name}: damaged, 134,217,729 bytes, above the limit of 134,217,728 bytes"
     with pytest.raises(CheckpointError, match=said):
         open_checkpoint(str(folder))
 
@@ -95,7 +95,7 @@ def test_a_text_of_absurd_size_elsewhere(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "genai_config.json", "tokenizer.json", "generation_config.json"):
         with (tmp_path / name).open("wb") as stream:
             stream.truncate(capped.LARGEST_BYTES + 1)
-    said = "134,217,729 bytes, and at most 134,217,728 bytes are read"
+    said = "134,217,729 bytes, above the limit of 134,217,728 bytes"
     with pytest.raises(CheckpointError, match=f"adapter_config.json: .*{said}"):
         read_config(tmp_path)
     with pytest.raises(PackageError, match=f"genai_config.json: .*{said}"):

@@ -385,7 +385,7 @@ def test_a_link_to_nothing_is_called_one(
         (folder / gone).unlink(missing_ok=True)
     (folder / name).symlink_to(tmp_path / "blobs" / "gone")
     said = str(refuse(folder, tmp_path / "o" / "out"))
-    assert said.startswith(f"{folder / name}: a symbolic link to {tmp_path / 'blobs' / 'gone'}, where nothing is;")
+    assert said.startswith(f"{folder / name}: a broken symbolic link to {tmp_path / 'blobs' / 'gone'};")
 
 
 def test_a_shard_that_is_a_link_to_nothing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_is_a_link_to_nothing_is_no_hub_id(tmp_path: Path, mon
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").symlink_to("gone")
     said = str(refuse("models/mine", tmp_path / "o" / "out"))
-    assert said.startswith("models/mine: a symbolic link to gone, where nothing is;")
+    assert said.startswith("models/mine: a broken symbolic link to gone;")
 
 
 def test_a_tokenizer_that_git_lfs_left_a_pointer_of_is_found_before_anything_is_written(

@@ -63,7 +63,7 @@ def test_the_weights_beside_an_onnx_file_are_hashed_and_compared_with_it(tmp_pat
     )
     read = {file.name: file.sha256 for file in partita.inspect(one, hashes=True).files}
     assert read == {name: sha256(one.parent / name) for name in ("model.onnx", "model.onnx.data")}
-    assert partita.inspect(one, against=alike, hashes=True).headline == "Both hold the same"
+    assert partita.inspect(one, against=alike, hashes=True).headline == "No differences"
     differences = partita.inspect(one, against=other, hashes=True).differences
     assert [(each.subject, each.name) for each in differences] == [("files", "model.onnx.data")]
 
@@ -73,7 +73,7 @@ def test_what_was_not_hashed_is_not_said_to_be_the_same(tmp_path: Path) -> None:
     for first, second in ((one, other), (folder, folder)):
         found = partita.inspect(first, against=second)
         assert found.differences == () and "what is in the files was not compared" in found.headline
-    assert partita.inspect(folder, against=folder, hashes=True).headline == "Both hold the same"
+    assert partita.inspect(folder, against=folder, hashes=True).headline == "No differences"
 
 
 def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_adapters_are_shown(
     assert found.adapters[0].source_files[0].sha256 == "ab" * 32
     assert run(["inspect", str(package)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "LoRA of rank 4 and 8 for 14 modules; beside the weights, by the name small" in shown
+    assert "LoRA of rank 4 and 8 for 14 modules; separate, named small" in shown
     assert "DoRA of rank 2 for 3 modules, trained on one/two; merged into the weights" in shown
-    assert "rows of a batch have one together" in shown
+    assert "rows of a batch share one adapter" in shown
     different = {
         each.name for each in partita.inspect(plain, against=package).differences if each.subject == "adapters"
     }

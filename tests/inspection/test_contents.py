@@ -329,7 +329,7 @@ def test_a_file_of_weights_that_is_larger_than_its_tensors_is_told_beside_them(t
     data.write_bytes(data.read_bytes() + bytes(3 << 20))
     found = partita.inspect(tmp_path)
     assert found.weights.size_bytes < 1 << 20
-    assert "\n  on disk 3." in text_of(found) and " MiB, with what lies between the tensors" in text_of(found)
+    assert "\n  on disk 3." in text_of(found) and " MiB, including alignment padding" in text_of(found)
 
 
 def text_of(found: Inspection) -> str:

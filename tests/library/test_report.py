@@ -130,7 +130,7 @@ def test_a_node_is_explained_or_named_better(report):
     assert report.explain("first").op_type == "Relu"
     with pytest.raises(partita.ArgumentError, match="first"):
         report.explain("s")
-    with pytest.raises(partita.ArgumentError, match="no node has"):
+    with pytest.raises(partita.ArgumentError, match="no node matches"):
         report.explain("nothing")
 
 

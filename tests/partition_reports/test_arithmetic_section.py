@@ -81,7 +81,7 @@ def test_weights_that_are_only_stored_in_16_bits() -> None:
     lines, rows = told(report("bf16", session(STORED, ran)))
     assert lines == [
         "prefill and decode: no node in bfloat16 and 2 in float32 (1 of them with weights that the file has in "
-        "bfloat16); 1 node cast numbers in every run."
+        "bfloat16); 1 Cast node in every run."
     ]
     assert rows == {
         "Gather bfloat16": ("bfloat16", "CPU", "1", "1"),
@@ -95,7 +95,7 @@ def test_products_that_compute_in_16_bits_and_a_sum_that_does_not() -> None:
     """ONNX Runtime put a Cast before an operator that the provider has in float32 alone; no file has it."""
     ran = {GATHER: "float16", PRODUCT: "float16", "InsertedPrecisionFreeCast_product/Cast": "float32", SUM: "float32"}
     lines, rows = told(report("fp16", session(COMPUTED, ran, GPU)))
-    assert lines == ["prefill and decode: 1 node in float16 and 1 in float32; 1 node cast numbers in every run."]
+    assert lines == ["prefill and decode: 1 node in float16 and 1 in float32; 1 Cast node in every run."]
     assert rows["MatMul float16"] == ("float16", "WebGpu", "1", "1") and rows["Add float32"][0] == "-"
 
 
@@ -103,7 +103,7 @@ def test_what_the_file_says_gives_way_to_what_ran() -> None:
     """The same fp16 graph on a provider that computes all of it in float32."""
     lines, rows = told(report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float32", SUM: "float32"})))
     assert lines == [
-        "prefill and decode: no node in float16 and 2 in float32 (1 of them with weights that the file has in float16)."
+        "prefill and decode: no node in float16 and 2 in float32 (1 of them with float16 weights in the file)."
     ]
     assert rows["MatMul float32"][0] == "float16"
 
@@ -128,7 +128,7 @@ def test_a_compiler_does_not_say() -> None:
     )
     found = section(built.model_copy(update={"phases": phases}))
     assert found is not None and [str(block.text) for block in found.blocks if isinstance(block, Line)] == [
-        "CPU compiled nodes, and does not say what it computes them in."
+        "CPU compiled nodes and does not report the type of their arithmetic."
     ]
 
 

@@ -99,7 +99,7 @@ def test_bodies_are_part_of_their_node_and_not_nodes_of_their_own(report):
     for name in ("prefill", "decode"):
         assert [node.name for node in phase_of(report, name).nodes] == ["m/If", "m/Loop", "m/Sqrt"]
     check = next(check for check in report.checks if "every executed node" in check.name)
-    assert "5 more ran inside control flow" in check.detail
+    assert "5 more ran in control-flow subgraphs" in check.detail
 
 
 def test_bytes_are_what_the_tensors_hold(report):

@@ -46,7 +46,7 @@ def test_a_provider_alone_that_is_missing_is_the_reason_of_every_node() -> None:
 
 def test_the_section_says_once_that_it_is_missing() -> None:
     titles = [block.title for block in section(REPORT).blocks if isinstance(block, Group)]
-    assert sum("is not available: library_missing" in title for title in titles) == 1
+    assert sum("is unavailable: library_missing" in title for title in titles) == 1
     assert any("No kernel" in title and title.endswith("on CPU") for title in titles)
     assert "not on Tensorrt either" not in str(section(REPORT))
 
@@ -54,11 +54,11 @@ def test_the_section_says_once_that_it_is_missing() -> None:
 def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_was_there() -> None:
     top = glance(REPORT)
     why, do = (str(answer.lines) for answer in (top.answers[2], top.answers[4]))
-    assert why.count("Tensorrt is not available") == 1 and "no_kernel_op" in why
+    assert why.count("Tensorrt is unavailable") == 1 and "no_kernel_op" in why
     assert "install TensorRT" in do and len(top.answers[4].lines) > 1
     (told,) = (text for label, text in brief(REPORT) if label == "fallbacks")
     assert (
-        told.startswith("Tensorrt is not available: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
+        told.startswith("Tensorrt is unavailable: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
     )
 
 

@@ -36,7 +36,7 @@ def test_a_package_of_floats_has_no_such_section() -> None:
 def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> None:
     report = of_precision("int4", {"MatMul": "MatMulNBits", "Gather": "GatherBlockQuantized"})
     found = section(report)
-    assert found is not None and found.title == "Packed weights"
+    assert found is not None and found.title == "Quantised weights"
     (table,) = [block for block in found.blocks if isinstance(block, Table)]
     (line,) = [block for block in found.blocks if isinstance(block, Line)]
     decode = next(phase for phase in report.phases if phase.name == "decode")
@@ -44,7 +44,7 @@ def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> 
     products = sum(node.op_type == "MatMulNBits" for node in decode.nodes)
     rows = {row.cells[0]: row.cells for row in table.rows}
     assert rows["MatMulNBits"][1:3] == ("packed", "CPU") and rows["MatMulNBits"][-1] == str(products)
-    assert f"{len(packed)} nodes of decode read weights of an int4 package as they are packed" in str(line.text)
+    assert f"{len(packed)} nodes of decode read quantised weights of an int4 package" in str(line.text)
 
 
 def test_phases_that_compute_otherwise_are_told_apart() -> None:
@@ -76,7 +76,7 @@ def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
     report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
     found = section(report)
     assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
-        "No node computes with packed weights."
+        "No node computes with quantised weights."
     ]
 
 
@@ -92,14 +92,14 @@ def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() ->
     assert found is not None
     said = [str(block.text) for block in found.blocks if isinstance(block, Line)]
     assert said[0].startswith("2 nodes of decode read") and "floating point" not in said[0]
-    assert said[1] == "CPU compiled packed weights in, and does not say what it makes of them."
+    assert said[1] == "CPU compiled the quantised weights and does not report their use."
     (table,) = [block for block in found.blocks if isinstance(block, Table)]
     assert [row.cells[:2] for row in table.rows] == [("DequantizeLinear", "compiled"), ("MatMul", "compiled")]
 
 
 def test_weights_that_are_restored_in_every_run_are_said() -> None:
     found = section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
-    assert found is not None and "restore floats first" in str(
+    assert found is not None and "dequantise weights first" in str(
         next(b for b in found.blocks if isinstance(b, Line)).text
     )
 

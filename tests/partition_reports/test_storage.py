@@ -244,4 +244,4 @@ def test_values_that_no_report_has(stored, text, said):
 def test_a_report_has_a_largest_size(stored):
     with stored.open("r+b") as file:
         file.truncate(300 << 20)
-    assert "314,572,800 bytes, and at most 268,435,456 bytes are read" in refusal(stored)
+    assert "314,572,800 bytes, above the limit of 268,435,456 bytes" in refusal(stored)

@@ -140,7 +140,7 @@ def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
 def test_a_model_that_was_opened_alone_would_run():
     facts = recorded_facts()
     opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
-    assert glance(report_of(opened)).state.headline == "All of it would run on CPU"
+    assert glance(report_of(opened)).state.headline == "All nodes would run on CPU"
 
 
 def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
@@ -148,13 +148,13 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
     assert holds and said.startswith("share 0.6667 ")
     where = glance(report).answers[0]
-    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 that ONNX Runtime added) in prefill and decode"
+    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime) in prefill and decode"
     assert (where.figure, where.lines) == ("66.7 %", (placed,)) and dict(brief(report))["where"] == placed
-    assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 that ONNX Runtime added)" in summarise(report).verdict
+    assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 added by ONNX Runtime)" in summarise(report).verdict
 
 
 def test_a_speed_has_its_name_and_says_when_its_steps_are_too_few():
     phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
-    assert say_speed(phase) == ("53.2 tokens/s", "mean of 5 decode steps; median step 1.91 ms; too few to tell a speed")
+    assert say_speed(phase) == ("53.2 tokens/s", "mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed")
     assert say_speed(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
     assert say_speed(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)

@@ -169,12 +169,12 @@ def test_pictures_have_words(page: str) -> None:
 @pytest.mark.parametrize(
     ("report", "state", "headline"),
     [
-        (pages.cpu_report, "all", "All of it ran on CPU"),
+        (pages.cpu_report, "all", "All nodes ran on CPU"),
         (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
         (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran there"),
-        (REPORTS["empty"], "nothing", "No node is known to have run"),
-        (dry_report, "partly", "Partly on WebGpu: 4 nodes elsewhere cause 3 copies in every decode run"),
+        (REPORTS["empty"], "nothing", "No executed nodes are known"),
+        (dry_report, "partly", "Partly on WebGpu: 4 fallback nodes cause 3 copies in every decode run"),
     ],
 )
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
@@ -202,7 +202,7 @@ def test_five_questions_are_answered(mixed: Element) -> None:
     answers = mixed.one("dl", class_="answers")
     said = [words(e) for e in answers.children]
     assert len(said) == 5
-    assert "66.7 %" in said[0] and "6 of 9 nodes on WebGpu, 3 on CPU (and 4 that ONNX Runtime added)" in said[0]
+    assert "66.7 %" in said[0] and "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)" in said[0]
     assert "4 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
     assert "WebGpu has no kernel for Gather (no_kernel_op): 1 node, evidence logged" in said[2]
     assert "partitions" in said[3] and "copies per decode run" in said[3] and "host wait" in said[3]
@@ -459,4 +459,4 @@ def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_ha
     )
     shown = [read(html.to_text(report)).text, "\n".join(told for _, told in brief(report))]
     for view in shown:
-        assert said in view and "No copy between devices" not in view and "no Memcpy node, and" not in view
+        assert said in view and "No copies between devices" not in view and "no Memcpy node, and" not in view

@@ -45,7 +45,7 @@ def rendered(report, width=80, encoding="utf-8"):
 def test_the_verdict_comes_first():
     report = report_of(recorded_facts())
     assert give_verdict(report) == (
-        "111 of 111 nodes on CPUExecutionProvider (and 2 that ONNX Runtime added) in prefill and decode; 1 partition, "
+        "111 of 111 nodes on CPUExecutionProvider (and 2 added by ONNX Runtime) in prefill and decode; 1 partition, "
         "0 Memcpy nodes; cache in place (64 KiB on Cpu)"
     )
     lines = rendered(report, 200).splitlines()
@@ -56,10 +56,10 @@ def test_the_verdict_tells_what_went_wrong():
     facts = replace(mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),)), finish_reason="interrupted")
     verdict = give_verdict(report_of(facts, GPU_CHAIN))
     assert verdict.startswith(
-        f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 that ONNX Runtime added) in prefill and decode"
+        f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 added by ONNX Runtime) in prefill and decode"
     )
-    assert "3 Memcpy nodes, 1 copy at the session border" in verdict
-    assert "sources disagree on 1 node" in verdict
+    assert "3 Memcpy nodes, 1 copy of session inputs or outputs" in verdict
+    assert "conflicting sources for 1 node" in verdict
     assert "3 checks FAILED" in verdict
     assert verdict.endswith("run ended early: interrupted")
     assert f"{GPU} unavailable (not_in_build)" in give_verdict(report_of(recorded_facts(), NO_GPU_CHAIN))
@@ -158,7 +158,7 @@ def test_a_long_model_keeps_its_tables_short():
     out = rendered(report)
     assert "and 29 more operators: 29 nodes, 70.7 % of the time in decode" in out
     assert len([line for line in out.splitlines() if line.startswith("  Op")]) == 12
-    assert "nothing is known of session inputs and outputs" in out
+    assert "copies of session inputs and outputs are unknown" in out
 
 
 def test_the_view_for_a_file_has_no_escape_codes_and_ends_in_a_newline():

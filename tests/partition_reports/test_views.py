@@ -29,7 +29,7 @@ def test_every_view_of_a_report_keeps_the_contract(name):
 
 
 def test_an_unknown_view_is_a_usage_error(stored, capsys):
-    with pytest.raises(UsageError, match=r"no view is called 'pie'; there are: .*json"):
+    with pytest.raises(UsageError, match=r"unknown view 'pie'; choose from: .*json"):
         load_view("pie")
     assert cli.run(["report", "show", str(stored), "--view", "pie"]) == 2
 

@@ -17,7 +17,7 @@ from partita.partition_reports.views import html, text
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import REPORTS
 
-LAYER = r"layer \d+|before the layers|beside the layers|after the layers|the whole graph"
+LAYER = r"layer \d+|before the layers|between the layers|after the layers|the whole graph"
 
 
 @dataclass(frozen=True)

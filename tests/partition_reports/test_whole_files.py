@@ -129,7 +129,7 @@ def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Re
     assert failed(folded) == []
     assert state_name(folded) == "empty"
     assert "nothing executes in" in give_verdict(folded)
-    assert {answer.figure for answer in glance(folded).answers} <= {"nothing left", "nothing", "-"}
+    assert {answer.figure for answer in glance(folded).answers} <= {"no nodes", "nothing", "-"}
 
 
 @pytest.mark.parametrize("requirement", ["provider=webgpu,share>=1", "partitions=0", "copies<=0", "cpu_nodes=0"])

@@ -660,7 +660,7 @@ def test_a_function_that_nobody_looked_at_is_named(tmp_path: Path):
     require("elftools")
     library = fake_provider(tmp_path / "ort", soname="libcudart.so.13", function="cudaBrandNew")
     refused(
-        r"ONNX Runtime 9\.8\.7\) wants functions that the dry run does not know: cudaBrandNew;", library, tmp_path / "c"
+        r"ONNX Runtime 9\.8\.7\) needs functions that the dry run does not support: cudaBrandNew;", library, tmp_path / "c"
     )
 
 
@@ -693,7 +693,7 @@ def test_another_platform_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_missing_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "nocc -m64")
-    refused("CC=nocc -m64 is not on this machine; install gcc or clang", provider, tmp_path / "c")
+    refused("CC=nocc -m64 was not found; install gcc or clang", provider, tmp_path / "c")
     monkeypatch.setenv("CC", "gcc 'cut off")
     refused("CC=gcc 'cut off is not a command", provider, tmp_path / "c")
     monkeypatch.delenv("CC")

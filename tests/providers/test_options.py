@@ -86,7 +86,7 @@ def test_a_text_that_makes_no_sense_is_a_usage_error_of_one_line(texts, says):
 
 def test_a_provider_without_options_says_so():
     bare = replace(PROBE, options=())
-    with pytest.raises(UsageError, match="probe takes no options"):
+    with pytest.raises(UsageError, match="probe has no options"):
         parse_options(split_options(["probe.use_arena=1"]), (bare,))
 
 

@@ -41,7 +41,7 @@ def test_what_is_lost_gained_and_not_compared():
         ("onnxruntime-webgpu 1.27.0", "onnxruntime-webgpu 1.31.0")
     ]
     assert found.compared == 3
-    assert found.headline.startswith("2 variants no longer taken, 1 newly taken")
+    assert found.headline.startswith("2 variants no longer supported, 1 newly supported")
 
 
 def test_two_tables_that_say_the_same():
@@ -66,7 +66,7 @@ def test_it_goes_to_files_by_view_and_to_stdout(tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "Cast-13" in captured.out and "difference of support tables: d.md" in captured.err
     written = (tmp_path / "d.md").read_text()
-    assert written.startswith("### 1 variant no longer taken")
+    assert written.startswith("### 1 variant no longer supported")
     assert run(["support", "diff", "a.json", "b.json", "--view", "markdown"]) == 0
     assert capsys.readouterr().out == written
     assert run(["support", "diff", "a.json", "b.json", "--out", "a.json"]) == 2

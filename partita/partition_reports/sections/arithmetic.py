@@ -105,9 +105,9 @@ def _summary(narrow: str, counts: Counter[Kind], where: str) -> str:
             by_type[dtype] += count
             stored[dtype] += count if matrix == narrow != dtype else 0
     computing = by_type.pop(narrow, 0)
-    told = [f"{plural(computing, 'node')} in {narrow}" if computing else f"no node in {narrow}"]
+    parts = [f"{plural(computing, 'node')} in {narrow}" if computing else f"no node in {narrow}"]
     for dtype, count in sorted(by_type.items()):
         weights = f" ({stored[dtype]} of them with {narrow} weights in the file)" if stored[dtype] else ""
-        told.append(f"{count} in {dtype}{weights}")
+        parts.append(f"{count} in {dtype}{weights}")
     between = f"; {plural(casts, 'Cast node')} in every run" if casts else ""
-    return f"{where}: {listing(told)}{between}."
+    return f"{where}: {listing(parts)}{between}."

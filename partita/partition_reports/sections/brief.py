@@ -26,7 +26,7 @@ def brief(report: Report) -> list[tuple[str, str]]:
     lines += [("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(("cache", say_cache(report.cache)))
-    lines += [("speed", told) for told in _speed(report)]
+    lines += [("speed", speed) for speed in _speed(report)]
     passed = sum(check.passed for check in report.checks)
     lines.append(("checks", f"{passed} of {len(report.checks)} passed"))
     flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
@@ -87,7 +87,7 @@ def _copies(phase: Phase) -> str:
 
 def _speed(report: Report) -> Iterator[str]:
     """Tokens per second, or time per run, of every phase, decode first."""
-    told = [(*say_speed(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
-    known = [f"{speed}{where} ({of})" for speed, *basis, where in told if speed for of in basis]
+    speeds = [(*say_speed(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
+    known = [f"{speed}{where} ({of})" for speed, *basis, where in speeds if speed for of in basis]
     if known:
         yield ", ".join(known)

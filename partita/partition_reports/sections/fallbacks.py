@@ -116,13 +116,13 @@ def reason_words(code: str, entries: Sequence[Fallback]) -> str:
     if not reason.says or (reason.names_change and (len(befores) != 1 or "" in befores)):
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
-    said = reason.says.format(
+    text = reason.says.format(
         provider=short_provider(entries[0].wanted), op=first_names(operators), before="".join(befores)
     )
     works = [now for now in helped[0] if all(now in each for each in helped)]
     if not reason.names_change or not works:
-        return said
-    return f"{said}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
+        return text
+    return f"{text}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -232,13 +232,13 @@ class Writer:
             by_node.setdefault(entry.node, []).append(entry)
         first = members[0]
         evidence = first_of(entry.evidence for entry in members)
-        blocks: list[Block] = [Line(told, "nodes") for told in _say_nodes(by_node)]
+        blocks: list[Block] = [Line(text, "nodes") for text in _say_nodes(by_node)]
         blocks.append(Line(evidence, f"evidence ({first.evidence_kind})"))
         if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == first.reason}) > 1:
             blocks.append(Line(first.remedy, "remedy", "good"))
         if first.unprobed:
             blocks.append(Line(first.unprobed, "missing probes"))
-        blocks += _asides(members)
+        blocks += _other_providers(members)
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
             blocks.append(Fold("Evidence node by node", (table("Evidence", (words("node"), words("evidence")), rows),)))
@@ -321,7 +321,7 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
     return listing(text for count, text in parts if count)
 
 
-def _asides(members: Sequence[Fallback]) -> Iterator[Line]:
+def _other_providers(members: Sequence[Fallback]) -> Iterator[Line]:
     """Reasons for other skipped preferred providers."""
     for each in members[0].skipped:
         name, why = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
@@ -335,8 +335,8 @@ def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
     numbers = 3  # time, copies, bytes
     cells = []
     for number, values in enumerate(zip(*(values for _, values in columns), strict=True)):
-        told = [f"{phase}: {value}" for (phase, _), value in zip(columns, values, strict=True)]
-        apart = " / ".join(values) if number < numbers else "; ".join(told)
+        texts = [f"{phase}: {value}" for (phase, _), value in zip(columns, values, strict=True)]
+        apart = " / ".join(values) if number < numbers else "; ".join(texts)
         cells.append(values[0] if len(set(values)) == 1 else apart)
     return cells
 

@@ -102,9 +102,9 @@ def _layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) ->
 def _notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
     """Notes about the layer of nodes without a module."""
     nodes = [node for phase in phases for node in phase.nodes]
-    told = [TIMES] if timed else []
+    notes = [TIMES] if timed else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
-        told.append("A Memcpy node counts in the layer of the node that causes it.")
+        notes.append("A Memcpy node counts in the layer of the node that causes it.")
     if any(node.op_type == COMPILED for node in nodes):
-        told.append("A compiled node counts in the layer of its first part.")
-    return told
+        notes.append("A compiled node counts in the layer of its first part.")
+    return notes

@@ -26,24 +26,24 @@ def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     held = f"weights {human_bytes(memory.weight_bytes)}"
     if of_package:
         held += f", cache {human_bytes(memory.cache_bytes)}"
-    told = [held]
+    lines = [held]
     if memory.peak_rss_bytes is not None:
         sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
         before, after, peak = map(human_bytes, sizes)
-        told.append(f"process {before} before load, {after} after load, peak {peak} (resident)")
+        lines.append(f"process {before} before load, {after} after load, peak {peak} (resident)")
     if memory.anonymous_growth_bytes is not None:
         grown = human_bytes(memory.anonymous_growth_bytes)
-        told.append(f"loading allocated {grown}; other resident weights are mapped from their file")
-    return (("memory", tuple(told)),)
+        lines.append(f"loading allocated {grown}; other resident weights are mapped from their file")
+    return (("memory", tuple(lines)),)
 
 
 def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads and attention algorithm of the CPU provider, per file if they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
     paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
-    huge = {entry.file: told for entry in sessions if (told := _huge(entry))}
+    huge = {entry.file: text for entry in sessions if (text := _huge(entry))}
     rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
-    return tuple((name, _by_file(told)) for name, told in rows if told)
+    return tuple((name, _by_file(texts)) for name, texts in rows if texts)
 
 
 def _huge(entry: CpuSession) -> str:
@@ -54,11 +54,11 @@ def _huge(entry: CpuSession) -> str:
     return f"{human_bytes(entry.huge_page_bytes)}{took}"
 
 
-def _by_file(told: Mapping[str, str]) -> tuple[str, ...]:
+def _by_file(texts: Mapping[str, str]) -> tuple[str, ...]:
     """One text if all files have the same."""
-    if len(set(told.values())) == 1:
-        return (next(iter(told.values())),)
-    return tuple(f"{file}: {text}" for file, text in told.items())
+    if len(set(texts.values())) == 1:
+        return (next(iter(texts.values())),)
+    return tuple(f"{file}: {text}" for file, text in texts.items())
 
 
 def _threads(entry: CpuSession) -> str:

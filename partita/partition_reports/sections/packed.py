@@ -90,8 +90,8 @@ def _summary(precision: str, counts: Counter[Kind], phase: Phase) -> str:
         by_how[how] += 0 if how == COMPILED and operator in FLOATING else count
     packed = by_how[AS_PACKED] + by_how[COMPILED]
     restored = f"; {plural(by_how[RESTORED], 'node')} dequantise weights first" if by_how[RESTORED] else ""
-    left = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
-    told = f"{plural(packed, 'node')} of {phase.name} read quantised weights of an {precision} package"
+    floats = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
+    text = f"{plural(packed, 'node')} of {phase.name} read quantised weights of an {precision} package"
     whole = sum(count for (operator, _, _), count in counts.items() if operator in INTEGERS)
     rounded = f", {whole} of them as int8 with int8 activations" if whole else ""
-    return f"{told}{rounded}{restored}{left}."
+    return f"{text}{rounded}{restored}{floats}."

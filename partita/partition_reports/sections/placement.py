@@ -107,10 +107,10 @@ def _sum_up(
         where = f" ({on_providers(counts)})" if len(counts) > 1 else ""
         shares = [entry.time_share for entry in entries if entry.time_share is not None]
         time = f", {percent(sum(shares))} of the time" if shares else ""
-        said = f"{plural(sum(entry.nodes for entry in entries), 'node')}{where}{time}"
-        parts.setdefault(said, []).append(phase.name)
-    told = "; ".join(f"{said}{in_phases(names_)}" for said, names_ in parts.items())
-    return f"and {plural(len(names), f'more {title}')}: {told}"
+        text = f"{plural(sum(entry.nodes for entry in entries), 'node')}{where}{time}"
+        parts.setdefault(text, []).append(phase.name)
+    summary = "; ".join(f"{text}{in_phases(names_)}" for text, names_ in parts.items())
+    return f"and {plural(len(names), f'more {title}')}: {summary}"
 
 
 def _about_providers(report: Report) -> Iterator[Line]:

@@ -29,7 +29,7 @@ def _pairs(report: Report) -> Iterator[Pair]:
         yield "path", (request.path,)
     yield "verb", (_describe_verb(request),)
     chain = f"{', '.join(request.chain) or 'none'} ({request.chain_source})"
-    yield "chain", (chain, *(told for entry in report.chain for told in _describe_entry(entry)))
+    yield "chain", (chain, *(text for entry in report.chain for text in _describe_entry(entry)))
     yield "threads", ("one per usable core" if request.threads is None else str(request.threads),)
     if request.prefill_chunk_tokens is not None:
         yield "prefill", (f"in chunks of {plural(request.prefill_chunk_tokens, 'token')}",)

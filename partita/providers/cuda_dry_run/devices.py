@@ -101,8 +101,8 @@ def device(name: str = DEFAULT_DEVICE) -> Device:
     by_key = {profile.key: profile for profile in DEVICES}
     found = by_key.get(name.strip().lower())
     if found is None:
-        said = f"`device`: unknown device {name!r}"
+        problem = f"`device`: unknown device {name!r}"
         near = nearest(name, by_key)
         remedy = MEANT.filled(device=near[0]) if near else None
-        raise UsageError(f"{said}; {did_you_mean(near)}known devices: {', '.join(by_key)}", remedy=remedy)
+        raise UsageError(f"{problem}; {did_you_mean(near)}known devices: {', '.join(by_key)}", remedy=remedy)
     return found

@@ -94,10 +94,10 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
     if found:
         return found
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
-    wanted = exports(read_wanted(provider_library), label)
+    symbols_by_soname = exports(read_wanted(provider_library), label)
     compiler = _find_compiler()
     try:
-        _build_all(folder, wanted, sources, compiler)
+        _build_all(folder, symbols_by_soname, sources, compiler)
     except OSError as error:
         raise ProviderError(
             f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a writable folder"
@@ -109,16 +109,19 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
 
 
 def _build_all(
-    folder: Path, wanted: Mapping[str, Mapping[str, str | None]], sources: Mapping[str, str], compiler: list[str]
+    folder: Path,
+    symbols_by_soname: Mapping[str, Mapping[str, str | None]],
+    sources: Mapping[str, str],
+    compiler: list[str],
 ) -> None:
     """Build every stub in a temporary folder next to `folder`, then rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
     try:
-        for soname, symbols in wanted.items():
+        for soname, symbols in symbols_by_soname.items():
             _compile_library(unfinished, soname, sources[soname], symbols, folder.name, compiler)
-        write_record(unfinished, folder.name, sum(map(len, wanted.values())))
+        write_record(unfinished, folder.name, sum(map(len, symbols_by_soname.values())))
         _publish(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -306,9 +309,11 @@ def _compile_library(
         text.unlink()
         script.unlink()
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
+        errors = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
+        )
         raise ProviderError(
-            f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {said[0]}; "
+            f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {errors[0]}; "
             "set CC to another one"
         )
 

@@ -185,4 +185,4 @@ def test_a_report_says_that_they_are_computed_with_in_float32(
     found = section(report)
     assert found is not None
     told = next(str(block.text) for block in found.blocks if isinstance(block, Line))
-    assert "no node in bfloat16" in told and f"({len(products)} of them with weights that the file has in bf" in told
+    assert "no node in bfloat16" in told and f"({len(products)} of them with bf" in told
