@@ -21,7 +21,6 @@ from partita.partition_reports import storage
 
 if TYPE_CHECKING:
     from partita.observations.records import Record
-    from partita.partition_reports.render.view import View
 
 BENCH_VIEWS = "partita.bench.sections"
 EXPLAIN_VIEWS = "partita.explain.document"
@@ -50,11 +49,13 @@ def _show(file: Path, view: Asked, *, beside: bool = False) -> None:
     """Show a report or the result of a bench in the view of that name: on stdout, or in a file.
 
     `beside`: without a file, in one beside it, with the view's suffix; what comes from stdin goes to stdout then.
-    Raises UsageError when there is no such view, or it would replace what it shows, ReportError when it shows another
-    kind of record.
+    Raises UsageError when there is no such view, or it would replace what it shows.
     """
+    from partita.partition_reports.records import Report
+    from partita.partition_reports.render.show import load_view
+
     record = storage.read_one_of(file, _kinds())
-    found = _find_view(file, record, view.view)
+    found = load_view(view.view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
     out = view.out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else None)
     open_sink(found, out, (file,)).show(record, file)
 
@@ -66,20 +67,6 @@ def _kinds() -> dict[str, type[Record]]:
     from partita.partition_reports.records import SCHEMA, Report
 
     return {SCHEMA: Report, BENCH: Bench}
-
-
-def _find_view(file: Path, record: Record, name: str) -> View:
-    """The view of that name, of the kind of the record. Raises UsageError, and ReportError for one of another kind."""
-    from partita.partition_reports.records import Report
-    from partita.partition_reports.render.show import load_view, view_names
-
-    folder = REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS
-    if name not in view_names(folder) and name in view_names():
-        raise ReportError(
-            f"{file}: the result of a bench has no view {name!r}; it has {', '.join(view_names(folder))}, and "
-            "bench --report DIR writes partition reports"
-        )
-    return load_view(name, folder)
 
 
 def explain(options: ExplainCommand) -> None:

@@ -322,7 +322,7 @@ def test_the_same_file_is_never_unrelated():
 def test_unrelated_reports_say_why():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     found = compare(other, mixed(), names=("old.json", "new.json"))
-    assert found.unrelated.startswith("only ") and "not of one model" in found.unrelated
+    assert found.unrelated.startswith("only ") and "different models" in found.unrelated
     assert found.headline.startswith("not comparable: ") and not found.same
     empty = each_phase(mixed(), lambda phase: {"nodes": ()})
     assert compare(mixed(), empty, names=("a", "b")).unrelated == "b has no node in any phase"

@@ -211,7 +211,7 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
     stream = io.StringIO()
     print_text(found, "partita.explain.document", Console(file=stream, width=80, color_system=None))
     assert all(match.node in stream.getvalue() for match in found.matches)
-    assert say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
+    assert say_no_single(found).startswith("'rotary_emb/' matches 4 nodes")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(page: str) -> None:
     assert not root.all("link", "base", "img", "iframe", "object", "embed", "form", "audio", "video", "use", "image")
     assert not [name for e in root.all() for name in e.attributes if name.startswith("on")]
     style, script = (root.one(tag).texts[0] for tag in ("style", "script"))
-    assert set(re.findall(r"url\((.)", style)) == {"#"}
+    assert "url(" not in style
+    assert len(script.splitlines()) <= 100
     assert "@import" not in style and "http" not in style + script
     assert "innerHTML" not in script and "eval" not in script and "document.write" not in script
 
@@ -156,10 +157,9 @@ def test_pictures_have_words(page: str) -> None:
             inside = inside.parent
         if inside is None:
             assert picture["aria-hidden"] == "true" or (picture["role"] == "img" and picture["aria-label"])
-    assert root.one("div", id="detail-body")["aria-live"] == "polite"
     for strip in root.all("div"):
         if strip["class"] == "strip":
-            # Thousands of links would bury the sums beside them; the script brings back the one strip that is in use.
+            # Thousands of links would bury the sums next to them.
             assert strip["aria-hidden"] == "true" and all(e["tabindex"] == "-1" for e in strip.children)
 
 
@@ -292,7 +292,7 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
 def test_every_section_has_its_name_in_the_contents(page: str) -> None:
     root = read(page)
     listed = [(link["href"][1:], words(link)) for link in root.one("nav").all("a")]
-    found = [(e["id"], words(e.all("h2")[0])) for e in root.one("main").children if e["id"] != "detail"]
+    found = [(e["id"], words(e.all("h2")[0])) for e in root.one("main").children]
     assert listed == found
 
 

@@ -660,7 +660,9 @@ def test_a_function_that_nobody_looked_at_is_named(tmp_path: Path):
     require("elftools")
     library = fake_provider(tmp_path / "ort", soname="libcudart.so.13", function="cudaBrandNew")
     refused(
-        r"ONNX Runtime 9\.8\.7\) needs functions that the dry run does not support: cudaBrandNew;", library, tmp_path / "c"
+        r"ONNX Runtime 9\.8\.7\) needs functions that the dry run does not support: cudaBrandNew;",
+        library,
+        tmp_path / "c",
     )
 
 

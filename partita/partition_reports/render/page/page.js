@@ -10,7 +10,12 @@
   }
 
   // --- the map: the next node that is not on the preferred provider, whose class is e0
-  var button = byId("next-stray"), fallbacks = all(".map .b:not(.e0)"), place = -1;
+  var button = byId("next-stray"), place = -1, seen = {};
+  var fallbacks = all(".map .b:not(.e0)").filter(function (block) {
+    var row = block.getAttribute("href"), first = !seen[row];
+    seen[row] = true;
+    return first;
+  });
   if (button) button.addEventListener("click", function () {
     if (place >= 0) fallbacks[place].classList.remove("chosen");
     place = (place + 1) % fallbacks.length;
