@@ -35,6 +35,7 @@ TERMS = {
 """A pattern for whole words -> the term to use."""
 PATTERN = re.compile("|".join(rf"(?P<t{number}>\b(?:{words})\b)" for number, words in enumerate(TERMS)), re.IGNORECASE)
 USE = tuple(TERMS.values())
+DIAGRAM = re.compile("[─├└]")
 MOST_WORDS = 40
 """Of a sentence in the docs."""
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
@@ -63,8 +64,8 @@ def sentences(path: Path) -> Iterator[str]:
     """Sentences of a page; a row of a table, a heading and an item of a list each end one."""
     text = CODE.sub(" code ", path.read_text(encoding="utf-8"))
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+[.]) ?)", text):
-        if not paragraph.lstrip().startswith("|"):
-            yield from re.split(r"(?<=[.!?;])\s+", " ".join(paragraph.split()))
+        if not paragraph.lstrip().startswith("|") and not DIAGRAM.search(paragraph):
+            yield from re.split(r"[.!?;][*\"')]*\s+", " ".join(paragraph.split()))
 
 
 def pages() -> list[Path]:
