@@ -10,7 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from partita import cli
 from partita.partition_reports import storage
 from tests.conftest import require_dry_run
-from tests.docs import recordings
+from tests.docs import recordings, serve_tutorial
 from tests.foreign.conftest import SAMPLES
 
 WIDTH = 100
@@ -50,9 +50,15 @@ def place_of_examples() -> Iterator[Path]:
 
 
 def run(line: str) -> str:
-    """What a command line prints, stdout first."""
+    """What a command line prints in a folder of its own, stdout first."""
+    with place_of_examples():
+        return run_here(line)
+
+
+def run_here(line: str) -> str:
+    """What a command line prints in the current folder, stdout first."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    with place_of_examples(), redirect_stdout(out), redirect_stderr(err):
+    with redirect_stdout(out), redirect_stderr(err):
         cli.run(shlex.split(line)[1:])
     out.seek(0)
     return out.read() + err.getvalue()
@@ -166,16 +172,9 @@ SILENT_CPU = (
 def silent_cpu() -> tuple[str, ...]:
     """What each command of SILENT_CPU prints below its own line, run one after the other in one folder."""
     require_dry_run()
-    texts = []
     with place_of_examples() as folder:
         copy_tutorial_models(folder)
-        for line in SILENT_CPU:
-            out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-            with redirect_stdout(out), redirect_stderr(err):
-                cli.run(shlex.split(line)[1:])
-            out.seek(0)
-            texts.append(f"$ {line}\n{out.read()}{err.getvalue()}")
-    return tuple(texts)
+        return tuple(f"$ {line}\n{run_here(line)}" for line in SILENT_CPU)
 
 
 def copy_tutorial_models(folder: Path) -> None:
@@ -225,4 +224,5 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "silent-after": lambda: f"$ {SILENT_CPU[3]}\n{silent_cpu()[4]}",
     "silent-check-before": lambda: silent_cpu()[5],
     "silent-check-after": lambda: silent_cpu()[6],
+    **{name: partial(lambda name: serve_tutorial.served()[name], name) for name in serve_tutorial.COMMANDS},
 }

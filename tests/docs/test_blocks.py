@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, require
-from tests.docs import recordings
+from tests.docs import recordings, serve_tutorial
 from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, renewed
 from tests.docs.outputs import OUTPUTS, copy_tutorial_models, place_of_examples
 from tests.docs.update import printed
@@ -197,6 +197,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "silent-files": check_copies,
     "silent-script": check_session,
     "silent-changed": check_session,
+    "serve-client": serve_tutorial.check_client,
 }
 
 
