@@ -267,7 +267,7 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert "3 nodes cause copies" in said and "export with --precision fp16" in said
     assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
     assert "in float32 (one of 3)" in said and "Evidence node by node" in said
-    assert "2 experiments on" in said and "and 2 nodes like it" in said
+    assert "2 probes of" in said and "and 2 more nodes" in said
     assert "float16 in place of float32" in said and "taken" in said
     assert "modeling.py:12" in said
 
@@ -305,7 +305,7 @@ def test_without_a_timeline_the_page_says_why() -> None:
     assert "A dry run has no times" in words(section(read(html.to_text(dry_report())), "timeline"))
     phases = tuple(phase.model_copy(update={"observed_runs": 0}) for phase in pages.cpu_report().phases)
     unseen = pages.cpu_report().model_copy(update={"timeline": (), "phases": phases})
-    assert "No run was observed" in words(section(read(html.to_text(unseen)), "timeline"))
+    assert "No run was profiled" in words(section(read(html.to_text(unseen)), "timeline"))
 
 
 def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
@@ -493,7 +493,7 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
 
 
 @pytest.mark.parametrize(
-    ("copies", "unseen", "said"), [(2, False, "2 in control-flow subgraphs"), (0, True, "not all")]
+    ("copies", "unseen", "said"), [(2, False, "2 in control-flow subgraphs"), (0, True, "may be missing")]
 )
 def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
     copies: int, unseen: bool, said: str
