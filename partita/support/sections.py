@@ -166,7 +166,7 @@ def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntr
     """One row per version of an operator."""
     heads = (
         words("operator"),
-        words("taken"),
+        words("supported"),
         words("supported types"),
         words("unsupported types"),
         words("unsupported forms", below=True),

@@ -224,7 +224,7 @@ def test_what_a_node_is_made_of_must_be_known():
         assert "EP_subgraph_1_0" in required(text, fused(**nameless))[1]
     unsaid = fused(())
     held, said = required("op=MatMul,provider=cpu,nodes=0", unsaid)
-    assert not held and said.startswith("nodes cannot be confirmed in prefill and decode: the report does not tell")
+    assert not held and said.startswith("nodes cannot be confirmed in prefill and decode: the report lacks operators")
     assert required("op=MatMul,provider=webgpu,nodes=0", unsaid)[0], "it is not there, whatever it is"
     assert required("module=layers.0,provider=cpu,nodes=1", fused(**nameless))[1].startswith("nodes 2"), "all of it is"
     told = fused(**nameless, replaces_modules=("model.layers.0.mlp", None, "lm_head"))
@@ -236,7 +236,7 @@ def test_what_a_node_is_made_of_must_be_known():
     [
         ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
         ("speed>=1", f"known: {', '.join(FIELDS)}"),
-        ("provider=webgpu", "nothing is measured"),
+        ("provider=webgpu", "it has no measure"),
         ("share>=0.5", "share needs provider or reason"),
         ("provider>webgpu,nodes=1", "provider takes = or !="),
         ("provider=,nodes=1", "provider has no value"),
@@ -487,7 +487,7 @@ def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
 
     found = failures(Gate(), inside(copies=40), inside(copies=0))
     assert found["--baseline: copies"].startswith("44 in prefill and decode, 4 in the baseline: 40 in control-flow")
-    assert "the size of a copy is not known" in found["--baseline: bytes copied"]
+    assert "the size of a copy is unknown" in found["--baseline: bytes copied"]
     assert failures(Gate(), inside(copies=0), inside(copies=40)) == {}
     for was, now in (({"copies": 0}, {"copies": None}), ({"copies": None}, {"copies": 0})):
         assert "cannot be confirmed in prefill" in failures(Gate(), inside(**now), inside(**was))["--baseline: copies"]
@@ -518,7 +518,7 @@ def test_known_copies_that_grow_are_behind_where_others_have_no_known_size():
     assert failures(Gate(), was, was) == {}
     assert "more in copies of known size" in failures(Gate(), with_copies(10**9), was)["--baseline: bytes copied"]
     assert failures(Gate(), with_copies(100), was) == {}
-    assert "is not known" in failures(Gate(), with_copies(512, more=True), was)["--baseline: bytes copied"]
+    assert "is unknown" in failures(Gate(), with_copies(512, more=True), was)["--baseline: bytes copied"]
 
 
 def test_nodes_that_may_be_on_the_cpu_count_in_whatever_phase():
@@ -556,7 +556,7 @@ def test_bytes_of_runs_with_other_tokens_hold_only_where_a_token_takes_no_more()
     assert failures(Gate(), run(8, 100), run(2, 100)) == failures(Gate(), run(2, 100), run(8, 100)) == {}
     for larger in (run(8, 101), run(2, 101), run(2, None)):
         said = failures(Gate(), larger, run(4, 100))["--baseline: bytes copied"]
-        assert "cannot be confirmed in prefill: a run has another number of tokens" in said
+        assert "cannot be confirmed in prefill: the number of tokens per run differs" in said
     none = each_phase(run(2, None), lambda phase: {"copies": (), "cost": with_cost(phase, copies=0)})
     assert "--baseline: bytes copied" not in failures(Gate(), none, run(4, 100)), "nothing is copied"
 
@@ -610,7 +610,7 @@ def test_the_speed_of_a_batch_is_not_compared_with_that_of_a_row():
         return report.model_copy(update=changes)
 
     gate = Gate(max_slowdown=0.5)
-    for now, was, said in ((rows(1), rows(7.5), "1.00 rows .* 7.50"), (rows(7.5), rows(1), "7.50 rows .* 1.00")):
+    for now, was, said in ((rows(1), rows(7.5), "1.00 active rows .* 7.50"), (rows(7.5), rows(1), "7.50 active rows .* 1.00")):
         found = failures(gate, now, was)["--max-slowdown 0.5"]
         assert re.fullmatch(f"cannot be confirmed: {said} in the baseline", found), found
     assert failures(gate, rows(7.5), rows(7.2)) == {}
@@ -690,6 +690,6 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
 def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_no_failed_one():
     facts = recorded_facts()
     good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
-    assert "the baseline is of a run that failed" in failures(Gate(), good, bad)["report"]
+    assert "the run of the baseline failed" in failures(Gate(), good, bad)["report"]
     assert "it is of a run that failed" in failures(Gate(), bad, good)["report"]
     assert failures(GATES["--max-copies"], report_of(replace(facts, finish_reason="interrupted"))) == {}

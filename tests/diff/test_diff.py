@@ -300,7 +300,7 @@ def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_
     assert found.same and "tokens" not in found.headline
     out = " ".join(rendered(found).split())
     assert "decode tokens/s 50.0 40.0 0.800 ~" in out  # 25 ms is within the 30 ms that slower steps take
-    assert "repeat both before you rely on a ratio" in out
+    assert "repeat both runs before you rely on a ratio" in out
     apart = each_phase(after, lambda phase: {"step_p50_ms": 99.0})
     apart = rendered(compare(before, each_phase(after, lambda phase: {"step_p50_ms": 99.0})))
     assert "decode p50 ms per step 20.0 99.0 4.95 note:" in " ".join(apart.split())  # no mark of the spread
@@ -322,7 +322,7 @@ def test_the_same_file_is_never_unrelated():
 def test_unrelated_reports_say_why():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     found = compare(other, mixed(), names=("old.json", "new.json"))
-    assert found.unrelated.startswith("only ") and "different models" in found.unrelated
+    assert found.unrelated.startswith("only ") and "of different models" in found.unrelated
     assert found.headline.startswith("not comparable: ") and not found.same
     empty = each_phase(mixed(), lambda phase: {"nodes": ()})
     assert compare(mixed(), empty, names=("a", "b")).unrelated == "b has no node in any phase"

@@ -139,7 +139,7 @@ def test_a_node_that_only_a_rejection_names():
     assert "it fails alone; no smaller tried part fails; 7 parts of the graph tried" in out
     beside = part.model_copy(update={"company": True})
     out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
-    assert "it fails with only a Neg beside it; no smaller part" in out
+    assert "it fails with only an added Neg; no smaller tried part" in out
 
 
 def test_every_experiment_is_a_row_and_a_quote_stands_once():
@@ -156,7 +156,7 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
     )
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
     flat = " ".join(out.split())
-    assert "3 experiments: this node in isolation on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
+    assert "3 probes: this node in isolation, on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
     assert "as it is left [1]" in flat and "float16 in place of float32 taken" in flat and "timed out [1]" in flat
     assert out.count(said) == 1 and "incomplete: the time was up" in out
 
@@ -164,7 +164,7 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
 @pytest.mark.parametrize(
     ("company", "around"),
     [
-        ((False, False), "this node in isolation on"),
+        ((False, False), "this node in isolation, on"),
         ((True, True), "this node with an added Neg, on"),
         ((True, False), "this node with an added Neg where possible, on"),
     ],
@@ -179,7 +179,7 @@ def test_experiments_say_what_stood_around_the_node(company, around):
         entry.model_copy(update={"trials": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
     )
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
-    assert f"2 experiments: {around} WebGpuExecutionProvider" in " ".join(out.split())
+    assert f"2 probes: {around} WebGpuExecutionProvider" in " ".join(out.split())
 
 
 def test_cost_disagreement_and_missing_experiments_are_said():
@@ -200,7 +200,7 @@ def test_cost_disagreement_and_missing_experiments_are_said():
     }
     out = words(explained(report.model_copy(update=update), GATHER))
     assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms execution; not harmless: it causes 1 copy" in out
-    assert "sources disagree in decode: cpu or gpu (profile)" in out
+    assert "conflicting sources in decode: cpu or gpu (profile)" in out
     assert "probes are missing; their time budget was 5 seconds" in out
 
 

@@ -79,7 +79,7 @@ def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
     for found, said in ((partita.inspect(packages[0]), True), (folder, False)):
         text = load_view("text", VIEWS).to_text(found)
         assert all(file.sha256 for file in found.files)
-        assert ("hashes are those of the manifest" in " ".join(text.split())) is said
+        assert ("hashes from the manifest" in " ".join(text.split())) is said
 
 
 def test_the_verb_prints_records_that_obey_their_schemas(packages, capsys):

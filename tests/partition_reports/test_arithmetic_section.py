@@ -80,8 +80,8 @@ def test_weights_that_are_only_stored_in_16_bits() -> None:
     ran = {GATHER: "bfloat16", ROWS: "float32", PRODUCT: "float32", SUM: "float32"}
     lines, rows = told(report("bf16", session(STORED, ran)))
     assert lines == [
-        "prefill and decode: no node in bfloat16 and 2 in float32 (1 of them with weights that the file has in "
-        "bfloat16); 1 Cast node in every run."
+        "prefill and decode: no node in bfloat16 and 2 in float32 (1 of them with bfloat16 weights in the "
+        "file); 1 Cast node in every run."
     ]
     assert rows == {
         "Gather bfloat16": ("bfloat16", "CPU", "1", "1"),

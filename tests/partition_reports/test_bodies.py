@@ -87,7 +87,7 @@ def test_copies_of_one_tensor_in_two_branches_are_two():
 def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
     found = bodies_of(branching())
     assert (found.copies, found.unseen) == (1, True)
-    assert "may be copied as well, which no source tells" in " ".join(VIEW.to_text(report_on(branching())).split())
+    assert "may be copied as well (no source reports them)" in " ".join(VIEW.to_text(report_on(branching())).split())
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_sources_that_differ_are_a_disagreement_and_the_profile_wins():
     )
     report = report_of(run_facts(replace(session, assigned=wrong)), GPU_CHAIN)
     assert {(entry.node, entry.detail, entry.sources) for entry in report.disagreements} == {
-        ("model.layers.0.self_attn/Det", f"profile says {CPU}; assignment says {GPU}", ("profile", "assignment"))
+        ("model.layers.0.self_attn/Det", f"profile: {CPU}; assignment: {GPU}", ("profile", "assignment"))
     }
     node = next(n for n in phase_of(report, "decode").nodes if n.name == "model.layers.0.self_attn/Det")
     assert node.provider == CPU

@@ -243,7 +243,7 @@ def test_nothing_is_called_harmless_where_copies_may_be_unseen():
 
 def test_nothing_is_called_harmless_without_a_time():
     cost = costs_of(report_with(events=(), runs=()))[GATHER]
-    assert cost.harmless is None and "time is not known" in cost.why
+    assert cost.harmless is None and "time is unknown" in cost.why
 
 
 def test_nothing_is_called_harmless_when_the_provider_is_not_there():

@@ -75,7 +75,7 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
     said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
     assert (top.state.headline, top.state.tone, top.state.sign) == (said, "warn", "◐")
     where, _, why, cost, do = top.answers
-    assert where.figure == "not on Tensorrt" and cost.figure == "not known"
+    assert where.figure == "not on Tensorrt" and cost.figure == "unknown"
     assert "library_missing" in str(why.lines) and "install TensorRT" in str(do.lines)
     assert "tokens/s" not in str(cost), "the speed of another provider is no cost"
     told = dict(brief(DEFAULT))

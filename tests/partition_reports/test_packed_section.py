@@ -43,7 +43,7 @@ def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> 
     packed = [node for node in decode.nodes if node.op_type in ("MatMulNBits", "GatherBlockQuantized")]
     products = sum(node.op_type == "MatMulNBits" for node in decode.nodes)
     rows = {row.cells[0]: row.cells for row in table.rows}
-    assert rows["MatMulNBits"][1:3] == ("packed", "CPU") and rows["MatMulNBits"][-1] == str(products)
+    assert rows["MatMulNBits"][1:3] == ("quantised", "CPU") and rows["MatMulNBits"][-1] == str(products)
     assert f"{len(packed)} nodes of decode read quantised weights of an int4 package" in str(line.text)
 
 
@@ -68,7 +68,7 @@ def test_phases_that_compute_otherwise_are_told_apart() -> None:
     count = sum(
         node.op_type == "MatMulNBits" for phase in report.phases if phase.name == "decode" for node in phase.nodes
     )
-    assert f"{count} nodes of prefill" in first and f"{count} of them as int8 with activations rounded to int8" in first
+    assert f"{count} nodes of prefill" in first and f"{count} of them as int8 with int8 activations" in first
     assert f"{count} nodes of decode" in second and "rounded" not in second
 
 
@@ -120,7 +120,7 @@ def test_every_view_tells_what_the_precision_costs() -> None:
     report = report.model_copy(update={"package": package})
     for each in (text, markdown, html):
         shown = " ".join(each.VIEW.to_text(report).split())
-        for told in ("perplexity 1.0155 times the original", "90.7%", "8,176 tokens of heldout.txt"):
+        for told in ("perplexity 1.0155 times that of the source model", "90.7%", "8,176 tokens of heldout.txt"):
             assert told in shown, each.VIEW.name
     again = Report.model_validate_json(report.model_dump_json(by_alias=True))
     assert again.package is not None and again.package.quality == quality

@@ -132,13 +132,13 @@ def test_cut_off_at_any_place(stored):
     whole = stored.read_bytes()
     for size in (0, 1, len(whole) // 2, len(whole) - 3):
         stored.write_bytes(whole[:size])
-        assert "damaged or cut off" in refusal(stored)
+        assert "damaged or truncated" in refusal(stored)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "1" * 5000, "{]"], ids=["deep", "long number", "bracket"])
 def test_json_that_cannot_be_parsed(tmp_path, content):
     (tmp_path / "r.json").write_text(content)
-    assert "damaged or cut off" in refusal(tmp_path / "r.json")
+    assert "damaged or truncated" in refusal(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"schema": 1}', '{"schema": null}'])
@@ -231,7 +231,7 @@ def test_a_report_is_ascii_and_every_name_whole(report, tmp_path):
     ("text", "said"),
     [
         ('"partita_version": 1' + "0" * 400, "more than 64 bits"),
-        ('"partita_version": "\\ud800"', "half a character"),
+        ('"partita_version": "\\ud800"', "a lone surrogate"),
         ('"partita_version": ' + "[" * 100_000, "nested too deeply"),
     ],
 )

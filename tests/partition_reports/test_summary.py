@@ -119,7 +119,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     }
     clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
     told = glance(clean)
-    assert "0 %" not in told.state.headline and "nodes elsewhere" in told.state.headline
+    assert "0 %" not in told.state.headline and "fallback nodes" in told.state.headline
     assert told.answers[0].figure == "all of it in decode only"
 
 
@@ -132,9 +132,9 @@ def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
     assert summarise(report).verdict.startswith("the run FAILED; ")
     for view in (markdown, html):
         assert said in view.to_text(report) and "✓" not in view.to_text(report)
-    assert [answer.figure for answer in top.answers if "all of it" in answer.figure or answer.figure == "nothing"] == [
-        "nothing"
-    ], "no node is elsewhere, and nothing else is good"
+    assert [answer.figure for answer in top.answers if "all nodes" in answer.figure or answer.figure == "none"] == [
+        "none"
+    ], "no node fell back, and nothing else is good"
 
 
 def test_a_model_that_was_opened_alone_would_run():

@@ -198,7 +198,7 @@ def test_experiments_are_counted_once(shown: Shown) -> None:
     sources = {entry.source: entry.covers for entry in shown.report.sources}
     assert re.match(rf"{total} experiments? on ", sources["probe"])
     for part in (text_section(shown, "Fallbacks"), words(section(shown.page, "fallbacks"))):
-        assert f"{total}: {probing.experiments} made in this run" in " ".join(part.split())
+        assert f"{total}: {probing.experiments} in this run" in " ".join(part.split())
     for part in (text_section(shown, "Sources"), words(section(shown.page, "sources"))):
         assert sources["probe"] in " ".join(part.split())
 

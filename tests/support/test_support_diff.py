@@ -47,7 +47,7 @@ def test_what_is_lost_gained_and_not_compared():
 def test_two_tables_that_say_the_same():
     found = compare(BEFORE, BEFORE, names=("a", "b"))
     assert not found.changes
-    assert found.headline.startswith("no difference: of 5 variants")
+    assert found.headline.startswith("no difference (5 variants in both tables)")
 
 
 def test_it_is_printed_with_both_names():

@@ -359,7 +359,7 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     firsts = [entries[0].node for entries in alike.values()]
     for trials, entries in alike.items():
         nodes = list(dict.fromkeys(entry.node for entry in entries))
-        more = f" and {plural(len(nodes) - 1, 'node')} more" if len(nodes) > 1 else ""
+        more = f" and {plural(len(nodes) - 1, 'more node')}" if len(nodes) > 1 else ""
         if firsts.count(nodes[0]) > 1:
             more += f" in {listing(dict.fromkeys(entry.phase for entry in entries))}"
         rows = [

@@ -88,10 +88,10 @@ def headline(lost: int, gained: int, versions: int, compared: int) -> str:
     """One-sentence summary."""
     basis = f"{plural(compared, 'variant')} in both tables"
     if not lost and not gained:
-        return f"no difference in {basis}"
+        return f"no difference ({basis})"
     return (
         f"{plural(lost, 'variant')} no longer supported, {gained} newly supported, in "
-        f"{plural(versions, 'operator version')}, of {basis}"
+        f"{plural(versions, 'operator version')} ({basis})"
     )
 
 
