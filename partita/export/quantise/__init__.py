@@ -1,3 +1,1 @@
-"""Weights as small integers: which are packed and how (`plan`), what they become (`packed`, `operators`, `rewrite`),
-and the original model with the same rounded weights, which the graph is checked against (`reference`).
-"""
+"""Quantised weights: which weights (`plan`), their layout and operators, and the source model with the same values."""

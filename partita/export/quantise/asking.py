@@ -1,7 +1,7 @@
-"""Which form of packed weights a target takes: it is asked about one after the other, before anything is traced.
+"""Probe which form of quantised weights a target supports, before the model is traced.
 
-What is asked about is what would be written: the form itself writes its nodes, over weights of 0. A provider that
-restores the whole matrix in every run, as the CPU provider does at some levels, counts as one without a kernel.
+A probe contains the nodes that the form would write, with zero weights. A provider that dequantises the whole matrix in
+every run, as the CPU provider does at some levels, counts as one without a kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from partita.export.quantise.write.packed import Packing
 from partita.export.target import Answer, Target
 from partita.export.weights.sources import Part
 
-ASKED_WIDTH = 256
-"""K and N of the nodes that are asked about: a multiple of every block size."""
+PROBED_WIDTH = 256
+"""K and N of probed nodes: a multiple of every block size."""
 USUAL = frozenset({32, 64})
-"""Smaller blocks that are taken for granted where nobody can be asked."""
+"""Smaller blocks that are assumed to be supported without a probe."""
 RESTORES = "restores the whole matrix in every run on this machine, which is slower than fp32"
 EXPERTS = 4
 GATED: Mapping[str, object] = {
@@ -35,29 +35,29 @@ GATED: Mapping[str, object] = {
     "k": 2,
     "normalize_routing_weights": 1,
 }
-"""Attributes of experts that are asked about."""
+"""Attributes of probed experts."""
 OPSET, IR_VERSION = 21, 10
 Packings = Callable[[Form, Kernels], Sequence[Packing]]
-"""The packings of products that a package may need in some form."""
+"""The packings of products that a package may need in a form."""
 
 
 SIZES: Mapping[str, tuple[int, ...]] = {
-    "x": (1, 1, ASKED_WIDTH),
+    "x": (1, 1, PROBED_WIDTH),
     "ids": (1, 1),
-    "hidden": (1, ASKED_WIDTH),
+    "hidden": (1, PROBED_WIDTH),
     "scores": (1, EXPERTS),
 }
-"""Of the inputs of what is asked."""
+"""Input shapes of the probes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Sizes of a weight that is asked about."""
+class _ProbedSizes:
+    """Sizes of a probed weight."""
 
     packing: Packing
     dtype: ir.DataType
-    rows: int = ASKED_WIDTH
-    width: int = ASKED_WIDTH
+    rows: int = PROBED_WIDTH
+    width: int = PROBED_WIDTH
 
     @property
     def blocks_per_row(self) -> int:
@@ -74,12 +74,12 @@ def settled(
     *,
     option: tuple[str, str] | None = None,
 ) -> tuple[Form, Kernels]:
-    """The first of `forms` that `target` takes, computing in `dtype`, and how.
+    """The first of `forms` that `target` supports with activations of `dtype`, and its kernels.
 
-    Each is asked about with and without zero points, that of the target's record first. Where nobody can be asked, the
-    record decides. Raises ProviderError, which names the operators, when there is no kernel for any, or none that
-    computes with packed weights.
-    `option`: what was asked for by it, and can be left out, where it is not the precision.
+    Each is probed with and without zero points, the recorded variant first. Without a probe the record decides.
+    `option`: the option that requested the forms, where it is not the precision and can be omitted. Raises
+    ProviderError, which names the operators, when there is no kernel for any, or none that computes with quantised
+    weights.
     """
     if target.ask is None:
         standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
@@ -97,12 +97,12 @@ def settled(
     kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
     tried = "" if forms[0].one_scale else ", with or without zero points"
     told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
-    wanted, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, as fp16"
+    setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, as fp16"
     if option is not None:
         wanted = f"`{option[0]}={option[1]}`"
         otherwise = f"leave {wanted} out"
     raise ProviderError(
-        f"{wanted}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
+        f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
         f"was written; name another `target`, as cpu, or {otherwise}"
     )
 
@@ -116,9 +116,10 @@ def smaller_blocks(
     looked_up: Callable[[int], Sequence[Packing]],
     dtype: str,
 ) -> tuple[int, ...]:
-    """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
-    divide. All are asked about at once, and alone where that is refused. `packings`, `looked_up`: those of products and
-    of embeddings in blocks of a size.
+    """The block sizes of `sizes` that `target` supports, for weights whose rows the chosen size does not divide.
+
+    All are probed together, then one by one if that is rejected. `packings`, `looked_up`: size -> packings of products
+    and of embeddings.
     """
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
@@ -134,7 +135,7 @@ def smaller_blocks(
 
 
 def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
-    """The target's record, and the other way with zero points, where the form can have them."""
+    """The recorded variant, and the other one of zero points where the form has both."""
     return (kernels,) if form.one_scale else (kernels, replace(kernels, symmetric=not kernels.symmetric))
 
 
@@ -145,44 +146,45 @@ def refused(
     packings: Sequence[Packing],
     dtype: str,
 ) -> str:
-    """Why `target` does not compute products of a form with packed weights; empty when it does."""
+    """The reason why `target` does not compute products with quantised weights; empty when it does."""
     assert target.ask is not None
     question = asked_products(form, kernels, packings, dtype)
     answer = target.ask(question, SIZES)
     if answer.fails or answer.left:
-        return _told(answer)
+        return _reason(answer)
     restores = target.unpacks is not None and target.unpacks(question, SIZES)
     return RESTORES if restores else ""
 
 
-def _told(answer: Answer) -> str:
-    """What a provider said of nodes that it does not take."""
+def _reason(answer: Answer) -> str:
+    """The reason of a rejected probe."""
     return answer.fails or f"leaves {', '.join(sorted(answer.left))} to another provider"
 
 
 def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
-    """Whether `target` looks up rows of packed weights; its record decides where there is nothing to ask about."""
+    """Whether `target` supports row lookups of quantised weights. Without a probe its record decides."""
     assert target.ask is not None
     if not packings:
         return kernels.gather
-    answer = target.ask(_asked_look_ups(form, kernels, packings, dtype), SIZES)
+    answer = target.ask(_look_ups_model(form, kernels, packings, dtype), SIZES)
     return not answer.fails and not answer.left
 
 
 def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """Why `target` does not compute experts with packed weights, as `refused` says it of products; its record decides
-    where it cannot be asked.
+    """The reason why `target` does not compute experts with quantised weights; empty when it does.
+
+    The record decides where it cannot be probed.
     """
     if form.experts is None or target.ask is None:
         return "" if form.experts is not None else "has no packed form of them"
-    answer = target.ask(_asked_experts(form, kernels, packings, dtype), SIZES)
-    return _told(answer) if answer.fails or answer.left else ""
+    answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
+    return _reason(answer) if answer.fails or answer.left else ""
 
 
-def _asked_experts(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
-    """A model with the experts of a layer for every packing, gated as most are."""
+def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with one layer's gated experts for every packing."""
     assert form.experts is not None
-    kind, width = to_ir(dtype), ASKED_WIDTH
+    kind, width = to_ir(dtype), PROBED_WIDTH
     place, hidden = _begun("hidden", kind, kernels, SIZES["hidden"])
     scores = ir.Value(name="scores", shape=ir.Shape(SIZES["scores"]), type=ir.TensorType(kind))
     place.graph.inputs.append(scores)
@@ -190,7 +192,8 @@ def _asked_experts(form: Form, kernels: Kernels, packings: Sequence[Packing], dt
     for index, packing in enumerate(packings):
         sizes = (2 * EXPERTS * width, EXPERTS * width)
         up, down = (
-            _zeros(place, f"w{index}.{rows}", form.experts.layout, _Asked(packing, kind, rows, width)) for rows in sizes
+            _zeros(place, f"w{index}.{rows}", form.experts.layout, _ProbedSizes(packing, kind, rows, width))
+            for rows in sizes
         )
         call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
         made.append(form.experts.write(place, call))
@@ -204,45 +207,48 @@ def asked_products(
     dtype: str,
     *,
     tokens: int = 1,
-    width: int = ASKED_WIDTH,
+    width: int = PROBED_WIDTH,
     rows: int | None = None,
 ) -> bytes:
-    """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing; as many rows as the
-    width where nothing is said.
+    """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing.
+
+    `rows`: default `width`.
     """
     place, hidden = _begun("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.product.layout, _Asked(packing, to_ir(dtype), rows or width, width))
+        weight = _zeros(
+            place, f"w{index}", form.product.layout, _ProbedSizes(packing, to_ir(dtype), rows or width, width)
+        )
         made.append(form.product.write(place, hidden, None, weight))
     return _finished(place, made)
 
 
-def _asked_look_ups(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
-    """A model with a look-up for every packing."""
+def _look_ups_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with a row lookup for every packing."""
     place, ids = _begun("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.look_up.layout, _Asked(packing, to_ir(dtype)))
+        weight = _zeros(place, f"w{index}", form.look_up.layout, _ProbedSizes(packing, to_ir(dtype)))
         made.append(form.look_up.write(place, ids, weight))
     return _finished(place, made)
 
 
 def _begun(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
-    """A graph with one input, to be written at its end."""
+    """A graph with one input, and a place at its end."""
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
     graph = ir.Graph([value], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="packed")
     return Place(graph, None, kernels), value
 
 
-def _zeros(place: Place, name: str, layout: Layout, sizes: _Asked) -> Weight:
-    """A weight that is 0 everywhere."""
+def _zeros(place: Place, name: str, layout: Layout, sizes: _ProbedSizes) -> Weight:
+    """A weight of zeros."""
     values = tuple(_zero_part(place, name, part) for part in layout.parts(sizes))
     return Weight(values, sizes.rows, sizes.width, sizes.packing)
 
 
 def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
-    """A part of it. Scales are 1."""
+    """One part of a zero weight; scales are 1."""
     name = f"{name}.{part.label}" if part.label else name
     array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
     tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype, name=name)
@@ -252,7 +258,7 @@ def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
 
 
 def _finished(place: Place, outputs: Sequence[ir.Value]) -> bytes:
-    """The model, with a name for everything."""
+    """The serialised model, with names for all nodes and values."""
     for index, node in enumerate(place.graph):
         node.name = f"{node.op_type}_{index}"
         for value in node.outputs:

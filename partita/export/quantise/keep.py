@@ -1,4 +1,4 @@
-"""Modules whose weights are to have another precision than the package: what may be said, and of which modules."""
+"""`--keep MODULE=PRECISION`: modules whose weights have another precision than the package."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
 
 WEIGHT = ".weight"
-"""End of the name of what a module multiplies by, where that is all that it has."""
+"""Name suffix of the only weight of a module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What was said of some modules."""
+    """One `--keep` setting."""
 
     pattern: str
-    """Names that follow one another in a module's path: `lm_head`, `layers.0`, `mlp.down_proj`."""
+    """Consecutive names in a module's path: `lm_head`, `layers.0`, `mlp.down_proj`."""
     precision: str
 
     @property
     def bits(self) -> int | None:
-        """None: their weights are not packed."""
+        """None: the weights are not quantised."""
         return PRECISIONS[self.precision].bits
 
     @property
     def stored(self) -> str | None:
-        """The type of 16 bits that their weights are kept in and not computed with; None for any other."""
+        """The 16-bit dtype in which the weights are stored, with other activations; None for other precisions."""
         precision = PRECISIONS[self.precision]
         return precision.dtype if precision.bits is None and precision is not EXACT else None
 
     def fits(self, module: str) -> bool:
-        """Whether it is said of `module`, or of one that it is in. `layers.1` is not said of `layers.10`."""
+        """Whether it matches `module` or a parent. `layers.1` does not match `layers.10`."""
         return f".{self.pattern}." in f".{module}."
 
 
 def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> tuple[Keep, ...]:
-    """Check what was said of modules as far as that needs no model. `dtype`: what the package computes in.
-
-    Raises UsageError.
-    """
+    """Parse the settings, as far as no model is needed. `dtype`: of the activations. Raises UsageError."""
     if pairs and PRECISIONS[precision].bits is None:
-        raise UsageError(f"`keep` is about packed weights: it needs `precision=int4` or int8, and this is {precision}")
+        raise UsageError(
+            f"`keep` applies to quantised weights: it needs `precision=int4` or int8, and this is {precision}"
+        )
     names = [name for name, each in PRECISIONS.items() if each.bits is not None or dtype in (EXACT.dtype, each.dtype)]
     for pattern, wanted in pairs:
         if wanted not in names:
@@ -52,16 +51,16 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
 
 
 def paths(parameters: Sequence[str]) -> tuple[str, ...]:
-    """What a weight is known by besides the module that multiplies by it: modules of the parameters that it was joined
-    from, and the parameters themselves where a module has several, as stacks of experts. One that is the only weight
-    of a module may be shared with another module, which is not meant.
+    """Additional names of a weight: modules of joined parameters, and parameters such as stacks of experts.
+
+    The only weight of a module is not listed, because another module may share it.
     """
     stacks = [name for name in parameters if not name.endswith(WEIGHT)]
     return tuple(sorted(name.removesuffix(WEIGHT) for name in (parameters if len(parameters) > 1 else stacks)))
 
 
 def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:
-    """Raise UsageError for a pattern that fits none of the model's modules, with the name that is most like it."""
+    """Raise UsageError for a pattern that matches no module, with the most similar name."""
     for each in keep:
         if any(each.fits(module) for module in modules):
             continue

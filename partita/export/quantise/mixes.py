@@ -1,8 +1,8 @@
-"""A package whose weights have the widths that a budget allows: the search, and what it tries one after the other.
+"""Mixed precision: search for the bits of each weight within a budget, and the attempts that are written.
 
-The widths are chosen by what they cost the original model on a text (`quantisation/mixing.py`), which is another than
-that on which the quality of the package is measured, where there is enough of it. What is published is what was
-measured on the package itself: where that is not good enough, the next wider mix is written.
+The search minimises the divergence from the source model on a text (`mixing.py`), preferably other text than that of
+the quality measurement. The published quality is measured on the package. If it misses the target, the next larger mix
+is written.
 """
 
 from __future__ import annotations
@@ -34,31 +34,30 @@ from partita.package.records import Mix, TriedMix, UnitCost
 from partita.process import give_back
 
 SHARES = (1.0, 0.5, 0.25)
-"""Of the divergence that the ratio stands for: mixes that are written one after the other where the package, with 8-bit
-activations and on its own text, is further from the original than the search has seen. After them the widest that may
-be is tried.
-"""
+"""Fractions of the target divergence for successive attempts, as the package may diverge more than the search predicts.
+
+After them the largest allowed mix is tried."""
 SAME_TEXT = (
-    "{name} has no tokens beyond those that quality is measured on, so widths were chosen on the same text, and its "
-    "figures may be a little better than on another"
+    "{name} has no tokens beyond the part that quality is measured on, so the bits were chosen on the same text; its "
+    "quality figures may be slightly better than on other text"
 )
 
 
 @dataclass(slots=True)
 class Mixes:
-    """The mixes of one draft, from the smallest that may do to the widest."""
+    """The mixes of one draft, from the smallest sufficient one to the largest."""
 
     draft: Draft
     counts: list[int] = field(default_factory=list)
-    """Steps of the ladder that are to be tried; the first is the one to write."""
+    """Step counts to try; the first is to be written next."""
     missed: list[float] = field(default_factory=list)
-    """Ratios of those that were written."""
+    """Perplexity ratios of the written mixes."""
     text: Text | None = None
     unseen: bool = True
     ladder: Ladder | None = None
 
     def take(self, graphs: Graphs) -> tuple[Graphs, Mix]:
-        """The graphs with the widths that are to be tried next, and how they were chosen. The search is made once."""
+        """The graphs with the next mix, and a record of its choice. The search runs once."""
         work = self.draft.work
         if self.ladder is None:
             size = sum(mixing.own_bytes(each.packed) for each in graphs.packing.placed.values())
@@ -67,25 +66,25 @@ class Mixes:
         assert self.draft.plan is not None
         count = self.counts[0]
         made = repacked(graphs, _mixed(self.draft.plan, self.ladder, count))
-        # It may be written in another way than the one that was searched on.
-        check_size(made, work.options.max_weight_size, "in the way of writing that the target runs")
+        # it may be written in another form than the search used
+        check_size(made, work.options.max_weight_size, "in the form that the target supports")
         return made, self._record(count)
 
     def widen(self, ratio: float) -> bool:
-        """Note that what was written has so large a ratio; False when nothing wider is left to try."""
+        """Record the ratio of the written mix. False when no larger mix is left."""
         self.missed.append(ratio)
         self.counts.pop(0)
         return bool(self.counts)
 
     def _search(self, graphs: Graphs, current: Stage) -> Ladder:
-        """Measure what widths cost, and choose what is to be tried. Raises ResourceError when nothing fits."""
+        """Measure the cost of bits, and set the step counts to try. Raises ResourceError when nothing fits."""
         draft, options, plan = self.draft, self.draft.work.options, self.draft.plan
         assert plan is not None
-        check_size(graphs, options.max_weight_size, f"with none wider than {options.precision}")
+        check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
         self.text, self.unseen = _search_text(draft)
         held = spilled.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
         beside = 4 * self.text.tokens * draft.fake.vocab_size
-        known_answer.check_memory(held, 0, beside, use=f"to choose widths on {self.text.tokens:,} tokens", needed=True)
+        known_answer.check_memory(held, 0, beside, use=f"to choose bits on {self.text.tokens:,} tokens", needed=True)
         placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
         names = match_names(draft.fake.module, draft.checkpoint.tensors)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:
@@ -104,9 +103,7 @@ class Mixes:
         return replace(ladder, judge=_out_of_memory)
 
     def _counts(self, ladder: Ladder, most: int) -> list[int]:
-        """Steps that are to be tried: those that bring the divergence down, a wider mix where the next share takes no
-        more, and at last `most`, which none goes beyond.
-        """
+        """Step counts to try: one per share of the target divergence, each larger than its predecessor, then `most`."""
         options = self.draft.work.options
         if options.max_perplexity_ratio is None:
             return [most]
@@ -115,7 +112,7 @@ class Mixes:
             divergence = share * math.log(options.max_perplexity_ratio)
             count = ladder.smallest(divergence, found[-1] if found else 0)
             if count is not None and found and count == found[-1]:
-                count += max((most - count) // 2, 1)  # the text says it will do, and the package may be worse than that
+                count += max((most - count) // 2, 1)  # a larger mix, as the package may be worse than predicted
             if count is not None and count <= most:
                 found.append(count)
         return found if found and found[-1] == most else [*found, most]
@@ -142,12 +139,12 @@ class Mixes:
 
 
 def _mixed(plan: Plan, ladder: Ladder, count: int) -> Plan:
-    """The plan of the mix with so many steps."""
+    """The plan of the mix with `count` steps."""
     return replace(plan, keep=(*plan.keep, *ladder.keep(count)))
 
 
 def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
-    """The most steps with which the weight file has at most `limit` bytes, with what lies between its tensors."""
+    """The maximum steps with which the weight file, including padding, has at most `limit` bytes."""
     if limit is None:
         return len(ladder.steps)
     count = ladder.largest(limit, _size(graphs), plan) or 0
@@ -157,26 +154,26 @@ def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
 
 
 def check_size(graphs: Graphs, most: int | None, how: str) -> None:
-    """Raise ResourceError where the weight file takes more than it may. `how`: what its size is of, for the message."""
+    """Raise ResourceError where the weight file exceeds `most` bytes. `how`: a phrase for the message."""
     if most is not None and _size(graphs) > most:
         takes = f"the weights take {human_bytes(_size(graphs))} {how}"
         raise ResourceError(f"`max_weight_size={human_bytes(most)}`: {takes}; nothing was written")
 
 
 def _size(graphs: Graphs) -> int:
-    """Bytes of the weight file."""
+    """Size of the weight file in bytes."""
     return weights.file_bytes(item.model for item in graphs.traced)
 
 
 def _out_of_memory(count: int) -> mixing.Judged:
-    """The model of the search is gone by the time that packages are written."""
+    """Fails: the search model is released before packages are written."""
     raise AssertionError(f"a mix of {count} steps was not measured")
 
 
 def _search_text(draft: Draft) -> tuple[Text, bool]:
-    """What mixes are judged on, and whether it is other text than that of the quality.
+    """The text of the search, and whether it differs from the text of the quality measurement.
 
-    It is what follows that in its file; else the text of the calibration; else the same text, which is told.
+    It is the rest of that file; else the calibration text; else the same text.
     """
     options, vocabulary = draft.work.options, draft.fake.vocab_size
     assert options.quality_text is not None
@@ -195,7 +192,7 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
     texts.refuse_useless(found.part(0, measured), fewest, path, "quality_text")
     rest = found.part(measured, measured + wanted)
     if len(rest.ids) >= mixing.FEWEST_TOKENS:
-        return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True
+        return Text(f"{name} after the part that quality is measured on", sha256, rest.windows(length)), True
     if draft.text is not None:
         windows = draft.text.windows[:, :length]
         text = Text(draft.text.name, draft.text.sha256, windows[: max(1, wanted // length)])

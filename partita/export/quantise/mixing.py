@@ -1,10 +1,9 @@
-"""Which weights are packed wider than the others: what rounding each of them costs on a text, and what it saves.
+"""The search for mixed precision: the divergence that quantising each weight causes, and the bytes that it saves.
 
-First every weight is rounded alone, and the divergence of the model from the original is measured. Then the weights
-stand in a row by what wider integers save of it for each byte, and the mixes are the beginnings of that row: first to
-eight bits, then to what the graph computes in. A mix is judged by the divergence of the model with all its rounded
-weights, as a whole. It is the mean of log (p / q) over p, so it is the logarithm of the ratio of perplexities that a
-text as the model expects it would have, and far less noisy than the ratio itself on some thousand tokens.
+First each weight is quantised alone, and the divergence from the source model is measured. Weights are ordered by the
+divergence that more bits save per byte: first to eight bits, then to the activation dtype. The mixes are the prefixes
+of that order, each judged with all weights quantised. The divergence is the mean of log (p / q) over p, i.e. the log of
+the expected perplexity ratio, with far less noise than the ratio on a few thousand tokens.
 """
 
 from __future__ import annotations
@@ -29,56 +28,54 @@ from partita.export.verify.texts import Text
 from partita.export.weights.origins import blocks
 
 FULL = 32
-"""Bits of a weight that is not packed."""
+"""Bits of an unquantised weight."""
 MOST_UNITS = 64
-"""Weights of several layers that have the same place in them are one unit where there would be more than so many."""
+"""With more weights than this, weights at the same place of several layers form one unit."""
 MOST_TOKENS = 2048
 MOST_LOGITS = 1 << 27
-"""Logits of the original that are kept, 4 bytes each."""
+"""Maximum number of stored logits of the source model, 4 bytes each."""
 FEWEST_TOKENS = 256
 WINDOW_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Weights that have one width."""
+    """Weights that share one number of bits."""
 
     placed: tuple[Placed, ...]
     widths: tuple[int, ...]
-    """Bits that they may have, ascending; the first is that of the package."""
+    """Possible bits, ascending; the first is that of the package."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Modules that `--keep` names them by."""
+        """Module names for `--keep`."""
         return tuple(dict.fromkeys(pattern for each in self.placed for pattern in _patterns(each)))
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Modules that have to be named for the weights to stay as they are: an embedding that its head shares would be
-        packed anew, for itself.
-        """
+        """Module names for `--keep` that leave all uses unquantised, including an embedding shared with the head."""
         return tuple(dict.fromkeys([*self.patterns, *(module for each in self.placed for module in each.modules)]))
 
     @property
     def name(self) -> str:
-        """Of the first module, and how many there are."""
+        """The first module, and the number of others."""
         first, *others = self.patterns
         return f"{first} and {len(others)} more" if others else first
 
     @property
     def unpacked(self) -> str:
-        """The precision that its weights have when they are not packed: what everything else is computed in."""
+        """The precision of its unquantised weights: that of the activations."""
         dtype = numbered(int(self.placed[0].packed.dtype)).name
         return next(name for name, each in PRECISIONS.items() if each.bits is None and each.dtype == dtype)
 
     def size(self, bits: int, plan: Plan) -> int:
-        """Bytes in the package."""
+        """Size in the package in bytes."""
         return sum(_size(each.packed, bits, plan) for each in self.placed)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One unit made wider."""
+    """More bits for one unit."""
 
     unit: Unit
     bits: int
@@ -86,26 +83,26 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A mix on the text of the search."""
+    """The measured divergence of a mix."""
 
     steps: int
-    """How many of the row are taken."""
+    """The number of applied steps."""
     kl_mean: float
     perplexity_ratio: float
 
 
 @dataclass(slots=True)
 class Ladder:
-    """All mixes of a package, each the one before it with one unit made wider."""
+    """All mixes of a package: each prefix of the steps is one."""
 
     steps: tuple[Step, ...]
     costs: tuple[tuple[Unit, float], ...]
-    """Divergence when a unit alone is rounded to the width of the package, the largest first."""
+    """Divergence with one unit quantised alone, the largest first."""
     judge: Callable[[int], Judged]
     tried: dict[int, Judged] = field(default_factory=dict)
 
     def keep(self, count: int) -> tuple[Keep, ...]:
-        """What is said of modules in the mix with so many steps."""
+        """The `--keep` settings of the mix with `count` steps."""
         units = {step.unit.patterns: step for step in self.steps[:count]}
         return tuple(
             Keep(name, step.unit.unpacked if step.bits == FULL else f"int{step.bits}")
@@ -114,15 +111,15 @@ class Ladder:
         )
 
     def judged(self, count: int) -> Judged:
-        """A mix with so many steps; measured once."""
+        """The measurement of the mix with `count` steps, cached."""
         if count not in self.tried:
             self.tried[count] = self.judge(count)
         return self.tried[count]
 
     def smallest(self, divergence: float, least: int = 0) -> int | None:
-        """The fewest steps, at least so many, that bring the divergence down to what is given; None when all do not.
+        """The minimum steps, at least `least`, that reach the divergence; None when all steps do not.
 
-        By halving, as if every step brought it down: log2 of the steps are measured.
+        Binary search, as if every step reduced the divergence.
         """
         low, high = least, len(self.steps)
         if low > high or self.judged(high).kl_mean > divergence:
@@ -136,7 +133,7 @@ class Ladder:
         return high
 
     def largest(self, size_bytes: int, base_bytes: int, plan: Plan) -> int | None:
-        """The most steps with which weights of `base_bytes` stay within a size; None when they do not without any."""
+        """The maximum steps with which weights of `base_bytes` stay within a size; None when zero steps exceed it."""
         size = base_bytes
         if size > size_bytes:
             return None
@@ -151,7 +148,7 @@ class Ladder:
 
 
 def units(placed: Sequence[Placed], plan: Plan) -> list[Unit]:
-    """What may be made wider: what has the width of the package and nothing was said of."""
+    """The units that may get more bits: those with the bits of the package and without a `--keep` setting."""
     widths = tuple(dict.fromkeys(bits for bits in (plan.bits, 8, FULL) if bits >= plan.bits))
     said = {_patterns(each) for each in placed if _is_said_of(plan, each)}
     free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
@@ -162,16 +159,16 @@ def units(placed: Sequence[Placed], plan: Plan) -> list[Unit]:
 
 
 def _is_said_of(plan: Plan, placed: Placed) -> bool:
-    """Whether `--keep` says something of a weight: by what it is told apart by, or by its own names."""
+    """Whether a `--keep` setting matches a weight by its units' or its own names."""
     names = (*_patterns(placed), *paths(placed.packed.parameters))
     return any(keep.fits(name) for keep in plan.keep for name in names)
 
 
 def _grouped(placed: Sequence[Placed], step: int) -> list[list[Placed]]:
-    """Weights by their place in a layer, `step` layers that follow one another at a time."""
+    """Weights grouped by their place in a layer, over `step` consecutive layers."""
     groups: dict[tuple[object, int], list[Placed]] = {}
     if step == 1:
-        for each in placed:  # stacks that one operator on experts reads have one width
+        for each in placed:  # stacks of one operator on experts share their bits
             groups.setdefault((_patterns(each), 0), []).append(each)
         return list(groups.values())
     for each in placed:
@@ -190,10 +187,10 @@ def ladder(
     text: Text,
     advance: Callable[[int], object],
 ) -> Ladder:
-    """Measure what rounding each unit of `placed` costs, and order them.
+    """Measure the divergence of each unit of `placed`, and order the steps.
 
-    `model`: of transformers, with its own weights. What may not be made wider is rounded all along. `names`: tensor of
-    the checkpoint -> its parameters. `advance` hears the bytes of weights that were measured.
+    `model`: the transformers model with its own weights. Weights outside the units stay quantised. `names`: checkpoint
+    tensor -> parameters. `advance` gets the bytes of measured weights.
     """
     found = units(placed, plan)
     with torch.no_grad(), quiet(), translated("running the original model"):
@@ -225,7 +222,7 @@ def ladder(
 
 
 def ordered(costs: Sequence[tuple[Unit, float]], plan: Plan) -> tuple[Step, ...]:
-    """All units made wider, first to the next width and then to that after it, by what each saves for a byte."""
+    """Steps of all units: first to the next bits, then to the bits after it, by saved divergence per byte."""
     steps: list[Step] = []
     widths = costs[0][0].widths if costs else ()
     for before, after in pairwise(widths):
@@ -237,16 +234,16 @@ def ordered(costs: Sequence[tuple[Unit, float]], plan: Plan) -> tuple[Step, ...]
 
 @dataclass(slots=True)
 class _State:
-    """The model with some units rounded."""
+    """The model with some units quantised."""
 
     model: Any
     names: Parameters
     plan: Plan
     now: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """Bits of those units that are not as they were."""
+    """Bits of the units that differ from the source model."""
 
     def set(self, unit: Unit, bits: int) -> None:
-        """Give a unit the width, where it has another."""
+        """Set the bits of a unit."""
         if self.now.get(unit.patterns, FULL) == bits:
             return
         for each in unit.placed:
@@ -254,7 +251,7 @@ class _State:
         self.now[unit.patterns] = bits
 
     def rows(self, placed: Placed, bits: int) -> Rows:
-        """Rows of a weight with a width."""
+        """Rows of a weight with these bits."""
         packed = placed.packed
         if bits == FULL:
             return _own_rows(packed)
@@ -263,32 +260,32 @@ class _State:
 
 
 def restore(model: Any, placed: Sequence[Placed], names: Parameters) -> None:
-    """Give `model` the checkpoint's weights again where they were rounded."""
+    """Restore the checkpoint's weights in `model`."""
     for each in placed:
         put_back(model, each, names, _own_rows(each.packed))
 
 
 def _own_rows(packed: Packed) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of a weight as the checkpoint has them."""
+    """Rows of a weight as in the checkpoint."""
     with OpenFiles(packed.checkpoint.folder) as files:
         for region in blocks(packed.origin.shape, ROWS_ELEMENTS):
             yield region[0][0], packed.origin.read(region, files).to(torch.float32)
 
 
 class _Judge:
-    """The original's answers to a text, and the distance of a changed model from them."""
+    """The outputs of the source model on a text, and the divergence of a changed model from them."""
 
     def __init__(self, model: Any, windows: torch.Tensor) -> None:
         self.model, self.windows = model, windows
         self.expected = [self._answers(window) for window in windows]
 
     def _answers(self, window: torch.Tensor) -> torch.Tensor:
-        """log p [L - 1, V] of what follows each token."""
+        """log p [L - 1, V] of the next token at each position."""
         logits = self.model(input_ids=window[None, :-1], use_cache=False).logits[0].float()
         return logits.log_softmax(-1)  # type: ignore[no-any-return]
 
     def judge(self) -> tuple[float, float]:
-        """Mean divergence in nats, and the ratio of perplexities."""
+        """Mean divergence in nats, and the perplexity ratio."""
         divergence = worse = 0.0
         count = 0
         for window, expected in zip(self.windows, self.expected, strict=True):
@@ -301,12 +298,10 @@ class _Judge:
 
 
 def _patterns(placed: Placed) -> tuple[str, ...]:
-    """Modules by which a weight is told apart: those of its parameters where it is several or has no module of its
-    own, or those of its products, which layers may share.
-    """
+    """The module names that identify a weight: of its parameters for joined weights, else of its products."""
     if not placed.of_experts and (own := paths(placed.packed.parameters)):
         return own
-    alike = len({module.rpartition(".")[2] for module in placed.modules}) == 1  # an embedding and a head are not
+    alike = len({module.rpartition(".")[2] for module in placed.modules}) == 1  # an embedding and a head are not alike
     return placed.modules if alike else placed.modules[:1]
 
 
@@ -317,13 +312,14 @@ def _size(packed: Packed, bits: int, plan: Plan) -> int:
 
 
 def own_bytes(packed: Packed) -> int:
-    """Bytes of a weight that is not packed."""
+    """Size of an unquantised weight in bytes."""
     return packed.elements * packed.dtype.bitwidth // 8
 
 
 def _repacked(packed: Packed, bits: int, plan: Plan) -> Packed:
-    """A packed weight with another width. Blocks that divide its rows for one width do for any; where none does, as
-    may be with an embedding that is only looked up, they stay as large as they are.
+    """A quantised weight with other bits.
+
+    Block sizes that divide its rows are valid for any bits; where none does (an embedding), the block size stays.
     """
     now = packed.packing
     if now.grid.bits == bits:

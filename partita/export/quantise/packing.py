@@ -1,4 +1,4 @@
-"""How a weight is quantised: the integers that it may become, its blocks, and what finds them."""
+"""Quantisation parameters of a weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partita.export.quantise.rounders import Grid
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How weights are quantised, and with which quantiser."""
+    """The grid, block size and quantiser of a weight."""
 
     grid: Grid
     block_size: int
@@ -18,5 +18,5 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """What it is called where there is room for a word: int4."""
+        """The short name, e.g. int4."""
         return f"int{self.grid.bits}"

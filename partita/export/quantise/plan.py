@@ -1,4 +1,4 @@
-"""Which weight is packed how: the precision of the package, and what was said of single modules."""
+"""The quantisation plan: precision of the package, and settings of single modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from partita.errors import UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantise.asking import ASKED_WIDTH, refused, refused_experts, settled, smaller_blocks
+from partita.export.quantise.asking import PROBED_WIDTH, refused, refused_experts, settled, smaller_blocks
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.keep import Keep, check_modules, read_keep
 from partita.export.quantise.rounders import Grid
@@ -22,30 +22,28 @@ from partita.export.ways import AUTO
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the weights of a package are packed."""
+    """How the weights of a package are quantised."""
 
     bits: int
     block_size: int | None
-    """As asked for; None: the target's default. A smaller one where that does not divide a row."""
+    """As requested; None: the target's default. Rows that it does not divide get a smaller one."""
     quantiser: str
     kernels: Kernels
     form: Form
     keep: tuple[Keep, ...] = ()
     activations: str = "fp32"
-    """What packed weights are multiplied with, as --activations has it."""
+    """The activation precision of quantised products, as --activations."""
     rounded: Rounded | None = None
-    """What a calibration finds; None without one."""
+    """Calibrated weights; None without calibration."""
     stored: AsStored | None = None
-    """Quantised weights are taken as they are stored, and others stay floats where nothing was said of them; None:
-    every weight is rounded.
-    """
+    """Keeps stored integers; other weights stay floats unless a setting matches. None: every weight is quantised."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
-        """How a weight of `modules`, with rows of `width`, is packed; None when it is not. What was said last counts.
+        """The packing of a weight of `modules` with rows of `width`; None where it stays a float.
 
-        `embedding`: it is only ever looked up, which reads a row of it: eight bits cost no time and hardly any quality.
+        The last matching setting counts. `embedding`: it is only looked up, one row per token, so 8 bits cost little.
         """
-        said = self._said(modules)
+        said = self._matching(modules)
         left = None if self.stored is not None else 8 if embedding else self.bits
         bits = said[-1].bits if said else left
         if bits is None:
@@ -53,10 +51,8 @@ class Plan:
         return self.looked_up(bits, width) if embedding else self.packed(bits, width)
 
     def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
-        """How the stacks of one layer's experts, with rows of `widths`, are packed for an operator that reads both;
-        None when they are not.
-        """
-        said = self._said(modules)
+        """The packing of one layer's expert stacks, with rows of `widths`; None where they stay floats."""
+        said = self._matching(modules)
         bits = said[-1].bits if said else None if self.stored is not None else self.bits
         if bits is None or self.form.experts is None or not self.kernels.experts:
             return None
@@ -64,57 +60,56 @@ class Plan:
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
     def kept_type(self, modules: Iterable[str]) -> str | None:
-        """The type of 16 bits that a weight of `modules` is kept in, where that was said of one of them."""
-        said = self._said(modules)
+        """The 16-bit storage dtype of a weight of `modules`, where a setting requests it."""
+        said = self._matching(modules)
         return said[-1].stored if said else None
 
     def bits_said(self, modules: Iterable[str]) -> int | None:
-        """The bits that were said of one of `modules`; None where nothing was, or that they stay floats."""
-        said = self._said(modules)
+        """The bits that a setting requests for one of `modules`; None without one, or for floats."""
+        said = self._matching(modules)
         return said[-1].bits if said else None
 
     def asked_to_stay(self, modules: Iterable[str]) -> bool:
-        """Whether it was said of one of `modules` that its weights are not packed."""
-        said = self._said(modules)
+        """Whether a setting keeps the weights of one of `modules` unquantised."""
+        said = self._matching(modules)
         return bool(said) and said[-1].bits is None
 
-    def _said(self, modules: Iterable[str]) -> list[Keep]:
-        """What was said of any of them, in order."""
+    def _matching(self, modules: Iterable[str]) -> list[Keep]:
+        """The settings that match any of the modules, in order."""
         where = list(modules)
         return [keep for keep in self.keep if any(keep.fits(module) for module in where)]
 
     def packed(self, bits: int, width: int) -> Packing | None:
-        """A packing of so many bits for products with rows of `width`, as the target takes it; None where blocks have
-        to divide a row and none does.
-        """
+        """A packing for products with rows of `width`; None where blocks must divide a row and none does."""
         if self.form.one_scale:
             return Packing(Grid(bits, symmetric=True), width, self.quantiser)
         size = next(self._dividing(bits, width), BLOCK_SIZES[0] if self.form.fills_up else None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
     def looked_up(self, bits: int, width: int) -> Packing | None:
-        """The same for an embedding."""
+        """A packing for an embedding."""
         if not self.form.look_up.symmetric:
             return self.packed(bits, width)
         size = next(self._dividing(8, width), width)
         return Packing(Grid(8, symmetric=True), size, self.quantiser)
 
     def _dividing(self, bits: int, *widths: int) -> Iterator[int]:
-        """Sizes of blocks that divide a row, the largest first, from the one that is wanted on."""
+        """Block sizes that divide a row, from the requested size down."""
         wanted = self.block_size or self.kernels.block_sizes[bits]
         smaller = sorted((size for size in self.kernels.smaller if size < wanted), reverse=True)
         return (size for size in (wanted, *smaller) if not any(width % size for width in widths))
 
     @property
     def rounded_bits(self) -> tuple[int, ...]:
-        """Every width that weights may be rounded to: that of the package, those that were asked for, and that of
-        embeddings; where integers are taken as they are stored, those that were asked for alone.
+        """All bits to which weights may be quantised: of the package, of the settings, and of embeddings.
+
+        With stored integers, those of the settings only.
         """
         return self.multiplied_bits if self.stored is not None else tuple(dict.fromkeys([*self.multiplied_bits, 8]))
 
     @property
     def multiplied_bits(self) -> tuple[int, ...]:
-        """Those of products: an embedding that is only ever looked up may have eight bits besides."""
+        """The bits of products; looked-up embeddings may have eight bits besides."""
         asked = [keep.bits for keep in self.keep if keep.bits is not None]
         return tuple(dict.fromkeys(asked if self.stored is not None else [self.bits, *asked]))
 
@@ -128,11 +123,10 @@ def make_plan(
     has_experts: bool = False,
     stored: AsStored | None = None,
 ) -> Plan | None:
-    """The plan of an export; None when its precision packs nothing. `has_experts`: the model is a mixture of them.
-    `stored`: the integers of a checkpoint that are to be taken as they are.
+    """The plan of an export; None when its precision quantises nothing.
 
-    Asks the target which form it takes. Raises UsageError for a module that is not there, ProviderError for a form that
-    there is no kernel for.
+    `has_experts`: the model is a mixture of experts. `stored`: integers of a checkpoint to keep. Probes the target.
+    Raises UsageError for an unknown module, ProviderError where no kernel exists.
     """
     bits = options.computing.bits
     if bits is None:
@@ -155,13 +149,13 @@ def make_plan(
 
     def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
-        as_they_are = [replace(each, block_size=ASKED_WIDTH) if form.one_scale else each for each in taken]
-        rounded = [found for each in multiplied_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+        as_they_are = [replace(each, block_size=PROBED_WIDTH) if form.one_scale else each for each in taken]
+        rounded = [found for each in multiplied_bits if (found := tried.packed(each, PROBED_WIDTH)) is not None]
         return [*as_they_are, *rounded]
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
-        found = [tried.looked_up(each, ASKED_WIDTH) for each in plan.rounded_bits]
+        found = [tried.looked_up(each, PROBED_WIDTH) for each in plan.rounded_bits]
         as_they_are = [each for each in taken if looks_up_stored(form, each)]
         return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
 
@@ -169,9 +163,11 @@ def make_plan(
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
     form, found = settled(target, forms, multiplied, looked_up, dtype, option=option)
     if found.symmetric != kernels.symmetric:
-        told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
+        told(
+            f"{target.provider} supports quantised weights {'without' if found.symmetric else 'with'} zero points only"
+        )
     if form is not forms[0]:
-        told(f"{target.provider} does not take {forms[0].summary}; packed weights are written as {form.summary}")
+        told(f"{target.provider} does not support {forms[0].summary}; quantised weights are written as {form.summary}")
     if stored is not None:
         stored = _taken_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
@@ -187,25 +183,25 @@ def make_plan(
 
     def in_blocks(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
-        return [packing for each in multiplied_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
+        return [packing for each in multiplied_bits if (packing := tried.packed(each, PROBED_WIDTH)) is not None]
 
     sizes = tuple(size for size in found.smaller if size < most)
 
     def looked_up_in(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
-        return list(dict.fromkeys(each for bits in plan.rounded_bits if (each := tried.looked_up(bits, ASKED_WIDTH))))
+        return list(dict.fromkeys(each for bits in plan.rounded_bits if (each := tried.looked_up(bits, PROBED_WIDTH))))
 
     smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))
 
 
 def looks_up_stored(form: Form, packing: Packing) -> bool:
-    """Whether an embedding that is packed so can be looked up in a form."""
+    """Whether an embedding with this packing can be looked up in a form."""
     return not form.look_up.symmetric or (packing.grid.symmetric and packing.grid.bits == 8)
 
 
 def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dtype: str) -> AsStored:
-    """Stored integers in the blocks that `target` takes."""
+    """Stored integers with the block sizes that `target` supports."""
     if target.ask is None or form.one_scale:
         return stored
     packings = stored.packings()
@@ -218,14 +214,14 @@ def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dt
 
 
 def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, ...]) -> tuple[Form, ...]:
-    """Those that can be written in the operator set that was asked for. Raises UsageError when none can."""
+    """The forms that the requested operator set allows. Raises UsageError when there is none."""
     found = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
     if not found:
         raise UsageError(
-            f"`opset={options.opset}`: packed weights as {forms[0].summary} need {forms[0].opset} or newer"
+            f"`opset={options.opset}`: quantised weights as {forms[0].summary} need {forms[0].opset} or newer"
         )
     for form in found:
         for each in keep:
             if each.bits is not None and each.bits not in form.bits:
-                raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} is of int8 weights alone")
+                raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} supports int8 weights only")
     return found

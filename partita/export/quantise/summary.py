@@ -1,4 +1,4 @@
-"""What became of the weights of a package, as its manifest and the notes of its export say it."""
+"""Summary of quantised weights for the manifest and the notes of an export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partita.package.records import PackedKind, PackedWeights
 
 
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
-    """The record of the manifest."""
+    """The manifest record."""
     kinds: dict[Packing, list[Packed]] = {}
     for each in outcome.placed.values():
         whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
@@ -32,13 +32,13 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
 
 
 def _reads(plan: Plan, outcome: Outcome) -> str:
-    """The operators that read packed weights."""
+    """The operators that read quantised weights."""
     experts = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
     return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
 
 
 def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
-    """Weights that are packed in one way; a block of 0 is a whole row."""
+    """The record of weights with one packing; block size 0 is a whole row."""
     return PackedKind(
         precision=packing.name,
         block_size=packing.block_size,
@@ -51,7 +51,7 @@ def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
 
 
 def not_packed(outcome: Outcome) -> list[str]:
-    """What stays as it is without having been asked to, a phrase for each operator that reads it."""
+    """Weights that stay unquantised without a setting, one phrase per operator that reads them."""
     told = []
     for (operator, kind), weights in sorted(outcome.stayed.items()):
         size = human_bytes(sum(weights.values()) * kind.bitwidth // 8)
@@ -62,17 +62,17 @@ def not_packed(outcome: Outcome) -> list[str]:
 
 
 def notes(plan: Plan, outcome: Outcome) -> list[str]:
-    """What a user should know of it, in sentences."""
-    nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
+    """Notes for the user, in sentences."""
+    nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
     nothing += [
-        f"`keep`: {name} has {bits} bits all the same: {plan.form.summary}, looks up no others"
+        f"`keep`: {name} has {bits} bits nevertheless: {plan.form.summary} looks up no other"
         for name, bits in sorted(outcome.otherwise.items())
     ]
     return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
 
 
 def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
-    """Weights in smaller blocks than were asked for, a sentence for each size."""
+    """A sentence for each block size that is smaller than requested."""
     widths: dict[int, list[int]] = {}
     for each in outcome.placed.values():
         size = each.packed.packing.block_size

@@ -1,7 +1,4 @@
-"""Forms of packed weights, one file each: the operators that read them, and how those want them laid out.
-
-A target is asked about one after the other, and the first that it takes whole is written.
-"""
+"""Forms of quantised weights, one file each: their operators and layouts."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ __all__ = ["ExpertsCall", "Form", "LookUp", "Place", "Product", "Weight", "candi
 
 
 def names() -> tuple[str, ...]:
-    """Names of all forms, sorted. Loads none of them."""
+    """Names of all forms, sorted. Imports none of them."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
 def form(name: str) -> Form:
-    """The form called `name`. Raises KeyError when there is none."""
+    """The form with this name. Raises KeyError where there is none."""
     if name not in names():
         raise KeyError(name)
     found = importlib.import_module(f"{__name__}.{name}").FORM
@@ -28,10 +25,10 @@ def form(name: str) -> Form:
 
 
 def candidates(*, rounds_activations: bool, standard: bool) -> tuple[Form, ...]:
-    """Forms to ask about, the best first.
+    """Forms to probe, in order of preference.
 
-    `rounds_activations`: products are to be of 8-bit integers, activations included. `standard`: ONNX's own
-    operators first, for a compiler, and for a lowering that has no others.
+    `rounds_activations`: integer products, with activations quantised to 8 bits. `standard`: ONNX operators first, for
+    a compiler, or a lowering without contrib operators.
     """
     order = ("matmul_nbits", "dequantize_linear")
     if rounds_activations:

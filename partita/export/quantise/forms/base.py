@@ -1,4 +1,4 @@
-"""What a form of packed weights is: which operators read them, how they lie in the file, and what is written."""
+"""The interface of a form of quantised weights: operators, layouts, and node writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partita.export.weights.sources import stored
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A packed weight [N, K] as nodes read it."""
+    """A quantised weight [N, K] in a graph."""
 
     values: tuple[ir.Value, ...]
     """The parts of its layout."""
@@ -29,13 +29,13 @@ class Weight:
 
 @dataclass(slots=True)
 class Place:
-    """Where a form writes its nodes: before a node, or at the end of a graph."""
+    """The position where a form inserts nodes: before a node, or at the end of a graph."""
 
     graph: ir.Graph
     before: ir.Node | None
     kernels: Kernels
     shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
-    """What was made of a value for one product and serves others, by a word and the value."""
+    """(word, value) -> values that one product computed and others share."""
 
     def node(
         self,
@@ -47,7 +47,7 @@ class Place:
         domain: str = "",
         attributes: Mapping[str, Any] | None = None,
     ) -> ir.Value:
-        """Write a node with one output of that type and shape."""
+        """Insert a node with one output of that type and shape."""
         new = ir.node(operator, inputs=inputs, domain=domain, attributes=dict(attributes or {}))
         (value,) = new.outputs
         value.type = None if dtype is None else ir.TensorType(dtype)
@@ -60,7 +60,7 @@ class Place:
         return value
 
     def constant(self, array: Any, name: str) -> ir.Value:
-        """A small constant; one of that name that is there already is the same."""
+        """A small constant; an existing one of that name is reused."""
         return added(self.graph, ir.tensor(np.asarray(array), name=name), name)
 
     def reshaped(self, value: ir.Value, shape: tuple[int, ...], name: str) -> ir.Value:
@@ -73,37 +73,37 @@ class Place:
 
 
 def last(value: ir.Value, size: int) -> list[int | ir.SymbolicDim] | None:
-    """The shape of `value` with another last size; None where its shape is not known."""
+    """The shape of `value` with another last size; None where its shape is unknown."""
     return None if value.shape is None else [*value.shape[:-1], size]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x W^T of packed weights."""
+    """x W^T with a quantised weight."""
 
     operator: str
-    """The one that a target has to have a kernel for, as errors say it: MatMulNBits (com.microsoft)."""
+    """The operator that needs a kernel, for messages: MatMulNBits (com.microsoft)."""
     layout: Layout
     write: Callable[[Place, ir.Value, ir.Value | None, Weight], ir.Value]
     """(place, x [..., K], bias [N] or None, weight) -> [..., N]."""
     exact: Callable[[ir.Model], object]
-    """Change a model, in place, so that it multiplies without rounding activations; for verification only."""
+    """Change a model, in place, to multiply without quantised activations; for verification only."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Rows of packed weights, for an embedding."""
+    """Row lookup in a quantised embedding."""
 
     layout: Layout
     write: Callable[[Place, ir.Value, Weight], ir.Value]
     """(place, ids [B, S], weight) -> [B, S, K]."""
     symmetric: bool = False
-    """It takes no zero points, and 8 bits alone; False: what products take."""
+    """It requires 8 bits without zero points; False: as products."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsCall:
-    """The experts of one layer, E of them, as an operator on stacks is given them."""
+    """The experts of one layer, as inputs of an operator on stacks."""
 
     hidden: ir.Value
     """[T, H]."""
@@ -118,12 +118,12 @@ class ExpertsCall:
     """[E * H, I]."""
     down_bias: ir.Value | None
     attributes: Mapping[str, Any]
-    """Of the MoE operator."""
+    """Attributes of the MoE operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Experts with packed weights, of which only the chosen ones are computed."""
+    """Experts with quantised weights, of which only the chosen ones are computed."""
 
     operator: str
     layout: Layout
@@ -133,22 +133,22 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to write packed weights; a file in `forms/` has it as FORM."""
+    """A way to write quantised weights; a file in `forms/` defines it as FORM."""
 
     name: str
     summary: str
-    """What is written, in a line."""
+    """A description in one line."""
     product: Product
     look_up: LookUp
     experts: PackedExperts | None = None
-    """None: stacks that one operator on experts reads stay as they are."""
+    """None: stacks for an operator on experts stay floats."""
     opset: int = 1
-    """The oldest operator set of ONNX that it can be written in."""
+    """The minimum operator set of ONNX."""
     domains: tuple[str, ...] = ()
-    """Operator sets besides ONNX's."""
+    """Operator sets other than ONNX's."""
     bits: tuple[int, ...] = (4, 8)
-    """Widths that it has operators for."""
+    """Supported bits."""
     one_scale: bool = False
     """A row has one scale and no zero point; False: blocks."""
     fills_up: bool = False
-    """The last block of a row may be shorter than the others."""
+    """The last block of a row may be shorter."""

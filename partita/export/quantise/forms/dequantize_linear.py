@@ -1,11 +1,11 @@
-"""Standard operators alone: DequantizeLinear over a constant, which compilers fold into the product behind it.
+"""Standard operators: DequantizeLinear of a constant before MatMul, which compilers fuse.
 
     y = MatMul(x [..., K], DequantizeLinear(W [K, N], scales [M, N], zero points [M, N], axis=0, block_size=B))
     e = Reshape(Mul(Cast(Gather(E [V, M, B], ids)), Gather(scales [V, M, 1], ids)))
 
-OpenVINO compresses such weights; ONNX Runtime's own optimiser makes MatMulNBits of the two nodes for the CPU provider,
-at accuracy level 4 (optimizer/qdq_transformer/selectors_actions, DQMatMulToMatMulNBits). DequantizeLinear before Gather
-would restore the whole embedding in every step, so its rows are looked up as integers and scaled then.
+OpenVINO keeps the weights compressed. ONNX Runtime fuses the two nodes into MatMulNBits for the CPU provider, at
+accuracy level 4 (optimizer/qdq_transformer/selectors_actions, DQMatMulToMatMulNBits). Embedding rows are looked up as
+integers, because DequantizeLinear before Gather would dequantise the whole embedding in every step.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weig
 
 
 def _exact(model: ir.Model) -> None:
-    """The same axis, counted from the end: ONNX Runtime leaves the two nodes alone then, and multiplies in float32.
+    """Count the axis from the end, which prevents the fusion by ONNX Runtime: the product runs in float32.
 
-    Should a later one fuse them all the same, the twin rounds activations, and the tight tolerance says so.
+    If a later version fuses it, the activations are quantised and the tight tolerance fails.
     """
     for node in model.graph:
         if node.op_type == RESTORE and "block_size" in node.attributes:

@@ -1,11 +1,11 @@
-"""Products of 8-bit integers on both sides, for machines with an integer matrix unit, in standard operators.
+"""8-bit integer products in standard operators, for machines with an integer matrix unit.
 
     y = Cast(MatMulInteger(q, W [K, N], zero point 128)) * s * scales [N]
 
-q and s are the activations, rounded with a scale for every token (`rounding.py`). DynamicQuantizeMatMul has one scale
-for all tokens, which the first token of a text ruins: its activations are hundreds of times as large as the others'.
-Weights have a sign and a scale for each output channel: ONNX Runtime's matrix unit wants them so (core/mlas, MlasGemm
-with a signed right side).
+q and s are the activations, quantised with one scale per token (`rounding.py`). DynamicQuantizeMatMul has one scale for
+all tokens, and the activations of a text's first token are hundreds of times larger than the others. Weights are signed
+with one scale per output channel, as ONNX Runtime's matrix unit requires (core/mlas, MlasGemm with a signed right
+side).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weig
 
 
 def _exact(model: ir.Model) -> None:
-    """x / s as it is, in place of what it is rounded to, times the weights as numbers."""
+    """Multiply x / s without rounding by the weights as floats."""
     for node in [node for node in model.graph if node.op_type == MATMUL]:
         integers, data, _ = node.inputs
         (cast,) = [use.node for use in node.outputs[0].uses()]
@@ -52,8 +52,8 @@ def _exact(model: ir.Model) -> None:
 
 FORM = Form(
     "matmul_integer",
-    "MatMulInteger over activations rounded for every token, in standard operators",
-    Product(f"{MATMUL} over rounded activations", InColumns(one_scale=True), _product, _exact),
+    "MatMulInteger over activations quantised per token, in standard operators",
+    Product(f"{MATMUL} over quantised activations", InColumns(one_scale=True), _product, _exact),
     LOOK_UP,
     opset=18,
     bits=(8,),

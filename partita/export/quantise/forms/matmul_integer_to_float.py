@@ -1,9 +1,9 @@
-"""The same products of 8-bit integers in ONNX Runtime's own operator, which scales its result as it leaves the product.
+"""8-bit integer products in ONNX Runtime's operator, which scales the result.
 
     y = MatMulIntegerToFloat(q, W [K, N], 1, scales [N], zero point 128) * s
 
-q and s are the activations, rounded with a scale for every token (`rounding.py`). The operator takes one scale for all
-activations, so it is given 1 and theirs come after it. Two passes over the result are saved.
+q and s are the activations, quantised with one scale per token (`rounding.py`). The operator has one scale for all
+activations, which is 1 here; s is applied after it. It saves two passes over the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weig
 
 
 def _exact(model: ir.Model) -> None:
-    """x / s as it is, in place of what it is rounded to, times the weights as numbers."""
+    """Multiply x / s without rounding by the weights as floats."""
     for node in [node for node in model.graph if node.op_type == MATMUL]:
         integers, data, _, scales, _ = node.inputs
         (scaled,) = [use.node for use in node.outputs[0].uses()]
@@ -52,8 +52,8 @@ def _exact(model: ir.Model) -> None:
 
 FORM = Form(
     "matmul_integer_to_float",
-    "MatMulIntegerToFloat over activations rounded for every token",
-    Product(f"{MATMUL} ({DOMAIN}) over rounded activations", InColumns(one_scale=True), _product, _exact),
+    "MatMulIntegerToFloat over activations quantised per token",
+    Product(f"{MATMUL} ({DOMAIN}) over quantised activations", InColumns(one_scale=True), _product, _exact),
     LOOK_UP,
     opset=18,
     domains=(DOMAIN,),

@@ -1,9 +1,9 @@
-"""ONNX Runtime's own operators, which compute with integers as they are packed.
+"""ONNX Runtime's operators on packed integers.
 
     y = MatMulNBits(x [..., K], W [N, M, bytes], scales [N, M], zero points [N, packed M], bias [N])
     e = GatherBlockQuantized(E [V, bytes], ids, scales [V, M], zero points [V, packed M])
 
-Both read the same bytes, so that a tied embedding and head are stored once. Stacks of experts are read by QMoE
+Both read the same bytes, so that a tied embedding and head are stored once. QMoE reads stacks of experts
 (`experts.py`).
 """
 
@@ -20,7 +20,7 @@ from partita.export.quantise.write.layouts import InRows
 DOMAIN = "com.microsoft"
 MATMUL, GATHER = "MatMulNBits", "GatherBlockQuantized"
 EXACT_LEVEL = 0
-"""The accuracy level at which activations are not rounded."""
+"""The accuracy level without quantised activations."""
 
 
 def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:

@@ -1,6 +1,6 @@
-"""Quantisers, one file each: blocks of a weight -> small integers, a scale and a zero point for each block.
+"""Quantisers, one file each: blocks of a weight -> integers, a scale and a zero point per block.
 
-They see a few rows at a time and know nothing of graphs, files or how the integers are packed.
+They get a few rows at a time, independent of graphs, files and packing.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = [
 ]
 DEFAULT = "refit"
 CALIBRATED = "gptq"
-"""What is used with a text."""
+"""The quantiser with a calibration text."""
 CALIBRATING = frozenset({CALIBRATED})
-"""Quantisers that take a text; here so that options are checked without torch."""
+"""Quantisers that need a text, listed so that options are checked without importing torch."""
 
 
 def names() -> tuple[str, ...]:
-    """Names of all quantisers, sorted. Loads none of them."""
+    """Names of all quantisers, sorted. Imports none of them."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, which lists the names, when there is no quantiser called `name`. Loads none of them."""
+    """Raise UsageError, which lists the names, for an unknown quantiser. Imports none of them."""
     if name not in names():
-        raise UsageError(f"`quantiser={name}`: no such quantiser; choose one of {', '.join(names())}")
+        raise UsageError(f"`quantiser={name}`: unknown quantiser; choose one of {', '.join(names())}")
 
 
 def quantiser(name: str) -> Quantiser:
-    """The quantiser called `name`. Raises UsageError when there is none."""
+    """The quantiser with this name. Raises UsageError where there is none."""
     check_name(name)
     found = importlib.import_module(f"{__name__}.{name}").QUANTISER
     assert isinstance(found, Quantiser)
@@ -50,5 +50,5 @@ def quantiser(name: str) -> Quantiser:
 
 
 def without_text(name: str) -> str:
-    """The quantiser that rounds as `name` does what no text reaches: itself, where it takes none."""
+    """The quantiser for weights that the calibration text does not reach."""
     return name if quantiser(name).calibrate is None else DEFAULT

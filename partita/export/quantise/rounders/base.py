@@ -1,4 +1,4 @@
-"""What a quantiser is: it finds integers q, a scale s and a zero point z per block, so that s * (q - z) is near w."""
+"""The interface of a quantiser: integers q, a scale s and a zero point z per block, so that s * (q - z) is near w."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The integers that a weight may become."""
+    """The integer range of a quantised weight."""
 
     bits: int
     symmetric: bool
-    """The zero point is the middle of the range for every block; otherwise each block has an integer one of its own."""
+    """The zero point is the middle of the range for every block; otherwise each block has an integer zero point."""
 
     @property
     def top(self) -> int:
@@ -41,38 +41,36 @@ class Quantised(NamedTuple):
 
 
 Round = Callable[["torch.Tensor"], Quantised]
-"""Finite weights [R, K] float32 -> blocks along K, of which the last is filled up with zeros. Rows do not know of each
-other, so any number of them may be given at a time.
-"""
+"""Finite weights [R, K] float32 -> blocks along K, the last padded with zeros. Rows are independent."""
 Calibrate = Callable[["torch.Tensor", Grid, int], Round]
-"""The mean of x x^T, float32 [K, K], over the inputs x of a product; grid and block size -> what rounds its rows."""
+"""The mean of x x^T, float32 [K, K], over the inputs x of a product; grid and block size -> a function for its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
-    """One way to choose the integers."""
+    """A method that chooses the integers."""
 
     name: str
     summary: str
-    """What it does, in a line."""
+    """A description in one line."""
     quantise: Callable[[torch.Tensor, Grid], Quantised]
-    """Finite weights [R, M, B] float32 -> integers, scales and zero points. Looks at weights only."""
+    """Finite weights [R, M, B] float32 -> integers, scales and zero points, from the weights alone."""
     calibrate: Calibrate | None = None
-    """How it rounds a weight whose inputs are known from a text; None: it takes no text."""
+    """Quantises a weight with known inputs; None: it uses no text."""
 
 
 def steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The nearest integers less the zero point, float32 [R, M, B]. `scales`, none 0, and `zeros`: [R, M, 1] float32."""
+    """The nearest integers minus the zero point, float32 [R, M, B]. `scales` (not 0) and `zeros`: [R, M, 1] float32."""
     return (weights / scales).round_().maximum(-zeros).minimum(grid.top - zeros)
 
 
 def not_zero(scales: torch.Tensor) -> torch.Tensor:
-    """Scales of which those that are 0, of blocks without any weight but 0, are 1."""
+    """Scales with 0 (blocks of zeros) replaced by 1."""
     return scales.masked_fill(scales == 0, 1.0)
 
 
 def finished(found: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Quantised:
-    """Steps [R, M, B], scales and zero points [R, M, 1], all float32, as they are stored."""
+    """Steps [R, M, B], scales and zero points [R, M, 1], all float32, in their storage dtypes."""
     import torch
 
     integers = (found + zeros).to(torch.uint8)

@@ -1,14 +1,12 @@
-"""GPTQ: a column after the other is rounded, and those that follow make up for the error on a text.
+"""GPTQ: quantise column by column, and let later columns compensate the error on a text.
 
-With x the inputs of a product, H the mean of x x^T and W [N, K] its weights, the error of the outputs is
-tr (W - Q) H (W - Q)^T. When column j is rounded, the weights after it that make this least are W[:, k] - e L[j, k] with
-e = (W[:, j] - Q[:, j]) / L[j, j], where L is the upper Cholesky factor of H^-1 (Frantar et al., GPTQ, arXiv 2210.17323,
-equations 2 and 3 and section 3.3). Within a block of columns that is done at once, after it for all that follow.
+With x the inputs of a product, H the mean of x x^T and W [N, K] its weights, the error of the outputs is tr (W - Q) H
+(W - Q)^T. When column j is quantised, the weights after it that minimise this are W[:, k] - e L[j, k] with e = (W[:, j]
+- Q[:, j]) / L[j, j], where L is the upper Cholesky factor of H^-1 (Frantar et al., GPTQ, arXiv 2210.17323, equations 2
+and 3 and section 3.3). Columns of a block are updated at once, later blocks after it.
 
-Scale and zero point of a block are found when its turn comes, on the weights as they are by then, by the search of
-`refit` with an error that counts as much as the equations make it cost: 1 / L[j, j]^2. Columns are taken in their
-order, because g_idx, which another order would need, leaves ONNX Runtime's fast kernels. Zero points are integers, for
-the same reason.
+Scale and zero point of a block are chosen on the updated weights, by the search of `refit` weighted with 1 / L[j, j]^2.
+Columns keep their order and zero points are integers, as ONNX Runtime's fast kernels require.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from partita.export.quantise.rounders import refit
 from partita.export.quantise.rounders.base import Grid, Quantised, Quantiser, Round, finished, steps
 
 DAMPING = 0.01
-"""Of the mean of H's diagonal, added to it: directions that the text hardly has count a little all the same."""
+"""Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""
 
 
 def _calibrate(moments: torch.Tensor, grid: Grid, size: int) -> Round:
@@ -33,7 +31,7 @@ def _calibrate(moments: torch.Tensor, grid: Grid, size: int) -> Round:
 
 
 def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Quantised:
-    """`left`: weights [K, R] that are yet to be rounded, which are changed."""
+    """Quantise. `left`: weights [K, R], changed in place."""
     count, rows = len(left) // size, left.shape[1]
     found = torch.empty_like(left)
     scales, zeros = torch.empty(count, rows), torch.empty(count, rows)
@@ -56,8 +54,8 @@ def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Q
 def _factor(moments: torch.Tensor) -> torch.Tensor:
     """The upper Cholesky factor of the inverse of H, damped, float32 [K, K].
 
-    An input that is 0 in the whole text, as those that fill up the last block, is tied to no other. In float64: the
-    least eigenvalues of H are far below float32's share of the largest.
+    Inputs that are always 0, e.g. padding of the last block, are independent of the others. Computed in float64,
+    because the smallest eigenvalues of H are below float32 precision.
     """
     damped = moments.to(torch.float64, copy=True)
     diagonal = damped.diagonal()
@@ -70,10 +68,10 @@ def _factor(moments: torch.Tensor) -> torch.Tensor:
 
 
 def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
-    """What no text reaches, as an embedding of its own, is fitted without one."""
+    """Weights that the text does not reach are quantised without it."""
     return finished(*refit.fit(weights, grid))
 
 
 QUANTISER = Quantiser(
-    "gptq", "later weights make up for the rounding of earlier ones, on a text", _quantise, _calibrate
+    "gptq", "later weights compensate the rounding of earlier ones on a text (GPTQ)", _quantise, _calibrate
 )

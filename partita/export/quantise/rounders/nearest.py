@@ -1,8 +1,7 @@
-"""Round to nearest: the range of a block is cut into equal steps, and every weight goes to the nearest.
+"""Round to nearest: equal steps over the range of a block.
 
-With a zero point the range is that from the least to the largest weight, and 0; without one it is as large to both
-sides, and the weight that is largest in magnitude is met exactly (ONNX Runtime's own rule, and that of llama.cpp's
-Q4_0).
+With a zero point the range spans the minimum, the maximum and 0. Without one it is symmetric, and the weight of largest
+magnitude is exact (as in ONNX Runtime, and in llama.cpp's Q4_0).
 """
 
 from __future__ import annotations

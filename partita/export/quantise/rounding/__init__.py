@@ -1,1 +1,1 @@
-"""Rounding that reads a text: calibration, and the original model with rounded weights."""
+"""Quantisation with a calibration text, and the source model with quantised weights."""

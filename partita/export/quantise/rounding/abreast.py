@@ -1,9 +1,7 @@
-"""The original model run over several batches of a text side by side: all of them stop before a module, and go on.
+"""Run a model over several batches in lockstep: all of them stop before a module, then continue.
 
-Each batch is a forward pass of its own in a thread of its own, and only one of them ever runs. So whatever a model does
-between two modules is done by its own code, once, and a module may be changed while everything waits before it: what
-comes after it has seen only what the package will compute. In memory is what the passes hold where they stand: the
-activations of one layer.
+Each batch is a forward pass in its own thread, and only one thread runs at a time. A module may be changed while all
+batches wait before it. Memory holds the activations of one layer.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import Any
 import torch
 
 STACK_BYTES = 64 << 20
-"""Of a thread: models nest deeply."""
+"""Stack size of a thread: models have deep call stacks."""
 
 
 class _CancelledError(BaseException):
-    """Ends a pass that is not wanted any more; no code of a model catches it."""
+    """Ends a cancelled pass; models do not catch it."""
 
 
 class _Pass:
@@ -27,7 +25,7 @@ class _Pass:
 
     def __init__(self, run: Callable[[], object]) -> None:
         self.stop: tuple[str, Any] | None = None
-        """The module that it stands before, and what that is given; None when it is through."""
+        """The module that it stops before, and the module's inputs; None at the end."""
         self.failed: BaseException | None = None
         self.cancelled = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -37,25 +35,25 @@ class _Pass:
         self._go.acquire()
         try:
             if not self.cancelled:
-                with torch.no_grad():  # a setting of each thread
+                with torch.no_grad():  # a per-thread setting
                     run()
         except _CancelledError:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             self.failed = error
         finally:
             self.stop = None
             self._back.release()
 
     def on(self) -> None:
-        """Let it run up to its next stop, or to its end. Raises what it raises."""
+        """Continue to the next stop, or to the end. Raises what the pass raises."""
         self._go.release()
         self._back.acquire()
         if self.failed is not None:
             raise self.failed
 
     def wait(self, name: str, given: Any) -> None:
-        """Called by its own thread: stand before a module until it is let on."""
+        """Stop before a module until continued; called by the pass's own thread."""
         self.stop = name, given
         self._back.release()
         self._go.acquire()
@@ -64,9 +62,9 @@ class _Pass:
         self.stop = None
 
     def cancel(self) -> None:
-        """End it where it stands."""
+        """End the pass where it is."""
         self.cancelled = True
-        if self.thread.ident is not None:  # it was started
+        if self.thread.ident is not None:  # started
             self._go.release()
             self.thread.join()
 
@@ -77,12 +75,11 @@ def abreast(
     modules: Mapping[str, torch.nn.Module],
     routed: Collection[str] = (),
 ) -> Generator[tuple[str, list[Any]]]:
-    """Run `model` over `batches` of tokens [B, L]; every module of `modules` that is given activations stops them once.
+    """Run `model` over `batches` of tokens [B, L]; each module of `modules` with activation inputs stops them once.
 
-    Yields the name of the module, as `modules` has it, and what each batch gives it, while all of them wait before it;
-    they go on when the next one is asked for. Of a module that is `routed`, of experts, that is the activations and the
-    chosen experts. A batch that comes to a module later than others did, as experts see
-    some of the tokens, does not stop there any more. Raises what the model raises.
+    Yields the module's name and its inputs per batch while all batches wait; they continue at the next request. A
+    `routed` module (experts) yields the activations and the chosen experts. A batch that reaches a module later than
+    the others does not stop there. Raises what the model raises.
     """
     passes = [_Pass(lambda ids=ids: model(input_ids=ids, use_cache=False)) for ids in batches]  # type: ignore[misc]
     by_thread: dict[int, _Pass] = {}
@@ -94,7 +91,7 @@ def abreast(
             activations, *others = (*given, *named.values()) if name in routed else given or (None,)
             if walker is None or name in done or not isinstance(activations, torch.Tensor):
                 return
-            if activations.is_floating_point():  # an embedding of the same weights is given tokens
+            if activations.is_floating_point():  # an embedding with the same weights gets tokens
                 walker.wait(name, (activations, others[0]) if name in routed else activations)
 
         return hook

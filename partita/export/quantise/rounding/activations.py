@@ -1,10 +1,10 @@
-"""Activations rounded to 8-bit integers by the graph itself, with a scale for every token, in standard operators.
+"""Dynamic quantisation of activations to 8 bits with one scale per token, in standard operators.
 
     s = Max(ReduceMax(Abs(x)), tiny) / 127                        [..., 1]
     q = QuantizeLinear(x, s, 128)                                 [..., K] uint8, a scale along the axis of tokens
 
-Products that read the same x share s and q. QuantizeLinear goes through x once where dividing, rounding, adding and
-casting it go through it four times. Nothing asks for a shape: a provider may have no integers of 64 bits.
+Products with the same x share s and q. QuantizeLinear reads x once, unlike Div, Round, Add and Cast. There are no Shape
+nodes, because a provider may lack int64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ QUANTIZE = "QuantizeLinear"
 ROUNDED = "rounded"
 ZERO_POINTS = "zero_points"
 LARGEST, MIDDLE = 127, 128
-"""Of rounded activations, and the number that stands for 0."""
+"""Maximum of quantised activations, and their zero point."""
 BLOCKS_SINCE = 21
-"""The operator set of ONNX since which QuantizeLinear takes a scale for each block of a row: here a whole row."""
+"""The first operator set of ONNX in which QuantizeLinear supports one scale per block, here a whole row."""
 TINY = 1e-30
-"""In place of the scale of a row that is 0 everywhere."""
+"""The scale of a row of zeros."""
 
 
 def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
@@ -59,8 +59,9 @@ def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir
 
 
 def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
-    """The same where tokens lie along several axes, as those of a batch do, and QuantizeLinear takes scales along one
-    only: they are put along one meanwhile.
+    """`_integers` for tokens along several axes.
+
+    They are reshaped to one axis, because QuantizeLinear has one scale axis.
     """
     kind, byte = hidden.dtype, ir.DataType.UINT8
     scales, rows = (
@@ -74,7 +75,7 @@ def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) 
 
 
 def _sizes(place: Place, sizes: list[int]) -> ir.Value:
-    """A shape to reshape to."""
+    """The target of a Reshape."""
     return place.constant(np.array(sizes, np.int64), f"rounding.to_{'_'.join(map(str, sizes))}".replace("-", "minus_"))
 
 
@@ -87,9 +88,9 @@ def _axis_of_tokens(hidden: ir.Value) -> int | None:
 
 
 def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
-    """The number that stands for 0, once for every token; shared by all activations of as many tokens.
+    """Zero points, one per token, shared by activations with the same number of tokens.
 
-    A constant for one token. For more of them it is made of their scales, each of which is brought to that number.
+    A constant for one token; otherwise computed from the scales, to have their shape.
     """
     sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
     if sizes and set(sizes) == {"1"}:
@@ -108,12 +109,12 @@ def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
 
 
 def zero_point(place: Place) -> ir.Value:
-    """It, once."""
+    """The zero point as a scalar."""
     return place.constant(np.array(MIDDLE, np.uint8), "rounding.zero_point")
 
 
 def before_rounding(integers: ir.Value | None) -> ir.Value:
-    """The activations that were rounded to `integers`, as `_integers` writes it."""
+    """The activations from which `_integers` computed `integers`."""
     operators = ("Reshape", QUANTIZE, "Reshape") if _made_by(integers).op_type == "Reshape" else (QUANTIZE,)
     value = integers
     for operator in operators:

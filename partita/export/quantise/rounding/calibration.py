@@ -1,8 +1,8 @@
-"""Round weights on a text: the original reads it, and every product that is packed is rounded by what it is given.
+"""Quantise weights on a text: run the source model, and quantise every product by its inputs.
 
-All windows go through the model side by side (`abreast`). Before a product they wait; its inputs give the mean of
-x x^T, its weights are rounded by that, put into the model, and what comes after sees the rounded ones. There is one
-such matrix at a time, and the activations of one layer; what was found lies on disk until it is packed (`rounded`).
+All windows run in lockstep (`abreast`). Before a product, the inputs of all windows give the mean of x x^T; its weights
+are quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
+Results are stored on disk until they are packed (`rounded`).
 """
 
 from __future__ import annotations
@@ -38,26 +38,24 @@ from partita.observations.text_format import human_bytes
 from partita.process import give_back
 
 WINDOWS_ABREAST = 4
-"""Windows of one forward pass."""
+"""Windows per forward pass."""
 TRIED_TOKENS = 4
-"""Tokens on which it is seen what a module computes."""
+"""Tokens for testing what a module computes."""
 SAME = 1e-4
-"""Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
+"""Relative tolerance; float32 sums in another order differ by 1e-6 to 1e-5."""
 HELD = 4
-"""Activations as wide as the model that wait with a pass, beside the widest of its layer: residual, normalised, and
-what a product has given.
-"""
+"""Activations of hidden size that a waiting pass holds, besides the widest of its layer."""
 
 
 MOST_WINDOWS = 128
 FEWEST_TOKENS = 2048
-"""Fewer say too little of how activations go together: a layer has thousands of them."""
+"""Minimum tokens for an estimate of x x^T in thousands of dimensions."""
 
 
 def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
     """The first windows of the text in `path`.
 
-    Raises UsageError when it cannot be read or is too short, or there is no tokenizer to read it with.
+    Raises UsageError when it is unreadable or too short, or without a tokenizer.
     """
     raw, sha256 = texts.read(path, "calibrate")
     vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
@@ -68,8 +66,8 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A tensor of the checkpoint that a module multiplies by."""
+class _WeightToQuantise:
+    """A checkpoint tensor that a module multiplies by."""
 
     tensor: str
     packing: Packing
@@ -78,11 +76,11 @@ class _Wanted:
 def check_memory(
     placed: Iterable[Placed], parameters: int, hidden: int, text: Text, heads: int = 0, loaded: int = 0
 ) -> None:
-    """Raise ResourceError when there is less memory than a calibration on `text` takes at its peak.
+    """Raise ResourceError when free memory is below the peak of a calibration on `text`.
 
-    That is the model in float32, what all windows hold in one layer, its mask and the weights of attention of so many
-    `heads` among it, and for the widest product the moments, their float64 factor and its inverse, and the weights
-    that are being rounded. `loaded`: parameters that are in memory already.
+    The peak includes the float32 model, the activations of one layer with its mask and attention weights (`heads`), and
+    for the widest product the moments, their float64 factor and inverse, and its weights. `loaded`: parameters already
+    in memory.
     """
     placed = tuple(placed)
     width = max((each.packed.width for each in placed), default=0)
@@ -90,7 +88,7 @@ def check_memory(
     stack = max((each.packed.elements for each in placed if each.of_experts), default=0)
     window = text.windows.shape[1]
     waiting = 4 * text.tokens * (HELD * hidden + 2 * width + (1 + heads) * window)
-    routed = 4 * 4 * text.tokens * width if stack else 0  # all tokens go to one expert, at the worst
+    routed = 4 * 4 * text.tokens * width if stack else 0  # worst case: one expert gets all tokens
     rounding = max(5 * 4 * largest, 2 * 4 * stack + routed)
     needed = int(4 * (parameters - loaded) * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + rounding
     free = free_bytes()
@@ -111,19 +109,18 @@ def calibrate(
     rounded: Rounded,
     stage: Stage,
 ) -> list[str]:
-    """Round the weights of `placed` in `model`, of transformers, in place, and keep them in `rounded`.
+    """Quantise the weights of `placed` in `model`, a transformers model, in place, and store them in `rounded`.
 
-    Returns the weights that could not be: no module multiplies activations by them as they are. Of stacks of experts it
-    is the module that has them, and how many of them get too few tokens of the text. Raises CheckpointError
-    for a weight or an activation that is no number, and what running the model does.
+    Returns the weights that no module multiplies activations by, and the numbers of experts with too few tokens. Raises
+    CheckpointError for a weight or activation that is not finite, and what running the model raises.
     """
     _refuse_broken(model, checkpoint)
     placed = tuple(placed)
     stacks = stacks_of(model, placed)
     in_stacks = {id(each) for pair in stacks.values() for each in (pair.up, pair.down)}
-    wanted, others = _wanted(model, [each for each in placed if id(each) not in in_stacks], sources)
+    weight_of, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
     names = parameter_names(model, sources)
-    left = {name: entry.tensor for name, entry in wanted.items()} | {name: name for name in stacks}
+    left = {name: entry.tensor for name, entry in weight_of.items()} | {name: name for name in stacks}
     modules = {name: model.get_submodule(name) for name in left}
     ids = torch.from_numpy(text.windows)
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
@@ -139,7 +136,7 @@ def calibrate(
                     others.add(f"{few} of {Experts.of(modules[name]).count} experts of {name}, which get few tokens")
                 stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
             else:
-                if rounds.take(modules[name], wanted[name], given):
+                if rounds.take(modules[name], weight_of[name], given):
                     del left[name]
                 stage.advance(modules[name].weight.numel())
             del given
@@ -151,7 +148,7 @@ def calibrate(
 
 @dataclass(slots=True)
 class _Rounds:
-    """Rounds one module after the other; what several in a row are given alike is counted once."""
+    """Quantises one module after another; consecutive modules with equal inputs share the moments."""
 
     checkpoint: Checkpoint
     rounded: Rounded
@@ -160,23 +157,23 @@ class _Rounds:
     _moments: torch.Tensor | None = None
     _found: dict[Packing, Round] = field(default_factory=dict)
 
-    def take(self, module: Any, wanted: _Wanted, given: Sequence[torch.Tensor]) -> bool:
-        """Round the weights of a module by what it is `given`; False where it is no product with them."""
+    def take(self, module: Any, weight_of: _WeightToQuantise, given: Sequence[torch.Tensor]) -> bool:
+        """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
         weight = module.weight.detach()
-        self.refuse_overflow(given, wanted.tensor)
+        self.refuse_overflow(given, weight_of.tensor)
         turned = _turned(module, given[0])
         if turned is None:
             return False
-        rows = self._round(wanted.packing, given)
+        rows = self._round(weight_of.packing, given)
         found = in_parts(rows, weight.T.contiguous() if turned else weight)
-        packing = wanted.packing
-        self.rounded.add(wanted.tensor, packing.grid, packing.block_size, found, turned=turned)
+        packing = weight_of.packing
+        self.rounded.add(weight_of.tensor, packing.grid, packing.block_size, found, turned=turned)
         values = restored(found)[:, : weight.shape[0 if turned else 1]]
         weight.copy_(values.T if turned else values)
         return True
 
     def refuse_overflow(self, given: Sequence[torch.Tensor], what: str) -> None:
-        """Raise CheckpointError for activations that are no numbers."""
+        """Raise CheckpointError for activations that are not finite."""
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
                 f"{self.checkpoint.where}: what is multiplied by {what} overflows float32 on "
@@ -208,9 +205,11 @@ def moments(given: Iterable[torch.Tensor]) -> torch.Tensor:
     return total / count
 
 
-def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dict[str, _Wanted], set[str]]:
-    """What is to be rounded, by module, where it may be, and modules with weights that no module of their own has."""
-    found: dict[str, _Wanted] = {}
+def _weights_to_quantise(
+    model: Any, placed: Iterable[Placed], sources: Sources
+) -> tuple[dict[str, _WeightToQuantise], set[str]]:
+    """Module -> the weight to quantise, and the modules whose weights no module multiplies by directly."""
+    found: dict[str, _WeightToQuantise] = {}
     others: set[str] = set()
     names = parameter_names(model, sources)
     for each in placed:
@@ -230,23 +229,23 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dic
             ]
             modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
             own = [name for name in modules if name in each.modules]
-            if not own and any(_looks_up(model, name) for name in each.modules):  # its head has other weights here
+            if not own and any(_looks_up(model, name) for name in each.modules):  # the head has other weights here
                 others.update(each.modules[:1])
                 continue
             for module in own or modules:
-                found.setdefault(module, _Wanted(tensor, packing))
+                found.setdefault(module, _WeightToQuantise(tensor, packing))
     return found, others
 
 
 def _looks_up(model: Any, name: str) -> bool:
     try:
         return isinstance(model.get_submodule(name), torch.nn.Embedding)
-    except AttributeError:  # of the graph, and of no module of the model
+    except AttributeError:  # a module of the graph only
         return False
 
 
 def _keeps_columns(origin: Origin) -> bool:
-    """Whether rows of a weight are whole rows of tensors, or whole columns, from the first number to the last."""
+    """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
     if isinstance(origin, Stored):
         return True
     places = Places(origin.tensors())
@@ -260,14 +259,14 @@ def _keeps_columns(origin: Origin) -> bool:
 
 
 def _in_order(rows: torch.Tensor, stride: int, of_row: int) -> bool:
-    """Whether rows go on by `stride`, each from the beginning of a row or a column of its tensor."""
+    """Whether rows advance by `stride`, each from the start of a row or column of its tensor."""
     steady = bool((rows.diff(dim=1) == stride).all())
     begins = rows[:, 0] % of_row == 0 if stride == 1 else rows[:, 0] < stride
     return steady and bool(begins.all())
 
 
 def _turned(module: Any, given: torch.Tensor) -> bool | None:
-    """Whether a module multiplies by its weight [K, N] and not by the transpose of [N, K]; None: by neither."""
+    """Whether a module multiplies by its weight [K, N] rather than the transpose of [N, K]; None: neither."""
     weight, bias = module.weight.detach(), getattr(module, "bias", None)
     some = given.flatten(0, -2)[:TRIED_TOKENS]
     with torch.no_grad():
@@ -283,7 +282,7 @@ def _turned(module: Any, given: torch.Tensor) -> bool | None:
 
 
 def _refuse_broken(model: Any, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError when a parameter is NaN or infinite: it would spoil every activation after it."""
+    """Raise CheckpointError for a parameter with NaN or infinity."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(

@@ -1,9 +1,8 @@
-"""Verify packed weights without the rounding of activations: replay a twin whose products are computed in float32.
+"""Verify quantised weights without quantised activations.
 
-The fast kernels round what they multiply to 8 bits, which costs more than any mistake in a graph would have to. The
-twin is the exported graph without that rounding, over the very weight file of the package: each form says how. It
-proves the graph, and how the weights are packed, within the tolerance of its activations; what the rounding costs is
-part of the package's quality.
+Fast kernels quantise activations to 8 bits, an error larger than that of most graph defects. The exact copy of the
+graph computes products in float32 over the same weight file (`Product.exact`), and is verified with the tolerance of
+its activations. The loss by quantised activations is part of the package's quality.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from partita.export.verify import twins, wide_twin
 from partita.package.folder import Manifest
 from partita.package.records import Verification
 
-DETAIL = "products in {} over the packed weights, without the 8-bit activations of the fast kernels"
+DETAIL = "products in {} over the quantised weights, without 8-bit activations"
 
 
 def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Verification]) -> Verification:
-    """Replay the known answer on the twin with `run`, within the tolerance of what the graph computes in."""
+    """Replay the known answer on the exact copy with `run`, within the tolerance of its activation dtype."""
     assert manifest.packed is not None
     written = [form(manifest.packed.form)]
     if manifest.prefill is not None and manifest.prefill.packed is not None:
@@ -37,7 +36,7 @@ def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Ver
 
     def change(model: ir.Model) -> ir.Model:
         for each in written:
-            each.product.exact(model)  # which changes no operators but its own
+            each.product.exact(model)  # changes only the form's own operators
         return model
 
     result = twins.beside(folder, manifest, change, exactly)

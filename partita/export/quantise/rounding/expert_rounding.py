@@ -1,9 +1,8 @@
-"""Round the stacks of a layer's experts on a text, each expert by the tokens that are sent to it.
+"""Quantise the expert stacks of a layer on a text, each expert by its tokens.
 
-All windows wait before the layer's experts, with what they are given and what the router has chosen. One expert after
-the other has the mean of x x^T of its tokens, and its part of the first stack is rounded by that; then the rounded one
-computes what the second stack is given, and that is rounded likewise. An expert that gets few tokens is rounded without
-them: the directions of a few say nothing of the rest.
+All windows wait before the experts, with their inputs and the router's choice. For each expert, the first stack is
+quantised by the mean of x x^T of its tokens; the quantised first stack then gives the inputs of the second. Experts
+with few tokens are quantised without the text.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from partita.export.quantise.write.rewrite import Placed
 from partita.export.trace.experts.base import Experts
 
 FEWEST_TOKENS = 128
-"""An expert that gets fewer is rounded without them."""
+"""Experts with fewer tokens are quantised without the text."""
 STACKED = "is_concatenated"
-"""An attribute that transformers gives modules whose experts are stacks in a known layout."""
+"""An attribute that transformers sets on modules with stacked experts in a known layout."""
 Routed = tuple[torch.Tensor, torch.Tensor]
-"""What experts are given [..., H], and the chosen ones of each token [..., K]."""
+"""Inputs of experts [..., H], and the chosen experts of each token [..., K]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Stacks:
 
 
 def stacks_of(model: Any, placed: Iterable[Placed]) -> dict[str, Stacks]:
-    """Those that can be rounded on a text, by the module of the original model that has them."""
+    """Module of the source model -> its stacks, for stacks that can be calibrated."""
     of: dict[str, list[Placed]] = {}
     for each in placed:
         if each.of_experts and quantiser(each.packed.packing.quantiser).calibrate is not None:
@@ -67,9 +66,9 @@ def _fits(module: Any, up: Packed, down: Packed) -> bool:
 def round_experts(
     model: Any, module: Any, stacks: Stacks, given: Sequence[Routed], names: Parameters, rounded: Rounded
 ) -> int:
-    """Round both stacks of `module` by what it is `given`, keep them in `rounded` and put them into the model.
+    """Quantise both stacks of `module` by its inputs `given`, store them in `rounded`, and replace them in the model.
 
-    Returns how many experts were rounded without the text, because it hardly reaches them. Raises CheckpointError.
+    Returns the number of experts that were quantised without the text. Raises CheckpointError.
     """
     experts = Experts.of(module)
     flat = [(each.flatten(0, -2), index.flatten(0, -2)) for each, index in given]
@@ -89,7 +88,7 @@ def round_experts(
 
 
 def _round(packed: Packed, count: int, inputs: Callable[[int], torch.Tensor], rounded: Rounded) -> set[int]:
-    """Round one stack of so many experts; returns those that got too few tokens."""
+    """Quantise one stack of `count` experts; returns those with too few tokens."""
     packing, height, few = packed.packing, packed.rows // count, set()
     calibrated = quantiser(packing.quantiser).calibrate
     assert calibrated is not None
@@ -110,6 +109,6 @@ def _round(packed: Packed, count: int, inputs: Callable[[int], torch.Tensor], ro
 
 
 def _restored(packed: Packed, rounded: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
-    """What the integers of a stack stand for."""
+    """The dequantised rows of a stack."""
     for start, found in rounded.rows(packed.origin, packed.packing.grid, packed.packing.block_size):
         yield start, restored(found)[:, : packed.width]

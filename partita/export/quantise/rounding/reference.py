@@ -1,8 +1,7 @@
-"""The original model with the rounded weights of a package, which its graph is checked against.
+"""The source model with the quantised weights of a package, against which the graph is verified.
 
-The weights are read back from the file that was just written, a few rows at a time, and put where the originals were.
-So a graph that agrees with it computes what the model computes with those weights, and what the rounding itself costs
-is left to `quality`.
+The weights are read back from the written file, a few rows at a time. The loss by quantisation itself is measured by
+`quality`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ROWS_ELEMENTS = 1 << 22
 
 
 def movable(sources: Sources) -> Callable[[Plain], bool]:
-    """Whether the numbers of a weight are those of parameters, each in one place, so that they can be put back."""
+    """Whether every value of a weight is a value of one parameter, so that it can be put back."""
     single = {origin.info.name for origin in sources.found.values() if isinstance(origin, Stored)}
     stacked = [_names_of(origin) for origin in sources.found.values() if _rearranged(origin)]
 
@@ -42,24 +41,22 @@ def movable(sources: Sources) -> Callable[[Plain], bool]:
 
 
 def _names_of(origin: Origin) -> frozenset[str]:
-    """The tensors that an origin reads."""
+    """Names of the tensors that an origin reads."""
     return frozenset(info.name for info in origin.tensors())
 
 
 def _rearranged(origin: Origin) -> bool:
-    """Whether a parameter is several tensors, or parts of one, and has every number of theirs once: a stack of experts,
-    mostly.
-    """
+    """Whether a parameter is a permutation of several whole tensors, e.g. a stack of experts."""
     return not isinstance(origin, Stored) and moves(origin) and _is_whole(origin)
 
 
 def _is_whole(origin: Origin) -> bool:
-    """Whether an origin that only moves numbers has all of the tensors that it reads."""
+    """Whether an origin that only moves values reads every value of its tensors."""
     return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
 
 
 def moves(origin: Origin) -> bool:
-    """Whether an origin only brings numbers to other places."""
+    """Whether an origin only moves values."""
     if isinstance(origin, Computed | Rescaled):
         return False
     if isinstance(origin, Joined):
@@ -69,7 +66,7 @@ def moves(origin: Origin) -> bool:
 
 
 def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> None:
-    """Give `model`, of transformers, the weights that were written, in place."""
+    """Give `model`, a transformers model, the written weights, in place."""
     names, placed = parameter_names(model, sources), list(placed)
     with torch.no_grad():
         untie(model, placed, names)
@@ -79,35 +76,35 @@ def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> Non
 
 
 def untie(model: Any, placed: Sequence[Placed], names: Parameters) -> None:
-    """Give parameters of their own to what is tied in `model` and is not rounded alike, or not by all who read it."""
+    """Untie parameters of `model` whose uses are quantised differently, or not all quantised."""
     for tensor, shared in names.single.items():
         modules = {name.rpartition(".")[0] for name in shared}
         if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
-            continue  # tied, and the same bytes for all: they stay one tensor
-        for name in shared[1:]:  # head and embedding were rounded in different ways, or one of them was not
+            continue  # quantised alike for all uses: stays one tensor
+        for name in shared[1:]:  # head and embedding were quantised differently, or one was not
             _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Which parameters of a model the tensors of its checkpoint are."""
+    """The parameters of a model for each checkpoint tensor."""
 
     single: Mapping[str, list[str]]
-    """Tensor of the checkpoint -> every parameter that it is."""
+    """Checkpoint tensor -> every parameter that equals it."""
     stacked: tuple[tuple[str, Origin], ...]
-    """Parameters that are several tensors, moved, and where their numbers lie."""
+    """Parameters from several tensors, with their origins."""
 
     def stacked_of(self, tensors: frozenset[str]) -> list[tuple[str, Origin]]:
-        """Those that have no tensors but these."""
+        """The stacked parameters that read only these tensors."""
         return [(name, origin) for name, origin in self.stacked if _names_of(origin) <= tensors]
 
 
 def parameter_names(model: Any, sources: Sources) -> Parameters:
-    """Which parameters of `model` the tensors of the checkpoint are."""
+    """The parameters of `model` for each checkpoint tensor."""
     single: dict[str, list[str]] = {}
     stacked = []
     for name in dict(model.named_parameters(remove_duplicate=False)):
-        # A checkpoint may hold a tied weight under each of its names; equal, or they would not be tied.
+        # A checkpoint may store a tied weight under each of its names.
         all_names = (name, *sorted(sources.tied.get(name, frozenset()) - {name}))
         origins = [sources.found[each] for each in all_names if each in sources.found]
         stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, Stored))
@@ -119,13 +116,11 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
 
 
 Rows = Iterable[tuple[int, torch.Tensor]]
-"""The number of the first row, and rows [R, K] float32, all rows of a weight in order."""
+"""The index of the first row, and rows [R, K] float32; all rows of a weight in order."""
 
 
 def put_back(model: Any, placed: Placed, names: Parameters, rows_of: Rows) -> None:
-    """Write rows of one weight over its parameters, in place: those of the modules that read it, where several have
-    the same tensor.
-    """
+    """Write rows of a weight into its parameters, in place. With several, those of the modules that read it."""
     if stacked := names.stacked_of(placed.packed.tensors):
         _put_stacks_back(model, placed, names, stacked, rows_of)
         return
@@ -152,8 +147,9 @@ def put_back(model: Any, placed: Placed, names: Parameters, rows_of: Rows) -> No
 def _put_stacks_back(
     model: Any, placed: Placed, names: Parameters, stacked: Iterable[tuple[str, Origin]], rows_of: Rows
 ) -> None:
-    """The same where parameters are several tensors: first the tensors get their numbers, then the parameters read them
-    as they are read from a checkpoint. In memory is one weight more, in float32.
+    """`put_back` for parameters from several tensors: fill the tensors, then read the parameters through their origins.
+
+    Needs memory for one more weight in float32.
     """
     origin = placed.packed.origin
     places = Places(origin.tensors())
@@ -172,18 +168,18 @@ def _put_stacks_back(
 
 
 class _Tensors(OpenFiles):
-    """Tensors of the checkpoint that are in memory."""
+    """Checkpoint tensors in memory."""
 
     def __init__(self, values: Mapping[TensorInfo, torch.Tensor]) -> None:
         self.values = values
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The numbers of a tensor in `region`."""
+        """The values of a tensor in `region`."""
         return self.values[info].view(info.shape)[tuple(slice(begin, end) for begin, end in region)]
 
 
 class Places(OpenFiles):
-    """Files in which every number is its own place: read through an origin, they say where its numbers come from."""
+    """A reader that returns indices instead of values: read through an origin, they show the source of each value."""
 
     def __init__(self, infos: Iterable[TensorInfo]) -> None:
         self.first: dict[TensorInfo, int] = {}
@@ -193,7 +189,7 @@ class Places(OpenFiles):
             total += math.prod(info.shape)
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """Places of the numbers of a tensor in `region`."""
+        """The indices of the values of a tensor in `region`."""
         places = torch.full((), self.first[info], dtype=torch.int64)
         stride = 1
         for axis in reversed(range(len(region))):
@@ -205,7 +201,7 @@ class Places(OpenFiles):
 
 
 def written_rows(placed: Placed) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of a weight as they were written, float32 [R, K], with the number of the first, all rows in order."""
+    """Dequantised rows of a written weight, float32 [R, K], with the index of the first; all rows in order."""
     packed = placed.packed
     written = [_written(value) for value in placed.values]
     step = max(2, ROWS_ELEMENTS // packed.width) & ~1
@@ -216,7 +212,7 @@ def written_rows(placed: Placed) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _written(value: Any) -> np.ndarray[Any, Any]:
-    """The bytes of a part; mapped from the file, and copied where a piece is taken."""
+    """The bytes of a part, memory-mapped."""
     tensor = value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     return np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes,))

@@ -1,7 +1,7 @@
-"""Weights that were rounded before they are written, on disk: what a calibration found for tensors of the checkpoint.
+"""Calibrated weights on disk, until they are packed.
 
-A tensor's integers, scales and zero points are kept in its own layout, so that a weight of the package, which may be
-several tensors joined and turned, reads them through its origin as it reads the numbers of the checkpoint.
+Integers, scales and zero points of a checkpoint tensor keep its layout. A weight of several tensors reads them through
+its origin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.export.quantise.rounders import Grid, Quantised
 from partita.export.weights.origins import Origin, Region, blocks
 
 ROWS_ELEMENTS = 1 << 22
-"""Numbers that are read at a time."""
+"""Elements per read."""
 
 Key = tuple[str, Grid, int]
 """Name of a tensor, grid and block size."""
@@ -30,33 +30,34 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(slots=True)
 class Rounded:
-    """What was found so far. It is in `folder`, and empty until a calibration has one."""
+    """The calibrated weights in `folder`; empty without calibration."""
 
     folder: Path | None = None
     _turned: dict[Key, bool] = field(default_factory=dict)
-    """Tensors that are there; True: the blocks lie along the first axis of the tensor."""
+    """Stored tensors; True: the blocks lie along the first axis of the tensor."""
     _stacks: dict[Whole, list[int]] = field(default_factory=dict)
-    """Weights of which some rows are there, by the numbers of the first."""
+    """Weights with some stored rows -> the indices of the first rows."""
     _complete: dict[Whole, int] = field(default_factory=dict)
-    """Those that are there with all of their rows, and what number they have among the files."""
+    """Weights with all rows stored -> their number in the file names."""
 
     def begin(self, folder: Path) -> None:
-        """Keep what is found from now on in `folder`, and forget what was found before."""
+        """Use `folder` from now on, and forget earlier results."""
         self.folder = folder
         self._turned.clear()
         self._stacks.clear()
         self._complete.clear()
 
     def add(self, tensor: str, grid: Grid, size: int, found: Quantised, *, turned: bool) -> None:
-        """Keep what was found for a tensor [N, K], or [K, N] where it is `turned`."""
+        """Store the result for a tensor [N, K], or [K, N] if `turned`."""
         key = tensor, grid, size
         for name, part in zip(found._fields, found, strict=True):
             np.save(self._file(key, name), part.flatten(1).contiguous().numpy())
         self._turned[key] = turned
 
     def add_rows(self, origin: Origin, grid: Grid, size: int, start: int, found: Quantised) -> None:
-        """Keep what was found for some rows, in order, of a weight [N, K] that is rounded as it is, and not by tensor:
-        a stack of experts. It is there when it is `complete`.
+        """Store consecutive rows of a weight [N, K] that is quantised as a whole, e.g. a stack of experts.
+
+        It is available after `complete`.
         """
         starts = self._stacks.setdefault((origin, grid, size), [])
         number = list(self._stacks).index((origin, grid, size))
@@ -65,16 +66,16 @@ class Rounded:
             np.save(self._file_of_rows(number, start, name), part.contiguous().numpy())
 
     def complete(self, origin: Origin, grid: Grid, size: int) -> None:
-        """All rows of a weight are there."""
+        """Mark a weight as stored with all rows."""
         self._complete[origin, grid, size] = list(self._stacks).index((origin, grid, size))
 
     def has(self, origin: Origin, grid: Grid, size: int) -> bool:
-        """Whether all tensors of `origin` are there, or all of its rows."""
+        """Whether all tensors of `origin`, or all of its rows, are stored."""
         whole = (origin, grid, size) in self._complete
         return whole or all((info.name, grid, size) in self._turned for info in origin.tensors())
 
     def rows(self, origin: Origin, grid: Grid, size: int) -> Iterator[tuple[int, Quantised]]:
-        """The number of the first row and some rows from there on, of a weight [N, K], all rows in order."""
+        """The index of the first row, and some rows from there; all rows of a weight [N, K] in order."""
         number = self._complete.get((origin, grid, size))
         if number is not None:
             for start in self._stacks[origin, grid, size]:
@@ -93,7 +94,7 @@ class Rounded:
             found = Quantised(
                 integers.reshape(-1, count, size), scales[:, ::size].contiguous(), zeros[:, ::size].contiguous()
             )
-            if last:  # what fills up the last block stands for 0
+            if last:  # padding of the last block is 0
                 found.integers[:, -1, size - last :] = found.zeros[:, -1:]
             yield region[0][0], found
 
@@ -111,13 +112,13 @@ class Rounded:
 
 
 class _Part(OpenFiles):
-    """Files that hold, for every number of the checkpoint, its integer, its block's scale or its block's zero point."""
+    """A reader that returns for every value its integer, its block's scale or its block's zero point."""
 
     def __init__(self, files: dict[str, Arrays], turned: dict[Key, bool], packing: tuple[Grid, int], name: str) -> None:
         self.files, self.turned, self.packing, self.name = files, turned, packing, name
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The part of the numbers of a tensor in `region`."""
+        """The part for the values of a tensor in `region`."""
         grid, size = self.packing
         turned = self.turned[info.name, grid, size]
         (row, last), (begin, end) = reversed(region) if turned else region

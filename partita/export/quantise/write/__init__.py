@@ -1,1 +1,1 @@
-"""Packed weights in a graph: layouts, operators, and weights that are taken as they are stored."""
+"""Quantised weights in a graph: layouts, operators, and stored integers."""

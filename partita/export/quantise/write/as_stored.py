@@ -1,9 +1,8 @@
-"""Integers, scales and zero points of a quantised checkpoint, taken as they are stored instead of rounded anew.
+"""Keep the stored integers, scales and zero points of a quantised checkpoint.
 
-A weight of a graph may be several tensors of the checkpoint, joined and turned. Which numbers share a block is read
-through its origin, as everything is; where blocks of a size that the target takes lie along the rows, the weight is
-packed with the very integers. Where the columns of all rows are grouped out of order (act-order), they are sorted by
-group, and so is what they are multiplied with.
+A graph weight may join and transpose several checkpoint tensors; its origin maps values to stored blocks. Where a
+supported block size fits the stored blocks along the rows, the same integers are packed. Columns that all rows group
+out of order (act-order) are sorted by group, as are the inputs of the product.
 """
 
 from __future__ import annotations
@@ -24,32 +23,30 @@ from partita.export.quantise.rounders import Grid, Quantised
 from partita.export.weights.origins import Origin, Region, Reordered, blocks
 
 QUANTISER = "as stored"
-"""What stands for the name of a quantiser."""
+"""The recorded quantiser name."""
 SIZES = (256, 128, 64, 32, 16)
-"""Blocks that integers may be packed in, the best first: one of a stored block's size, or smaller ones that repeat its
-scale.
-"""
+"""Block sizes, in order of preference; smaller blocks repeat the scale of their stored block."""
 ROWS_ELEMENTS = 1 << 22
-"""Numbers that are read at a time."""
+"""Elements per read."""
 SAMPLED_ROWS = 64
-"""Of a weight, to see how its blocks lie. All are looked at when they are written."""
+"""Rows sampled to find the block layout. All rows are checked while writing."""
 
 
 class NotAsStoredError(Exception):
-    """A weight cannot be packed as it is stored; the message says why."""
+    """A weight cannot be packed as stored; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How some weights are packed as they are stored: in one way, because one operator may read all of them."""
+    """The packing of weights that keep their stored integers. One operator may read several."""
 
     packing: Packing
     origins: tuple[Origin, ...]
-    """Of the weights, with their columns sorted by group where they were not."""
+    """Origins of the weights, with columns sorted by group where needed."""
 
 
 def is_stored(origin: Origin) -> bool:
-    """Whether any number of a weight is quantised in the checkpoint."""
+    """Whether any value of a weight is quantised in the checkpoint."""
     return any(info.decoder is not None and not isinstance(info.decoder, StoredFloats) for info in origin.tensors())
 
 
@@ -59,12 +56,12 @@ class AsStored:
 
     checkpoint: Checkpoint
     sizes: tuple[int, ...] = SIZES
-    """Sizes of blocks that the target takes."""
+    """Block sizes that the target supports."""
     symmetric: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Whether every zero point of a weight is the middle of so many bits; filled as it is asked for."""
+    """(weight, bits) -> whether every zero point is the middle of the range; a cache."""
 
     def packings(self) -> list[Packing]:
-        """One for every width and for weights with and without zero points, in the smallest blocks that are stored.
+        """One packing per number of bits, with and without zero points, in the smallest stored blocks.
 
         Reads the zero points.
         """
@@ -78,12 +75,12 @@ class AsStored:
         return [Packing(Grid(bits, symmetric), size, QUANTISER) for (bits, symmetric), size in sorted(found.items())]
 
     def blocks(self) -> tuple[int, ...]:
-        """Sizes of packed blocks that may serve some stored weight, the largest first."""
+        """Block sizes that divide a stored block, the largest first."""
         widths = {weight.block for weight in self._weights()}
         return tuple(size for size in SIZES if any(width % size == 0 for width in widths))
 
     def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> Taken:
-        """How weights [N, K] are packed. `whole_rows`: a row has one scale. Raises NotAsStoredError."""
+        """The packing of weights [N, K]. `whole_rows`: one scale per row. Raises NotAsStoredError."""
         stored = [_affine(origin) for origin in origins]
         with OpenFiles(self.checkpoint.folder) as files:
             sorted_origins = tuple(self._in_order(origin, files) for origin in origins)
@@ -93,7 +90,7 @@ class AsStored:
         sizes = [size for size in fitting[0] if all(size in others for others in fitting[1:])]
         if not sizes:
             raise NotAsStoredError(
-                f"its stored blocks are none of those that can be packed, {', '.join(map(str, self.sizes))}"
+                f"its stored blocks have none of the supported sizes, {', '.join(map(str, self.sizes))}"
             )
         return Taken(Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins)
 
@@ -121,31 +118,31 @@ class AsStored:
         return Reordered(origin, 1, tuple(groups.argsort(stable=True).tolist()))
 
     def _fitting(self, origin: Origin, files: OpenFiles, *, whole_rows: bool) -> list[int]:
-        """Sizes of blocks in which no two numbers of a block are of two stored blocks, the best first."""
+        """Block sizes whose blocks lie within one stored block, the best first."""
         rows, width = origin.shape
         step = max(1, rows // SAMPLED_ROWS)
         found = _rows_of_blocks(origin, sorted({*range(0, rows, step), rows - 1}), files)
         sizes = [width] if whole_rows else [size for size in self.sizes if width % size == 0]
         fitting = [size for size in sizes if bool((found.reshape(-1, size) == found.reshape(-1, size)[:, :1]).all())]
         if not fitting and isinstance(origin, Reordered):
-            raise NotAsStoredError("its columns are grouped out of order, and not for all rows alike (act-order)")
+            raise NotAsStoredError("its rows group columns in different orders (act-order)")
         return fitting
 
 
 def _affine(origin: Origin) -> list[AffineWeight]:
-    """The stored weights of an origin. Raises NotAsStoredError when one of its tensors has no integers."""
+    """The stored weights of an origin. Raises NotAsStoredError when a tensor has no integers."""
     found = []
     for info in dict.fromkeys(origin.tensors()):
         weight = affine(info)
         if weight is None:
-            what = "floats" if info.decoder is None else "numbers that are no integers with a scale"
+            what = "floats" if info.decoder is None else "values other than integers with a scale"
             raise NotAsStoredError(f"{info.name} is stored as {what}")
         found.append(weight)
     return found
 
 
 def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: OpenFiles) -> torch.Tensor:
-    """The block of every number in some rows, int64 [R, K]."""
+    """The block number of every value in some rows, int64 [R, K]."""
     infos = list(dict.fromkeys(origin.tensors()))
     reader = _Blocks(infos, files)
     width = origin.shape[1]
@@ -153,7 +150,7 @@ def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: OpenFiles) -> to
 
 
 class _Blocks(OpenFiles):
-    """Files in which every number of a stored weight is the number of its block."""
+    """A reader that returns the block number of every value of a stored weight."""
 
     def __init__(self, infos: Sequence[TensorInfo], files: OpenFiles) -> None:
         self.along: dict[str, tuple[int, torch.Tensor]] = {}
@@ -168,7 +165,7 @@ class _Blocks(OpenFiles):
             total += math.prod(info.shape)
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """Numbers of blocks in `region`; those of different places of the other axes differ."""
+        """Block numbers in `region`; different along the other axes."""
         axis, along = self.along[info.name]
         found = torch.full((), self.first[info.name], dtype=torch.int64)
         stride = 1
@@ -181,25 +178,25 @@ class _Blocks(OpenFiles):
 
 
 class _Part(OpenFiles):
-    """Files that hold, for every number of a stored weight, its integer, its scale or its zero point."""
+    """A reader that returns the integer, scale or zero point of every value of a stored weight."""
 
     def __init__(self, files: OpenFiles, name: str, known: dict[tuple[str, Region], Parts]) -> None:
         self.files, self.name, self.known = files, name, known
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The part of the numbers in `region`."""
+        """The part for the values in `region`."""
         weight = affine(info)
         assert weight is not None
-        if (info.name, region) not in self.known:  # the other two of a number are asked for at once
+        if (info.name, region) not in self.known:  # the other two parts are read next
             self.known[info.name, region] = weight.parts(region, self.files)
         part: torch.Tensor = getattr(self.known[info.name, region], self.name)
         return part.expand([end - begin for begin, end in region])
 
 
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
-    """The number of the first row and some rows from there on, of a weight [N, K] as it is stored, all rows in order.
+    """The index of the first row, and some rows from there; all rows of a weight [N, K] as stored, in order.
 
-    Raises CheckpointError when the numbers of a block turn out to be of several stored ones.
+    Raises CheckpointError when the values of a block have several scales.
     """
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles(checkpoint.folder) as files:

@@ -1,4 +1,4 @@
-"""Small integers in bytes."""
+"""Packing of small integers into bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers [R, C] uint8 as bytes [R, ceil(C * bits / 8)]; of two in a byte the first has the low bits."""
+    """Integers [R, C] uint8 -> bytes [R, ceil(C * bits / 8)]; the first of two has the low bits."""
     if bits == 8:
         return integers.contiguous()
     if integers.shape[1] % 2:
@@ -15,7 +15,7 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Bytes [R, C] uint8 as the first `count` integers of each row."""
+    """Bytes [R, C] uint8 -> the first `count` integers of each row."""
     if bits == 8:
         return packed[:, :count]
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, :count]

@@ -1,11 +1,11 @@
-"""Experts with packed weights as one operator of ONNX Runtime, QMoE, in the place of MoE.
+"""Replace MoE by QMoE, ONNX Runtime's operator on quantised experts.
 
     y = QMoE(x [T, H], scores [T, E], up [E, F, bytes], its scales [E, F, M], bias [E, F], down [E, H, bytes], ...)
 
-Only the chosen experts are computed. The bytes are those that MatMulNBits reads, the matrices of a stack one below the
-other. One block size serves both stacks, so it divides H and I. As run with ONNX Runtime 1.31.1 on its CPU provider:
-right in every activation that MoE has; integers of 4 bits are multiplied in float32 at accuracy level 0, those of 8
-bits with rounded activations at every level.
+Only the chosen experts are computed. The byte layout is that of MatMulNBits, with the matrices of a stack concatenated.
+One block size is used for both stacks and divides H and I. On the CPU provider of ONNX Runtime 1.31.1 all activations
+of MoE are correct; 4-bit weights are multiplied in float32 at accuracy level 0, and 8-bit weights with quantised
+activations at every level.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from partita.export.weights.sources import Plain, stored
 
 OPERATOR, PLAIN, DOMAIN = "QMoE", "MoE", "com.microsoft"
 EXACT_LEVEL = 0
-"""The accuracy level at which activations are not rounded, with weights of 4 bits."""
+"""The accuracy level without quantised activations, for 4-bit weights."""
 ZEROS_UP, ZEROS_DOWN, INPUTS = 11, 12, 13
-"""Places of the zero points among the inputs."""
+"""Input indices of the zero points, and the number of inputs."""
 
 
 def stacks(node: ir.Node) -> tuple[Plain, Plain] | None:
-    """The weights [E * F, H] and [E * H, I] of a MoE node; None for any other node."""
+    """The weights [E * F, H] and [E * H, I] of a MoE node; None for other nodes."""
     if (node.domain, node.op_type) != (DOMAIN, PLAIN) or any(value is not None for value in node.inputs[6:]):
         return None
     found = [_flat(node.inputs[index]) for index in (2, 4)]
@@ -38,7 +38,7 @@ def stacks(node: ir.Node) -> tuple[Plain, Plain] | None:
 
 
 def _flat(value: ir.Value | None) -> Plain | None:
-    """A stack of the checkpoint as its matrices one below the other."""
+    """A stack of the checkpoint as concatenated matrices."""
     weight = stored(value)
     if weight is None or weight.shape.rank() != 3 or weight.is_reshaped or not isinstance(weight.source, Plain):
         return None
@@ -51,9 +51,9 @@ def flattened(plain: Plain) -> Plain:
 
 
 def gathered(models: Iterable[ir.Model]) -> frozenset[str]:
-    """Checkpoint tensors of stacks from which any of the graphs of a package picks matrices by a Gather.
+    """Checkpoint tensors of stacks from which a graph of the package selects matrices with Gather.
 
-    They stay as they are in all of them: packed for one graph and wide for the other they would be stored twice.
+    They stay unquantised in all graphs, to be stored once.
     """
     found: set[str] = set()
     for model in models:
@@ -65,7 +65,7 @@ def gathered(models: Iterable[ir.Model]) -> frozenset[str]:
 
 
 def call_of(node: ir.Node, up: Weight, down: Weight) -> ExpertsCall:
-    """What a MoE node is given, with packed weights in the place of its own."""
+    """The inputs of a MoE node, with quantised weights."""
     inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
     hidden, scores, stack = inputs[:3]
     assert hidden is not None and scores is not None and stack is not None and stack.shape is not None
@@ -92,7 +92,7 @@ def write(place: Place, call: ExpertsCall) -> ir.Value:
 
 
 def _stacked(place: Place, weight: Weight, count: int) -> list[ir.Value | None]:
-    """The parts of a packed weight, a matrix for each expert."""
+    """The parts of a quantised weight, with one matrix per expert."""
     found: list[ir.Value | None] = []
     for value in weight.values:
         assert value.shape is not None
@@ -102,7 +102,7 @@ def _stacked(place: Place, weight: Weight, count: int) -> list[ir.Value | None]:
 
 
 def make_exact(model: ir.Model) -> None:
-    """Let every QMoE multiply in floating point: by its level with 4 bits, as MoE over restored weights with 8."""
+    """Make every QMoE multiply in floats: at level 0 with 4 bits, as MoE over dequantised weights with 8."""
     for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)]:
         if node.attributes.get_int("expert_weight_bits", 4) == 4:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", EXACT_LEVEL)
@@ -111,7 +111,7 @@ def make_exact(model: ir.Model) -> None:
 
 
 def _as_plain(graph: ir.Graph, node: ir.Node) -> None:
-    """MoE in the place of QMoE with 8 bits."""
+    """Replace an 8-bit QMoE by MoE."""
     place = Place(graph, node, Kernels())
     given = [*node.inputs, *[None] * (INPUTS - len(node.inputs))]
     up = _restored(place, node, given[2], given[3], given[ZEROS_UP])
@@ -134,7 +134,7 @@ def _as_plain(graph: ir.Graph, node: ir.Node) -> None:
 def _restored(
     place: Place, node: ir.Node, data: ir.Value | None, scales: ir.Value | None, zeros: ir.Value | None
 ) -> ir.Value:
-    """(q - z) * s of a stack of 8 bits, [E, N, K]."""
+    """(q - z) * s of an 8-bit stack, [E, N, K]."""
     assert data is not None and scales is not None and data.shape is not None and scales.dtype is not None
     kind, size = scales.dtype, node.attributes.get_int("block_size", 0)
     sizes = [int(each) for each in data.shape.numpy()]

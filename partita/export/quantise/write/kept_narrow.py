@@ -1,7 +1,6 @@
-"""Weights of modules that `--keep MODULE=fp16` or `bf16` is said of, in a package of packed weights.
+"""`--keep MODULE=fp16` or `bf16` in a quantised package: weights stored in 16 bits and cast on loading.
 
-They lie in 16 bits in the file and are cast as the graph is opened, as in a package of that precision
-(`narrow_weights.py`). Where the package computes in 16 bits itself there is nothing to do.
+A package that computes in 16 bits needs no change (see `narrow_weights.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from partita.export.weights.spilled import let_go
 def keep_narrow(
     model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: TakesEach | None
 ) -> dict[str, int]:
-    """Keep what the plan says so of in 16 bits, in place; how many weights, by the name of the pass.
+    """Store the weights that the plan names in 16 bits, in place. Returns the pass name with their number.
 
     Raises PassError.
     """
@@ -40,7 +39,7 @@ def keep_narrow(
     ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
 
     def run(model: ir.Model, context: PassContext) -> int:
-        found = list(_said(model.graph, plan))  # all of them first: what one is read with has its name by what it is
+        found = list(_said(model.graph, plan))  # all of them before the first change
         for value, part, nodes, narrowed in found:
             outcome.narrowed[part.source.key] = narrowed
             with over(nodes[0]):
@@ -52,7 +51,7 @@ def keep_narrow(
 
 
 def _said(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
-    """Matrices that are to be kept in 16 bits, each with what reads it."""
+    """Matrices to store in 16 bits, with their consumers."""
     for value in graph.initializers.values():
         part, nodes = stored(value), [use.node for use in value.uses()]
         if part is None or not nodes or not is_matrix(part):
@@ -65,7 +64,7 @@ def _said(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, l
 
 
 def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:
-    """Give `model`, of transformers, those weights as 16 bits have them, in place."""
+    """Give `model`, a transformers model, these weights rounded to 16 bits, in place."""
     names = parameter_names(model, sources)
     readers = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     for each in narrowed.values():
@@ -75,7 +74,7 @@ def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources
         given = [model.get_parameter(name) for name in own or found]
         for name, wide in zip(own or found, given, strict=True):
             rounded = wide.detach().to(to_torch(each.dtype)).to(wide.dtype)
-            if sum(other is wide for other in given) == readers[id(wide)]:  # where it lies: it may be in a file
+            if sum(other is wide for other in given) == readers[id(wide)]:  # in place: it may be memory-mapped
                 wide.data.copy_(rounded)
                 continue
             readers[id(wide)] -= 1

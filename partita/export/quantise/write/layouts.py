@@ -1,7 +1,7 @@
-"""How the integers, scales and zero points of a weight lie in the file, for the operators that read them.
+"""File layouts of the integers, scales and zero points of a weight.
 
-Each layout says which tensors a weight is, writes them in pieces, and reads rows back for the reference. A weight is
-[N, K]; a row of it is M blocks of B weights.
+A layout defines the tensors of a weight, writes them in pieces, and reads rows back. A weight is [N, K]; a row has M
+blocks of B weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from partita.export.scratch import unnamed_file
 from partita.export.weights.sources import SLICE_BYTES, Part
 
 SCALES, ZEROS = "scales", "zero_points"
-"""Labels of the parts beside the integers."""
+"""Labels of the parts other than integers."""
 Bytes = npt.NDArray[np.uint8]
-"""What was written of one part; mapped from the file."""
+"""The written bytes of one part, memory-mapped."""
 
 
 class Sizes(Protocol):
-    """What a layout has to know of a weight."""
+    """The sizes that a layout needs."""
 
     @property
     def rows(self) -> int:
@@ -45,42 +45,42 @@ class Sizes(Protocol):
 
     @property
     def packing(self) -> Packing:
-        """Bits, and how many weights share a scale."""
+        """Grid and block size."""
 
     @property
     def dtype(self) -> ir.DataType:
-        """Of the scales."""
+        """The dtype of the scales."""
 
 
 class Rounded(Sizes, Protocol):
     """A weight that is quantised a few rows at a time."""
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
-        """The number of the first row and some rows from there on, all rows in order. Raises CheckpointError."""
+        """The index of the first row, and some rows from there; all rows in order. Raises CheckpointError."""
 
     def fitting(self, scales: torch.Tensor) -> torch.Tensor:
-        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
+        """Scales in the dtype of the graph. Raises CheckpointError for one outside its range."""
 
 
 class Layout(Protocol):
-    """One way to write a weight."""
+    """A way to store a weight."""
 
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
         """Integers, scales, and zero points where there are any."""
 
     def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts in pieces, as `WeightSource.pieces` has them. Raises CheckpointError."""
+        """The parts in pieces, as `WeightSource.pieces`. Raises CheckpointError."""
 
     def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
-        """Rows `start` to `stop` of what was written: integers [R, M, B], scales and zero points [R, M]."""
+        """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
 
 
 @dataclass(frozen=True, slots=True)
 class InRows:
-    """Row after row, as MatMulNBits and GatherBlockQuantized read it (ONNX Runtime, docs/ContribOperators.md).
+    """Row-major, for MatMulNBits and GatherBlockQuantized (ONNX Runtime, docs/ContribOperators.md).
 
     Integers [N, M, B * bits / 8], the first of two in the low four bits; scales [N, M]; zero points, packed like the
-    integers, [N, packed M]. The last block of a row may be filled up.
+    integers, [N, packed M]. The last block of a row may be padded.
     """
 
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
@@ -94,7 +94,7 @@ class InRows:
         return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
 
     def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
-        """Integers as they come; scales and zero points are kept until all are through."""
+        """Integers in order, then scales and zero points."""
         grid, scales, zeros = weight.packing.grid, [], []
         for _, rows in weight.rows_quantised():
             yield 0, pack(rows.integers.flatten(1), grid.bits)
@@ -120,11 +120,10 @@ class InRows:
 
 @dataclass(frozen=True, slots=True)
 class InColumns:
-    """Turned, as MatMul reads it: integers [K, N] and scales [M, N], in ONNX's own types of 4 and 8 bits.
+    """Transposed, for MatMul: integers [K, N] and scales [M, N], in ONNX's types of 4 and 8 bits.
 
-    With zero points [M, N] the integers have no sign; without, they have one and 0 is the middle. Nothing is filled up:
-    blocks have to divide a row. Small integers lie one after the other over the whole tensor, the first of two in the
-    low four bits (ONNX IR, TensorProto).
+    With zero points [M, N] the integers are unsigned; without, they are signed with zero point 0. Blocks must divide a
+    row. 4-bit integers are packed over the whole tensor, the first of two in the low four bits (ONNX IR, TensorProto).
     """
 
     one_scale: bool = False
@@ -141,9 +140,9 @@ class InColumns:
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
     def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
-        """All integers are found before the first is written: they come in rows, and are wanted in columns.
+        """All integers are computed before the first is written, because they come in rows and are written in columns.
 
-        A temporary file has them until then, a byte each.
+        A temporary file holds them, one byte each.
         """
         grid, scales, zeros = weight.packing.grid, [], []
         with unnamed_file() as file:
@@ -153,7 +152,7 @@ class InColumns:
                 zeros.append(rows.zeros)
             file.flush()
             room = np.memmap(file, np.uint8, "r", shape=(weight.rows, weight.width))
-            step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end with a byte
+            step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
             for first in range(0, weight.width, step):
                 turned = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
                 yield 0, pack(_signed(turned, weight).reshape(1, -1), grid.bits)
@@ -188,7 +187,7 @@ class InColumns:
 
 @dataclass(frozen=True, slots=True)
 class InBlocks:
-    """Row after row in blocks, as Gather, Cast and Mul read it: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
+    """Row-major blocks for Gather, Cast and Mul: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
 
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
         """Integers and scales."""
@@ -199,7 +198,7 @@ class InBlocks:
         )
 
     def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
-        """Integers as they come; scales are kept until all are through."""
+        """Integers in order, then scales."""
         scales = []
         for _, rows in weight.rows_quantised():
             yield 0, rows.integers.contiguous()
@@ -216,7 +215,7 @@ class InBlocks:
 
 
 def integer_type(bits: int, *, signed: bool) -> ir.DataType:
-    """ONNX's type of so many bits."""
+    """ONNX's integer type of this size."""
     return {
         (4, True): ir.DataType.INT4,
         (4, False): ir.DataType.UINT4,
@@ -226,7 +225,7 @@ def integer_type(bits: int, *, signed: bool) -> ir.DataType:
 
 
 def _signed(integers: torch.Tensor, weight: Sizes) -> torch.Tensor:
-    """Integers from 0 as the bits of what they are above or below the middle, where that is 0; and back again."""
+    """Convert unsigned integers to signed ones (zero point 0) where the grid is symmetric, and back."""
     grid = weight.packing.grid
     return integers ^ grid.middle if grid.symmetric else integers
 

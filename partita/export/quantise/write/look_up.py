@@ -1,10 +1,10 @@
-"""An embedding in 8 bits, in standard operators: rows are gathered as integers, and scaled.
+"""An 8-bit embedding in standard operators: rows are gathered as integers, then scaled.
 
     ids ─ Gather(E uint8 [V, M, B]) ─ DequantizeLinear(1, 128) ─┐
     ids ─ Gather(scales [V, M, 1]) ─────────────────────────── Mul ─ Reshape [B, S, K] ─ e
 
-DequantizeLinear with the scale 1 is a Cast and a Sub that compilers take, too: OpenVINO casts no integers of 8 bits
-that come from outside of what it compiles.
+DequantizeLinear with scale 1 is a Cast and a Sub that compilers support; OpenVINO does not cast 8-bit integers from
+outside its compiled part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _look_up(place: Place, ids: ir.Value, weight: Weight) -> ir.Value:
     steps = place.node("DequantizeLinear", [rows, one, middle], dtype=kind, shape=blocks)
     factors = place.node("Gather", [scales, ids], dtype=kind, shape=[*blocks[:-1], 1])
     scaled = place.node("Mul", [steps, factors], dtype=kind, shape=blocks)
-    # Batches are fixed in a graph, numbers of tokens may not be.
+    # The batch is constant, the number of tokens may be symbolic.
     sizes = [size if isinstance(size, int) else -1 for size in (*before, weight.width)]
     shape = place.constant(np.array(sizes, np.int64), f"{data.name}.shape")
     return place.node("Reshape", [scaled, shape], dtype=kind, shape=[*before, weight.width])

@@ -1,8 +1,4 @@
-"""A quantised weight on its way from the checkpoint to the package: packed integers, scales and zero points.
-
-It is read, quantised and packed a few rows at a time, whatever its size. How it lies in the file is a layout
-(`layouts.py`), which the operators that read it ask for.
-"""
+"""A quantised weight source: packed integers, scales and zero points, computed a few rows at a time."""
 
 from __future__ import annotations
 
@@ -29,9 +25,7 @@ from partita.export.weights.sources import SLICE_BYTES, Part, Plain, WeightSourc
 
 __all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
-"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
-Four times as many took a third longer.
-"""
+"""Weights per step: several passes over them should stay in the CPU cache. Four times as many took a third longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +35,24 @@ class Packed:
     checkpoint: Checkpoint
     origin: Origin
     dtype: ir.DataType
-    """Of the scales, and of what the graph computes."""
+    """The dtype of the scales and the activations."""
     name: str
     packing: Packing
     layout: Layout = InRows()
     rounded: Rounded | None = field(default=None, compare=False)
-    """Where what a calibration has found is taken from, by the time that it is written."""
+    """The calibration results, read when the weight is written."""
     parameters: tuple[str, ...] = field(default=(), compare=False)
     """Names in the model."""
 
     @classmethod
     def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None, rounded: Rounded | None = None) -> Packed:
-        """The weight [N, K] that `plain` is, quantised."""
+        """The quantised `plain`, a weight [N, K]."""
         own = plain.checkpoint, plain.origin, plain.dtype, plain.name
         return cls(*own, packing, layout or InRows(), rounded, plain.parameters)
 
     @property
     def tensors(self) -> frozenset[str]:
-        """The checkpoint tensors that are read."""
+        """Names of the checkpoint tensors that are read."""
         return frozenset(info.name for info in self.origin.tensors())
 
     @property
@@ -73,42 +67,40 @@ class Packed:
 
     @property
     def elements(self) -> int:
-        """Numbers of the model that it holds, without what fills up the last block of a row."""
+        """Number of model parameters, without padding of the last block of a row."""
         return self.rows * self.width
 
     @property
     def blocks_per_row(self) -> int:
-        """Blocks of a row; the last one may be filled up with zeros."""
+        """Blocks of a row; the last one may be padded with zeros."""
         return -(-self.width // self.packing.block_size)
 
     @property
     def key(self) -> Hashable:
-        """Where the values come from, and what they become."""
+        """The origin, dtype, packing and layout."""
         return self.origin, int(self.dtype), self.packing, self.layout
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Integers, scales, and zero points where there are any, as the layout has them."""
+        """Integers, scales, and zero points where there are any, in the layout's order."""
         return self.layout.parts(self)
 
     def permuted(self, order: tuple[int, ...]) -> Packed | None:
-        """None but for the order that it has: blocks lie along the last axis."""
+        """Itself for the identity, else None: blocks lie along the last axis."""
         return self if order == (0, 1) else None
 
     def interleaved(self, axis: int) -> None:
-        """None: it is asked for before weights are quantised."""
+        """None: interleaving happens before quantisation."""
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> None:
-        """None: passes that change numbers run before weights are packed."""
+        """None: rescaling happens before quantisation."""
 
     def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> None:
-        """None: passes that join weights run before they are packed."""
+        """None: joining happens before quantisation."""
 
     @property
     def rounded_by(self) -> str:
-        """What chooses its integers: the quantiser of its packing, or where that takes a text and no calibration has
-        reached the weight, the one that takes none.
-        """
+        """The quantiser that chooses its integers: a data-free quantiser without calibration results."""
         name = self.packing.quantiser
         if name == as_stored.QUANTISER or (self.rounded is not None and self.rounded.has(self.origin, *self._form)):
             return name
@@ -117,12 +109,12 @@ class Packed:
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts as the layout writes them.
 
-        Raises CheckpointError when a weight is NaN or infinite, or a scale does not fit the type of the graph.
+        Raises CheckpointError when a weight is NaN or infinite, or a scale is outside the range of the dtype.
         """
         return self.layout.pieces(self)
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
-        """The number of the first row and some rows from there on, all rows in order."""
+        """The index of the first row, and some rows from there; all rows in order."""
         if self.packing.quantiser == as_stored.QUANTISER:
             yield from as_stored.rows(self.checkpoint, self.origin, self.packing)
             return
@@ -146,14 +138,14 @@ class Packed:
         return self.packing.grid, self.packing.block_size
 
     def quantised(self, rows: torch.Tensor) -> Quantised:
-        """Rows [R, K] in blocks, without a text; zeros fill up the last block."""
+        """Rows [R, K] quantised in blocks, without a text; the last block is padded with zeros."""
         size, count = self.packing.block_size, self.blocks_per_row
         if rows.shape[1] < count * size:
             rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
         return quantiser(self.packing.quantiser).quantise(rows.reshape(-1, count, size), self.packing.grid)
 
     def fitting(self, scales: torch.Tensor) -> torch.Tensor:
-        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
+        """Scales in the dtype of the graph. Raises CheckpointError for one outside its range."""
         cast = scales.to(to_torch(of_ir(self.dtype)))
         if not torch.isfinite(cast).all():
             raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
@@ -167,10 +159,10 @@ class Packed:
 
 @contextmanager
 def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
-    """Threads that quantise some rows each, and how many: as many as torch would use for one operation.
+    """Threads that quantise some rows each, and their number: that of torch's own threads.
 
-    Its own threads would have to meet after every operation on a few rows, and on a busy machine wait for each other
-    longer than they compute.
+    torch's threads would synchronise after every operation on a few rows, which takes longer than the computation on a
+    busy machine.
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -182,12 +174,12 @@ def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
 
 
 def in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
-    """All rows rounded, a part of them in each thread."""
+    """All rows quantised, a part of them in each thread."""
     with workers() as (count, pool):
         found = list(pool.map(rows, weights.chunk(count)))
     return Quantised(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 def restored(found: Quantised) -> torch.Tensor:
-    """What integers stand for, float32 [R, M * B]."""
+    """The dequantised values, float32 [R, M * B]."""
     return ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)

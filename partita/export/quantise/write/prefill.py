@@ -1,9 +1,8 @@
-"""A graph for prompts alone, beside a decode graph of packed weights: its products are of 8-bit integers on both sides.
+"""A separate prefill graph with 8-bit integer products, next to a decode graph with quantised weights.
 
-A prompt is bound by arithmetic and a step of one token by memory, so what is best for one is not for the other: a
-matrix unit for integers multiplies many tokens several times as fast as the kernels for packed weights do, and for one
-token those read half the bytes or less. Both graphs write and read one cache. What multiplies only the tokens whose
-logits are asked for, as the head, and what is looked up stays as it is in the decode graph, so those bytes are shared.
+Prefill is compute-bound and a decode step memory-bound: an integer matrix unit is faster for many tokens, and fewer
+bytes are faster for one. Both graphs share one cache. The head and embeddings are those of the decode graph, so their
+bytes are shared.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import onnx_ir as ir
 from partita.errors import UsageError
 from partita.export.options import INTEGERS, ExportOptions
 from partita.export.passes.base import PassContext
-from partita.export.quantise.asking import ASKED_WIDTH, settled
+from partita.export.quantise.asking import PROBED_WIDTH, settled
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounders import without_text
@@ -28,9 +27,9 @@ from partita.export.weights.sources import Plain
 
 
 def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | None) -> Plan | None:
-    """How the products of a graph for prompts are packed; None when no such graph was asked for.
+    """The quantisation plan of the prefill graph; None when no prefill graph was requested.
 
-    Raises UsageError for activations of another type than float32, and ProviderError when the target has no kernel.
+    Raises UsageError for activations other than float32, and ProviderError when the target has no kernel.
     """
     asked = options.prefill_precision
     if asked is None or plan is None:
@@ -42,14 +41,14 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
             "this graph in float32; add `activations=fp32`, or leave it out"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
-    # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
+    # Weights kept unquantised stay so in both graphs; all other bits become those of this form.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
     own = Plan(8, None, without_text(plan.quantiser), plan.kernels, forms[0], keep, INTEGERS)
     if target is None:
         return own
 
     def packings(form: Form, kernels: Kernels) -> list[Packing]:
-        found = replace(own, form=form, kernels=kernels).packed(8, ASKED_WIDTH)
+        found = replace(own, form=form, kernels=kernels).packed(8, PROBED_WIDTH)
         return [] if found is None else [found]
 
     taken, _ = settled(target, forms, packings, packings, options.computing.dtype, option=option)
@@ -65,8 +64,10 @@ def pack(
     shared: Outcome,
     movable: Callable[[Plain], bool],
 ) -> dict[str, int]:
-    """Pack the weights of the graph for prompts, in place: those of `beside` into `own`, the others by `plan`, that of
-    the decode graph, into `shared`. Returns how many nodes were replaced, by the name of the pass. Raises PassError.
+    """Quantise the weights of the prefill graph, in place.
+
+    `beside` packs weights into `own`; the others follow `plan`, that of the decode graph, into `shared`. Returns the
+    number of replaced nodes by pass name. Raises PassError.
     """
     first = quantise(model, context, beside, own, movable, rest=plan)
     second = quantise(model, context, plan, shared, movable)

@@ -1,4 +1,4 @@
-"""What a node multiplies with a weight, and what is made of the product: which weights may be packed."""
+"""Products with weights that may be quantised, and detection of routers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from partita.export.quantise.write import experts
 from partita.export.weights.sources import Plain, StoredPart, stored
 
 ROUTER_STEPS = 12
-"""Nodes between a router's product and what chooses experts by it."""
+"""Maximum nodes between a router's product and the choice of experts."""
 BEST = frozenset({"TopK", "ArgMax"})
 CHOOSING = BEST | {"MoE", "QMoE"}
-"""Operators that take the best by their scores."""
+"""Operators that select by scores."""
 SCORING = frozenset(
     {
         *("Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Tanh", "Exp", "Sqrt", "Clip", "Relu"),
@@ -21,13 +21,11 @@ SCORING = frozenset(
         *("Gather", "ScatterElements"),
     }
 )
-"""What is done to a router's scores before the best are chosen: no product, and nothing that norms, for between any
-other product and a choice there is one of them.
-"""
+"""Operators on a router's scores before the selection. Other products have a norm or product before any selection."""
 
 
 def weight_of_product(node: ir.Node) -> Plain | None:
-    """The weight [N, K] of a product x W^T; None for any other node."""
+    """The weight [N, K] of a product x W^T; None for other nodes."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
         return None
     weight = stored(node.inputs[1])
@@ -46,9 +44,7 @@ def weight_of_product(node: ir.Node) -> Plain | None:
 
 
 def views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """Two Reshapes that are there because a Gemm takes matrices alone: the one before it puts the tokens of all rows on
-    one axis, the one after it puts them back. What is written in its place needs neither. None where they are not both.
-    """
+    """The Reshapes around a Gemm that flatten and restore the token axes; None unless both exist."""
     hidden, last = node.inputs[0], only_consumer(node.outputs[0])
     first = None if hidden is None else hidden.producer()
     if node.op_type != "Gemm" or first is None or last is None or {first.op_type, last.op_type} != {"Reshape"}:
@@ -63,7 +59,7 @@ def views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
 
 
 def _matrix(weight: StoredPart) -> Plain | None:
-    """A matrix as it is stored, or a stack as one; None for anything else."""
+    """A matrix as stored, or a stack as one; None for other weights."""
     if weight.shape.rank() != 2 or not isinstance(weight.source, Plain):
         return None
     if not weight.is_reshaped:
@@ -74,7 +70,7 @@ def _matrix(weight: StoredPart) -> Plain | None:
 
 
 def routes(node: ir.Node) -> bool:
-    """Whether experts are chosen by what `node` gives: a TopK or an operator on experts is a few nodes after it."""
+    """Whether the output of `node` chooses experts: a TopK or an operator on experts follows shortly."""
     near = {node}
     for _ in range(ROUTER_STEPS):
         uses = (use for each in near for output in each.outputs for use in output.uses())
@@ -86,7 +82,8 @@ def routes(node: ir.Node) -> bool:
 
 
 def _leads_to_choice(node: ir.Node, index: int) -> bool:
-    """Whether what `node` reads as input `index` may decide which experts are taken: of an operator on experts, only
-    its scores.
+    """Whether input `index` of `node` may decide which experts are chosen.
+
+    For an operator on experts, only its scores do.
     """
     return node.op_type in SCORING or node.op_type in BEST or (node.op_type in CHOOSING and index == 1)

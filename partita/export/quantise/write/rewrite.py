@@ -1,14 +1,13 @@
-"""Put packed weights into a graph whose passes are done.
+"""Replace weights of a graph by quantised ones, after the passes.
 
     x ─ MatMul(W [K, N]) ─ y
     x ─ Gemm(W [N, K], transB=1, c) ─ y
     ids ─ Gather(E [V, H]) ─ e
     x, scores ─ MoE(up [E, F, H], down [E, H, I]) ─ y
 
-become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays
-them out in the same way. A stack of experts that a MatMul or Gemm reads as one matrix is a weight like others. Routers
-stay as they are: they are small, and rounding them sends tokens to other experts. So do weights that no such node
-reads; what stays is counted, and told.
+become the operators of the plan's form (`forms/`). A tied embedding and head share bytes where their layouts match. A
+stack of experts that a MatMul or Gemm reads as one matrix counts as a weight. Routers stay unquantised, because
+rounding them sends tokens to other experts. A note lists the weights that no quantisable node reads.
 """
 
 from __future__ import annotations
@@ -38,46 +37,46 @@ from partita.export.weights.origins import Reordered
 from partita.export.weights.sources import Plain, initializers, stored
 
 VERSION = 1
-"""Of the operator sets besides ONNX's that operators on packed weights are in."""
+"""Version of the operator sets of quantised weights."""
 SMALL_ELEMENTS = 1 << 12
-"""Weights with fewer numbers are not worth a mention when they stay as they are."""
+"""Unquantised weights with fewer elements are not reported."""
 AFTER_HEAD = 10
-"""Nodes that a head's product and the logits may be apart."""
+"""Maximum nodes between a head's product and the logits."""
 AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Clip", "Identity", "Transpose"})
-"""Operators that may stand between them."""
+"""Operators that may be between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A packed weight in the graphs."""
+    """A quantised weight in the graphs."""
 
     packed: Packed
     modules: tuple[str, ...]
-    """Of the nodes that read it."""
+    """Modules of the nodes that read it."""
     values: tuple[ir.Value, ...]
     """Integers, scales and zero points."""
     of_experts: bool = False
-    """An operator on experts reads it, together with another stack, which has the same packing."""
+    """An operator on experts reads it, with another stack of the same packing."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What was done to the weights of all graphs of a package."""
+    """The outcome of quantisation for all graphs of a package."""
 
     placed: dict[object, Placed] = field(default_factory=dict)
-    """By the key of the weight."""
+    """Weight key -> the quantised weight."""
     asked_to_stay: dict[str, int] = field(default_factory=dict)
-    """Weights of modules that were to keep their type, and how many numbers they have."""
+    """Weights of modules that a setting keeps unquantised -> number of elements."""
     stayed: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
-    """The same of others, by what reads them and their type."""
+    """(operator, dtype) -> other unquantised weights with their number of elements."""
     otherwise: dict[str, int] = field(default_factory=dict)
-    """Embeddings that other bits were said of than the form looks up, and how many those are."""
+    """Embeddings whose setting requests bits that the form does not look up -> their bits."""
     narrowed: dict[object, Narrowed] = field(default_factory=dict)
-    """Weights that are rounded to 16 bits and kept in them, by the key of the weight."""
+    """Weight key -> weights rounded to 16 bits and stored in them."""
     modules: set[str] = field(default_factory=set)
-    """Modules of all weights that could be packed, whatever became of them."""
+    """Modules of all weights that could be quantised."""
     gathered: frozenset[str] = frozenset()
-    """Checkpoint tensors that stay because a graph picks matrices from them."""
+    """Checkpoint tensors that stay because a graph selects matrices from them."""
 
 
 def quantise(
@@ -89,13 +88,11 @@ def quantise(
     *,
     rest: Plan | None = None,
 ) -> dict[str, int]:
-    """Pack what `plan` says of `model`, in place; returns how many nodes were replaced, by the name of the pass.
+    """Quantise the weights of `model` by `plan`, in place. Returns the pass name with the number of replaced nodes.
 
-    `rest`: another plan has its turn afterwards, and only those products are packed that it would pack as well and
-    that are not the head; the others are left to it.
-
-    `movable`: whether the original model can be given the same rounded weight, without which there is nothing to check
-    the graph against. Raises PassError.
+    `rest`: a second plan that runs afterwards. Only products that it would quantise, too, are handled now, except the
+    head. `movable`: whether the source model can get the same rounded weight, without which the graph cannot be
+    verified. Raises PassError.
     """
 
     def run(model: ir.Model, context: PassContext) -> int:
@@ -108,26 +105,26 @@ def quantise(
 
 
 def check_blocks(plan: Plan, outcome: Outcome) -> None:
-    """Raise UsageError when neither the block size that was asked for nor a smaller one divides a row of any weight."""
+    """Raise UsageError when neither the requested block size nor a smaller one divides a row of any weight."""
     size = plan.block_size
     packed = [each.packed for each in outcome.placed.values()]
     if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
         shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"`block_size={size}` divides nothing, and no smaller one that {plan.form.summary} takes does: "
+            f"`block_size={size}` divides no row, nor does a smaller one that {plan.form.summary} supports: "
             f"the weights have rows of {shown}; leave it out"
         )
 
 
 def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
-    """What was said of modules none of which has a weight that could be packed: it made no difference."""
+    """Settings whose modules have no weight that could be quantised."""
     narrowed = {module for each in outcome.narrowed.values() for module in each.modules}
     return [each for each in keep if not any(each.fits(module) for module in outcome.modules | narrowed)]
 
 
 @dataclass(slots=True)
 class _Rewriter:
-    """One graph on the way."""
+    """The state of rewriting one graph."""
 
     graph: ir.Graph
     context: PassContext
@@ -135,14 +132,14 @@ class _Rewriter:
     outcome: Outcome
     movable: Callable[[Plain], bool]
     rest: Plan | None = None
-    """The plan that has its turn afterwards."""
+    """The plan that runs afterwards."""
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
-    """Of the weights that this graph has already."""
+    """Weight key -> its values in this graph."""
     shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
-    """What products of this graph share."""
+    """Values shared by products of this graph."""
 
     def run(self) -> int:
-        """Replace every node that reads a weight to be packed; returns how many."""
+        """Replace every node that reads a weight to quantise; returns their number."""
         tokens = self.context.input(self.graph, "tokens")
         heads: dict[str, Packing] = {}
         count = 0
@@ -167,16 +164,14 @@ class _Rewriter:
         return count
 
     def _is_left(self, node: ir.Node, plain: Plain) -> bool:
-        """Whether a product is left to the plan that comes afterwards, where one does."""
+        """Whether a product is left to the plan that runs afterwards."""
         if self.rest is None:
             return False
         packing = self.rest.packing(modules_of(node, plain), plain.origin.shape[1])
         return packing is None or self._gives_logits(node)
 
     def _gives_logits(self, node: ir.Node) -> bool:
-        """Whether a product is the head: of a prompt it multiplies the last token alone, and an embedding may be its
-        weight as well.
-        """
+        """Whether a product is the head."""
         logits = {port.name for port in self.context.outputs if port.role == "logits"}
         near = [node]
         for _ in range(AFTER_HEAD):
@@ -187,14 +182,14 @@ class _Rewriter:
         return False
 
     def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Taken | None:
-        """How the weight of `node` is packed; None where it stays. Raises UnsupportedModelError, UsageError."""
+        """The packing of the weight of `node`; None where it stays. Raises UnsupportedModelError, UsageError."""
         if not self._may_be_packed(plain):
             return None
         where = modules_of(node, plain)
         self.outcome.modules.update(where)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
-        elif self._is_taken(where, plain):
+        elif self._keeps_stored(where, plain):
             taken = taken_by_look_up if embedding else taken_by_product
             return taken(self.plan, where, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
@@ -203,22 +198,22 @@ class _Rewriter:
             self.outcome.otherwise[plain.name] = packing.grid.bits
         return None if packing is None else Taken(packing, (plain.origin,))
 
-    def _is_taken(self, where: Sequence[str], *weights: Plain) -> bool:
-        """Whether the integers of some weights are to be taken as they are stored."""
+    def _keeps_stored(self, where: Sequence[str], *weights: Plain) -> bool:
+        """Whether the stored integers of some weights are to be kept."""
         if self.plan.stored is None or self.plan.asked_to_stay(where):
             return False
         return any(is_stored(plain.origin) for plain in weights)
 
     def _packed(self, plain: Plain, taken: Taken, layout: Layout, place: int = 0) -> Packed:
-        """The weight, packed so."""
+        """The weight with this packing."""
         return Packed.of(replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded)
 
     def _may_be_packed(self, plain: Plain) -> bool:
-        """Whether there will be something to check it against, and it is stored once."""
+        """Whether the weight can be verified and is stored once."""
         return not plain.tensors & self.outcome.gathered and self.movable(plain)
 
     def _experts(self, node: ir.Node) -> bool:
-        """Put the operator of the form on packed experts in the place of MoE; False where that cannot be."""
+        """Replace MoE by the form's operator on quantised experts; False where that is impossible."""
         found, form = experts.stacks(node), self.plan.form.experts
         if found is None or form is None or not all(map(self._may_be_packed, found)):
             return False
@@ -226,7 +221,7 @@ class _Rewriter:
         self.outcome.modules.update(where)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
-        if self._is_taken(where, *found):
+        if self._keeps_stored(where, *found):
             taken = taken_by_experts(self.plan, where, found)
         else:
             packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
@@ -241,7 +236,7 @@ class _Rewriter:
         return True
 
     def _product(self, node: ir.Node, packed: Packed) -> None:
-        """Put the product of the form in the place of a MatMul or Gemm."""
+        """Replace a MatMul or Gemm by the product of the form."""
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         views = views_around(node)
         hidden = node.inputs[0] if views is None else views[0].inputs[0]
@@ -256,7 +251,7 @@ class _Rewriter:
             self._replace(views[1], made, dead=(node, views[0]))
 
     def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
-        """Put the look-up of the form in the place of the Gather of an embedding; False where it is not one."""
+        """Replace the Gather of an embedding by the form's lookup; False where it is not one."""
         form = self.plan.form
         if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
             return False
@@ -276,25 +271,25 @@ class _Rewriter:
         return True
 
     def _place(self, node: ir.Node) -> Place:
-        """Where what replaces `node` is written."""
+        """The position of the nodes that replace `node`."""
         return Place(self.graph, node, self.plan.kernels, self.shared)
 
     def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
-        """Let `value` be read in place of what `node` gives, and remove what `dead` gave for it alone."""
+        """Replace the output of `node` by `value`, and remove dead nodes of `dead`."""
         new = value.producer()
         assert new is not None
         replace(self.graph, node, new, dead)
 
     def _weight(self, packed: Packed, node: ir.Node, *, of_experts: bool = False) -> Weight:
-        """A weight as nodes read it."""
+        """A weight for node writers."""
         return Weight(self._parts(packed, node, of_experts), packed.rows, packed.width, packed.packing)
 
     def _parts(self, packed: Packed, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
-        """The initializers of a weight, made once for a graph."""
+        """The initializers of a weight, created once per graph."""
         key, module = packed.key, node.metadata_props.get(MODULE, "")
         if key not in self.values:
             name = f"{packed.name}.{packed.packing.name}"
-            if name in self.graph.initializers:  # a tied embedding, laid out otherwise than the head
+            if name in self.graph.initializers:  # a tied embedding with another layout than the head
                 name = f"{name}.rows"
             self.values[key] = initializers(packed, name)
             for value in self.values[key]:
@@ -307,10 +302,7 @@ class _Rewriter:
         return self.values[key]
 
     def _settle_values(self) -> None:
-        """Let what was placed name the initializers that are read: a form may have given the same bytes another shape.
-
-        Only those are written, and read back for the reference.
-        """
+        """Set the values of each weight to its used initializers: a form may have reshaped the bytes."""
         read = {
             part.key: value for value in self.graph.initializers.values() if value.uses() and (part := stored(value))
         }
@@ -323,14 +315,14 @@ class _Rewriter:
             self.outcome.placed[key] = replace_fields(placed, values=values)
 
     def _note_others(self) -> None:
-        """Count the weights that stay as they are, by what reads them."""
+        """Count the unquantised weights by consumer."""
         for value in self.graph.initializers.values():
             weight = stored(value)
             if weight is None or not isinstance(weight.source, Plain) or weight.shape.rank() < 2:
                 continue
             name = weight.source.name
             if self.plan.stored is not None and not is_stored(weight.source.origin):
-                continue  # floats of a checkpoint whose integers are taken: they are what they were
+                continue  # floats of a checkpoint whose integers are kept
             if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
                 continue
             operator = next((use.node.op_type for use in value.uses()), "nothing")
@@ -338,15 +330,13 @@ class _Rewriter:
 
 
 def modules_of(node: ir.Node, plain: Plain) -> list[str]:
-    """The modules that a node and the weight that it reads are of, as `--keep` names them. What is said of one of the
-    stacks that an operator on experts reads is said of both.
-    """
+    """The modules of a node and of its weight, as `--keep` names them. Both stacks of an operator on experts count."""
     beside = experts.stacks(node) or (plain,)
     return [node.metadata_props.get(MODULE, ""), *(path for each in beside for path in paths(each.parameters))]
 
 
 def _is_kept(plan: Plan, node: ir.Node) -> bool:
-    """Whether something was said of the module of `node`."""
+    """Whether a setting matches the module of `node`."""
     return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
 
 

@@ -1,4 +1,4 @@
-"""What a graph does with weights that are taken as they are stored: which can be, and what their operators read."""
+"""Packing of weights that keep their stored integers, and the reordering of their inputs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from partita.export.weights.sources import Plain
 
 ORDERED = "ordered"
 PACKED_ATTENTION = "packed_attention"
-"""The pass that makes one product of those of queries, keys and values."""
+"""The pass that joins the query, key and value projections."""
 
 
 def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
-    """How a weight that is multiplied by is packed. Raises UnsupportedModelError where it cannot be as it is stored,
-    UsageError where something else was said of it.
+    """The packing of a product's weight.
+
+    Raises UnsupportedModelError where it cannot be packed as stored, UsageError where a setting contradicts.
     """
     stored, form = _of(plan), plan.form
     try:
         taken = stored.take([plain.origin], whole_rows=form.one_scale)
         grid = taken.packing.grid
         if form.one_scale and not (grid.symmetric and grid.bits in form.bits):
-            raise NotAsStoredError(f"{form.summary} takes 8 bits without zero points")
+            raise NotAsStoredError(f"{form.summary} supports 8 bits without zero points only")
     except NotAsStoredError as error:
         apart = ""
         if len(plain.tensors) > 1:
@@ -41,7 +42,7 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
 
 
 def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) -> None:
-    """Raise UsageError where other integers than the stored ones were said of a weight."""
+    """Raise UsageError where a setting requests other bits than the stored ones."""
     said, bits = plan.bits_said(modules), taken.packing.grid.bits
     if said is not None and said != bits:
         raise UsageError(
@@ -51,7 +52,7 @@ def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) 
 
 
 def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken | None:
-    """The same of an embedding; None where it stays floats: its form looks up no such integers."""
+    """The packing of an embedding; None where it stays floats, because its form does not look up these integers."""
     try:
         taken = _of(plan).take([plain.origin])
     except NotAsStoredError:
@@ -62,7 +63,7 @@ def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken 
 
 
 def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain]) -> Taken | None:
-    """How the stacks of one layer are packed for an operator that reads both; None where it takes none."""
+    """The packing of one layer's stacks for one operator; None where it does not support them."""
     if plan.form.experts is None or not plan.kernels.experts:
         return None
     try:
@@ -77,7 +78,7 @@ def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain
 
 
 def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Value:
-    """Activations [..., K] with column `order[i]` at i; once for all products that read them so."""
+    """Activations [..., K] with column `order[i]` at i; shared by all products with that order."""
     key = (ORDERED, (hidden, order))
     if key not in place.shared:
         number = sum(1 for word, _ in place.shared if word == ORDERED)
@@ -88,7 +89,7 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
 
 
 def _instead() -> str:
-    """What to do about a weight that cannot be taken as it is stored."""
+    """The remedy for a weight that cannot be packed as stored."""
     return (
         "add `requantise=True`, which rounds the weights a second time, or name `precision` "
         "fp16 or bf16, which keeps their numbers"
