@@ -90,7 +90,7 @@ def test_a_run_that_is_ended_goes_on_and_loses_and_doubles_nothing(summing, tmp_
         assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
         assert not out.exists() and lines_in(journal) > done
         done = lines_in(journal)
-        assert number != signal.SIGINT or "the same command goes on with the rest" in said
+        assert number != signal.SIGINT or "run the same command again to continue" in said
     kept = read_journal(journal)
     process = started(words(summing, source, out))
     said = process.communicate(timeout=SECONDS)[1]
@@ -165,7 +165,7 @@ def test_tables_in_and_out(summing, tmp_path, capsys):
         ({"seed": 1 << 70}, "seed is 1180591620717411303424; it must be from 0 to 2**64 - 1"),
         ({"adapter": "o`o"}, "field adapter o`o: the package has no adapter of this name; it has none"),
         ({"adapter": "other"}, "field adapter other: the package has no adapter of this name; it has none"),
-        ({"stop": ["x"]}, "field stop is a text, and there is no tokenizer"),
+        ({"stop": ["x"]}, "field stop is text, but there is no tokenizer"),
     ],
     ids=str,
 )
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, cap
         (words(summing, source, out), "exists already"),
         (words(summing, source, source), "the same file as"),
         (words(summing, source, summing / "out.jsonl"), "inside"),
-        (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "has to end in one of"),
+        (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "must end in one of"),
         (words(summing, tmp_path / "gone.jsonl", tmp_path / "o.jsonl"), "no such file"),
         (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "give one of them"),
         (["generate", package, "--input", str(source)], "--output"),
@@ -231,7 +231,7 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = " ".join(capsys.readouterr().err.split())
-    assert "every row has its answer, so make room and run the same command again" in said
+    assert "every row has its answer, so free disk space and run the same command again" in said
     assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
     monkeypatch.setattr("partita.library.engine.scheduler.Scheduler.submit", None)  # nothing is answered again
     assert run(words(summing, source, out)) == 0

@@ -121,7 +121,7 @@ def test_what_makes_no_sense_is_one_line(
 def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     words = ("bench", package, "--provider", "cpu", "--report")
-    fails(capsys, 1, "a file; give a folder", *words, tmp_path / "file")
+    fails(capsys, 1, "a file; choose a folder", *words, tmp_path / "file")
     fails(capsys, 2, "which this command reads", *words, package / "reports")
     fails(capsys, 1, "cannot be made", *words, tmp_path / "no" / "such")
     assert not (package / "reports").exists()
@@ -237,7 +237,7 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
     first, cpu = found["contenders"]
     assert (first["rounds"], cpu["rounds"]) == (1, 1)
     assert first["why"] is not None and first["why_unknown"] == ""
-    assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before it was observed"
+    assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before its profiled round"
 
 
 def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
@@ -253,8 +253,8 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()
     (cpu,) = json.loads(out)["contenders"]
-    assert cpu["rounds"] == 1 and cpu["why_unknown"] == "the observed round failed: no room"
-    assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the observed round failed: no room" in err
+    assert cpu["rounds"] == 1 and cpu["why_unknown"] == "the profiled round failed: no room"
+    assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the profiled round failed: no room" in err
     assert run(given) == 0, "where none was asked for"
 
 

@@ -102,7 +102,7 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
     """It is an error, unless the user takes the documented default."""
     refused(exporting("--target", "directml"), 3, "directml", "not_in_build", "--target-default", "--attention gqa")
     code, out, _ = exporting("--target", "directml", "--target-default")
-    assert code == 0 and "the default for directml, which could not be queried: not_in_build" in out
+    assert code == 0 and "the default for directml, which could not be probed: not_in_build" in out
 
 
 @pytest.mark.parametrize(

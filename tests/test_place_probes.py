@@ -152,7 +152,7 @@ def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, 
     assert all(entry["trials"] == [] and entry["unprobed"] == "" for entry in report["fallbacks"])
     assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
     text = place(planted, "--probe-seconds", 0)
-    assert text.code == 0 and "experiment" not in text.err and "missing or not complete" not in text.out
+    assert text.code == 0 and "experiment" not in text.err and "missing or incomplete" not in text.out
 
 
 # --- budgets -------------------------------------------------------------------------------------------------------

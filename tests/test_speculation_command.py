@@ -87,7 +87,7 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
     recurrent = handmade(tmp_path / "recurrent", states=ALL)
     for options, says in (
         (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
-        (("--speculate", "ngram", "--draft", package), "give only one of them"),
+        (("--speculate", "ngram", "--draft", package), "set only one of them"),
         (("--speculate", "ngram"), "cannot be rewound"),
     ):
         _, err = generated(*options, folder=recurrent, code=2)
@@ -95,7 +95,7 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
     _, err = generated("--draft", tmp_path / "nowhere", code=1)
     assert "nowhere" in err
     _, err = generated("--draft", recurrent, code=2)
-    assert "this package cannot draft: its conv and recurrent states" in " ".join(err.split())
+    assert "this package cannot be a draft package: its conv and recurrent states" in " ".join(err.split())
 
 
 def test_a_draft_that_gives_up_is_told_once_and_in_the_report(

@@ -1,1 +1,1 @@
-"""What Partita does, as functions for programs. Nothing here prints, ends the process, or knows a command line."""
+"""The Python API: functions and objects behind the commands. Nothing here prints, exits or parses a command line."""

@@ -1,4 +1,4 @@
-"""Who hears what there is to say along the way: a program's log by default, a terminal where a verb passes one."""
+"""Receivers of notes and progress of a running function: the log by default, a terminal for commands."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 LOGGER = logging.getLogger("partita")
-"""Silent until a program sets up logging: Python would print warnings of a library that has no handler."""
+"""Silent until a program configures logging; without a handler, Python would print warnings."""
 LOGGER.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """What is told while something runs. Functions that may take long take one of these."""
+    """Receives notes and progress of a function that may take long."""
 
     note: Callable[[str], object] = LOGGER.warning
-    """Hears a sentence that the user should know of, while or before a result comes."""
+    """Called with a note for the user, before or with the result."""
     busy: Callable[[str], AbstractContextManager[object]] = nullcontext
-    """Is entered while something takes long, with words for what it is."""
+    """Context manager of a long operation, called with its title."""
 
 
 QUIET = Audience()

@@ -1,4 +1,4 @@
-"""The provider chain of a run: providers, their options, plugin libraries and pins, checked."""
+"""The provider chain of a run: checked providers, options, plugin libraries and pins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIVEN = "given"
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The chain and its options as the user gave them, not yet resolved."""
+    """The chain and its options as the user set them."""
 
     provider: str | None = None
     """The chain; None for the best usable provider, then cpu."""
@@ -34,24 +34,24 @@ class ChainOptions:
     pins: tuple[str, ...] = ()
     threads: int | None = None
     graph_capture: bool = False
-    """Decode steps are to be recorded once and replayed."""
+    """Enable graph capture: record a decode step once and replay it."""
     source: str = GIVEN
     """Source of the chain in a report."""
     skipped: tuple[ChainEntry, ...] = ()
     """Installed providers that the default chain leaves out."""
 
     def resolved(self, target: Target) -> ChainOptions:
-        """The same with the names of the chain, so that a worker process does not look for the default again."""
+        """These options with the chain's names, so that a worker process does not choose the default again."""
         names = ",".join(provider.ort_name for provider in target.chain)
         return replace(self, provider=names, source=target.source, skipped=target.skipped)
 
 
 def chain_of(options: ProviderChain) -> ChainOptions:
-    """The chain of a verb's options. Raises UsageError."""
+    """The chain of a command's options. Raises UsageError."""
     given = options.providers
     entries = [given] if isinstance(given, str) else list(given or ())
     if given is not None and not entries:
-        raise UsageError("`providers` is empty; name at least one, or leave it out for the best usable one")
+        raise UsageError("`providers` is empty; name at least one, or omit it for the best usable provider")
     return ChainOptions(
         provider=None if given is None else ",".join(each if isinstance(each, str) else each[0] for each in entries),
         provider_options=_merged([dict([entry]) for entry in entries if not isinstance(entry, str)], options),
@@ -62,19 +62,19 @@ def chain_of(options: ProviderChain) -> ChainOptions:
 
 
 def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChain) -> dict[str, ProviderValues]:
-    """Options given with the names of providers, and the others. Raises UsageError for one given twice."""
+    """Options given with the providers' names, merged with `provider_options`. Raises UsageError for a duplicate."""
     found: dict[str, dict[str, Any]] = {}
     for word, values in (pair for given in (*named, options.provider_options or {}) for pair in given.items()):
         for name, value in values.items():
             if name in found.setdefault(word, {}):
                 written = f"`provider_options={word}.{name}={value}`"
-                raise UsageError(f"{written}: {word}.{name} is given twice; give it once")
+                raise UsageError(f"{written}: {word}.{name} is set twice; set it once")
             found[word][name] = value
     return dict(found)
 
 
 def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
-    """Files and folders that are read: those `given`, what the chain's options name, and what stdin comes from."""
+    """Input files and folders: `given`, existing paths in the chain's options, and stdin."""
     options = (value for values in where.provider_options.values() for value in values.values())
     values = [
         value
@@ -86,20 +86,22 @@ def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
 
 
 def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """The options with which the provider that leads the chain records runs. Raises UsageError where it cannot."""
+    """The options with graph capture enabled for the first provider. Raises UsageError if it is not supported."""
     first = chain[0]
     if not first.capture_option:
         able = listing(sorted(entry.name for entry in known_providers().values() if entry.capture_option))
-        raise UsageError(f"`graph_capture`: {first.name} leads the chain and records no graphs; {able} do")
+        raise UsageError(
+            f"`graph_capture`: {first.name}, the first provider, does not support graph capture; {able} do"
+        )
     kept = {name: dict(pairs) for name, pairs in options.items()}
     if kept.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
-        raise UsageError(f"`graph_capture`: {first.name}.{first.capture_option} is given as off; leave one out")
+        raise UsageError(f"`graph_capture`: {first.name}.{first.capture_option} is set to off; omit one of them")
     return kept
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A chain of providers with its options, checked."""
+    """A checked chain of providers with its options."""
 
     chain: tuple[Provider, ...]
     source: str
@@ -108,22 +110,22 @@ class Target:
     """Provider options by provider name."""
     pins: tuple[str, ...]
     notes: tuple[str, ...]
-    """Sentences for the user and the report."""
+    """Notes for the user and the report."""
     by_default: str | None = None
-    """Why it is this chain, when the user named none."""
+    """Why this chain is the default; empty if the user named it."""
     skipped: tuple[ChainEntry, ...] = ()
-    """Installed providers that a default chain would begin with, and that could not start."""
+    """Installed providers with a higher rank than the default chain, which could not start."""
 
     @property
     def asked_names(self) -> tuple[str, ...]:
-        """ONNX Runtime's names of the chain that the user wrote; empty when it is the default."""
+        """ONNX Runtime's names of the chain that the user named; empty for the default."""
         return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
 
 
 def read_chain_options(given: ChainOptions) -> Target:
     """Check every option before anything is loaded. Raises UsageError.
 
-    Without a chain the installed providers are tried, each in a worker process.
+    Without a chain, the installed providers are checked in worker processes.
     """
     libraries = parse_libraries(given.provider_libraries, all_names())
     by_default, skipped = None, given.skipped

@@ -1,4 +1,4 @@
-"""A hash of a package: a run over a prompt file resumes, and workers take part, only with the same hash."""
+"""The hash of a package, which resumed runs and cluster workers compare."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from partita.errors import PackageError
 from partita.package.folder import COMPANIONS, Manifest, sha256_of, unreadable
 
 OF_OTHERS = ("genai_config.json",)
-"""Files that folders of other exporters have beside those that a checkpoint has."""
+"""Additional files of foreign folders."""
 
 
 def contents_hash(folder: Path, manifest: Manifest) -> str:
-    """SHA-256 of the manifest and of the files that a user may edit, such as the tokenizer's.
+    """SHA-256 of the manifest and of editable files such as the tokenizer's.
 
-    Graphs and weights count by their hashes in the manifest; they are hashed for a folder of another exporter.
-    Raises PackageError for a file that cannot be read.
+    Graphs and weights count by their hashes in the manifest; those of a foreign folder are hashed. Raises PackageError
+    for an unreadable file.
     """
     digest = hashlib.sha256(manifest.model_dump_json(exclude={"created"}).encode())
     homes = {"", *(str(PurePosixPath(file.file).parent) for file in manifest.graph.files)}

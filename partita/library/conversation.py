@@ -1,7 +1,7 @@
-"""A conversation that keeps its cache: each turn reads what is new, and what the template has changed of others.
+"""A chat that keeps its KV cache: each turn prefills only tokens that are new or that the template has changed.
 
-The template is asked for the whole conversation in every turn. What its tokens have in common with those in the cache
-stays there, and the row goes back to where they part; a state that cannot go back is read anew.
+The template renders the whole conversation in every turn. The cached tokens up to the first difference are kept, and
+the row is rewound to it; if its state cannot be rewound, the whole text is prefilled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.runtime.generate.text.tokens import Text
 
 
 class Conversation:
-    """Messages so far, and the request that has them in the cache. One thread uses it, and steps the engine."""
+    """The messages so far, and the request that has them cached. One thread uses it and steps the engine."""
 
     def __init__(
         self,
@@ -32,37 +32,36 @@ class Conversation:
         stop_ids: Sequence[int] = (),
         on_text: Callable[[str], object] | None = None,
     ) -> None:
-        """`sampling`: completed; each turn draws with a seed of its own, which follows from its. `messages`: what was
-        said before. `on_text` hears an answer as it comes.
-        """
+        """`sampling`: with all values set; each turn has its own seed derived from it. `messages`: earlier messages.
+        `on_text` is called with the text of an answer as it is generated."""
         self._engine, self._text, self._sampling, self._on_text = engine, text, sampling, on_text
         self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
         self.messages: list[Message] = list(messages)
         self.turns = 0
         self._reads = 0
-        """Tokens of the last turn that its row did not have."""
+        """Tokens prefilled in the last turn."""
         self._ticket: Ticket | None = None
 
     @property
     def read_tokens(self) -> int:
-        """Tokens that the last turn had to read, of all that the conversation has."""
+        """Number of tokens that the last turn prefilled."""
         return self._reads - (0 if self._ticket is None else self._ticket.copied_tokens)
 
     @property
     def tokens(self) -> int:
-        """Tokens of the conversation in the cache."""
+        """Number of cached tokens of the conversation."""
         return 0 if self._ticket is None else len(self._ticket.history)
 
     @property
     def max_length(self) -> int:
-        """Most tokens that a conversation can have."""
+        """Maximum number of tokens of a conversation."""
         return self._engine.manifest.graph.max_length
 
     def ask(self, message: str) -> Ticket:
-        """Begin the answer to a message of the user; `finish` steps to its end.
+        """Begin the answer to a user message; `finish` steps to its end.
 
-        Raises GenerationError for a message that the template refuses, and for a conversation that the cache does not
-        hold; it is as it was then. Raises UsageError without a chat template.
+        Raises GenerationError, without a change, for a message that the template rejects and for a conversation longer
+        than the cache. Raises UsageError without a chat template.
         """
         wanted = [*self.messages, {"role": "user", "content": message}]
         tokens = tuple(self._text.encode_messages(wanted))
@@ -74,8 +73,9 @@ class Conversation:
         return ticket
 
     def finish(self) -> Ticket:
-        """Step until the answer is over, and take it into the conversation. Raises what ended it; a message that was
-        not answered at all is no part of the conversation then.
+        """Step until the answer is complete, and add it to the conversation.
+
+        Raises the error that ended it; a message without any answer is removed from the conversation then.
         """
         ticket = self._ticket
         assert ticket is not None
@@ -88,7 +88,7 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": answer.text})
             else:
                 self.messages.pop()
-            if ticket.state != "over":  # it was interrupted before it had a row, and nothing goes on after it
+            if ticket.state != "over":  # interrupted before it had a row, so nothing will finish it
                 ticket.cancel()
                 self._ticket = None
         if ticket.error is not None:
@@ -96,9 +96,9 @@ class Conversation:
         return ticket
 
     def reset(self, system: str | None = None) -> None:
-        """Begin anew: with this message of the system, with the one there was, or without one where it is empty.
+        """Begin again: with this system message, with the current one (None), or without one (empty).
 
-        Raises GenerationError for one that the template refuses; the conversation is as it was then.
+        Raises GenerationError, without a change, if the template rejects it.
         """
         kept = [message for message in self.messages[:1] if message["role"] == "system"]
         if system:
@@ -108,7 +108,7 @@ class Conversation:
         self._forget()
 
     def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:
-        """Go on with the request that has the conversation, or make another."""
+        """Continue the conversation's request, or submit a new one."""
         ticket = self._ticket
         history = () if ticket is None else ticket.history
         common = min(len(commonprefix([history, tokens])), len(tokens) - 1)

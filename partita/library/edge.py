@@ -1,6 +1,6 @@
-"""What functions that programs call have in common.
+"""Decorators and errors of the public Python API.
 
-A wrong value of an argument is an `ArgumentError`, which is a ValueError and a TypeError, too.
+A wrong argument raises `ArgumentError`, which is also a ValueError and a TypeError.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Owner = TypeVar("Owner")
 
 
 class ArgumentError(UsageError, ValueError, TypeError):
-    """A function was called with an argument that makes no sense."""
+    """A function was called with an invalid argument."""
 
 
 def of_system(error: Exception) -> ResourceError | None:
-    """What is told where memory, or the system, gives out; None for another error."""
+    """The ResourceError for a memory or system error; None for other errors."""
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; close other models, or use a smaller one")
     if isinstance(error, OSError):
@@ -43,7 +43,7 @@ def of_system(error: Exception) -> ResourceError | None:
 
 @contextmanager
 def one_tree() -> Iterator[None]:
-    """Raise UsageError as ArgumentError, and errors of the system and of imports as errors of ours; others pass."""
+    """Raise UsageError as ArgumentError, and system and import errors as PartitaError; other exceptions pass."""
     try:
         yield
     except PartitaError as error:
@@ -58,7 +58,7 @@ def one_tree() -> Iterator[None]:
 
 
 def python_values(value: Any) -> Any:
-    """The value with numbers and arrays of numpy or torch as Python's own, also in lists, tuples and dicts."""
+    """The value with numpy and torch numbers and arrays as Python values, including in lists, tuples and dicts."""
     if type(value) in (list, tuple):
         return type(value)(map(python_values, value))
     if type(value) is dict:
@@ -73,11 +73,11 @@ def python_values(value: Any) -> Any:
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function or method part of the public API: it takes numbers of numpy, and its errors are of ours."""
+    """Make a function or method part of the public API: it accepts numpy numbers and raises PartitaError."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
+        # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); set the variable to 0 to allow it.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         with one_tree():
             return function(*python_values(args), **python_values(kwargs))
@@ -86,9 +86,9 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], Callable[P, T]]:
-    """Make a function of an options dataclass one that programs call with the fields of the dataclass.
+    """A decorator: callers pass the fields of an options dataclass, and the function gets the dataclass.
 
-    The function gets the options checked; see `partita.options.checked`.
+    The options are checked; see `partita.options.checked`.
     """
 
     def decorate(function: Callable[[Options], T]) -> Callable[P, T]:
@@ -106,7 +106,7 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], C
 def method_takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], T]], Callable[Concatenate[Owner, P], T]]:
-    """The same for a method, and for a function with another argument before those of the options."""
+    """`takes` for a method, or for a function with another argument before the options."""
 
     def decorate(function: Callable[[Owner, Options], T]) -> Callable[Concatenate[Owner, P], T]:
         @public

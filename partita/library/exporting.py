@@ -1,4 +1,4 @@
-"""Exporting a checkpoint, as a function, and the functions of the runtime that the exporter gets."""
+"""Exports a checkpoint, with the runtime functions that the exporter needs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Exported:
-    """The package that an export wrote, its manifest, and what the export took."""
+    """The exported package: its manifest, and the duration of the export."""
 
     path: Path
     manifest: Manifest
     attention_reason: str
-    """Why attention and cache are written as they are."""
+    """Reasons for the attention and cache layout."""
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
-    """By stage."""
+    """Seconds by stage."""
     peak_rss_bytes: int
 
     def __repr__(self) -> str:
@@ -52,13 +52,13 @@ class Exported:
 
 @takes(Options)
 def export(options: Options) -> Exported:
-    """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
+    """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and verify it against the source
+    model.
 
-    The arguments are the options of `partita export`; `target_options` and `target_libraries` are about the provider
-    that `target` names; an `exporter` that is not there is refused with the names of those that are. Raises
-    ArgumentError, CheckpointError, UnsupportedModelError, ParityError when the graph does not compute what the model
-    computes, ProviderError when the target cannot be asked, ResourceError, and InstallationError without the extra
-    `export`. Nothing is left of a failed export.
+    The arguments are the options of `partita export`; `target_options` and `target_libraries` belong to the provider
+    `target`; an unknown `exporter` is refused with the available names. Raises ArgumentError, CheckpointError,
+    UnsupportedModelError, ParityError when the graph's logits differ from the model's, ProviderError when the target
+    cannot be probed, ResourceError, and InstallationError without the extra `export`. A failed export leaves no files.
     """
     summary = run_export(options)
     for line in summary.notes:
@@ -112,12 +112,12 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
 
 
 def check_before_loading(options: Options) -> None:
-    """Make the checks that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
+    """Check options that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
     if options.target is None and options.target_libraries:
-        raise UsageError("`target_libraries` brings a provider that `target` names; add it")
+        raise UsageError("`target_libraries` needs `target`, the name of its provider; add it")
     if options.target is None and options.target_options:
-        raise UsageError("`target_options` is about the provider that `target` names; add it")
-    if options.target is not None and not options.target_libraries:  # a library may bring a provider of another name
+        raise UsageError("`target_options` needs `target`, the provider it belongs to; add it")
+    if options.target is not None and not options.target_libraries:  # a library may contain a provider of another name
         parse_chain(options.target, argument="target")
     check(group(options, ExportOptions))
 
@@ -129,18 +129,18 @@ def _warn_without_integer_unit(audience: Audience) -> None:
     if integer_unit() == "":
         audience.note(
             f"`activations=int8`: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
-            "is likely to be slower here than without it"
+            "is probably slower here than without it"
         )
 
 
 def _choose_target(options: Options, audience: Audience = QUIET) -> Target | None:
-    """The target; None when the user named a lowering and no target.
+    """The target; None when the user set a lowering and no target.
 
-    Raises UsageError, and ProviderError when the target cannot be queried.
+    Raises UsageError, and ProviderError when the target cannot be probed.
     """
     if options.target is None and options.attention != "auto":
         if options.target_default:
-            raise UsageError("`target_default` is about the provider that `target` names; add it")
+            raise UsageError("`target_default` needs `target`, the provider it belongs to; add it")
         return None
     from partita.library.place.target import find_target
 
@@ -159,7 +159,7 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
 
 
 def read_foreign(folder: Path, batch_size: int, max_length: int) -> Graph:
-    """How the graphs that another exporter wrote to `folder` are run. Raises PackageError."""
+    """The inferred graph contract of a foreign folder. Raises PackageError."""
     from partita.foreign.folder import Choice, open_folder
 
     contract = folder / "contract.toml"
@@ -168,7 +168,7 @@ def read_foreign(folder: Path, batch_size: int, max_length: int) -> Graph:
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:
-    """Replay the known answer on the CPU provider."""
+    """Replay the reference logits on the CPU provider."""
     from partita.runtime.verify.replay import replay as replay_on
 
     return replay_on(folder, parse_chain("cpu"), manifest=manifest)
@@ -182,14 +182,14 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
 
 
 def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
-    """The package opened on the CPU provider, to read a text."""
+    """The package opened on the CPU provider, for scoring a text."""
     from partita.runtime.verify.quality import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def _reader() -> Reader:
-    """How generate reads the files of a package."""
+    """How `generate` reads the files of a package."""
     from partita.export.checkpoint.companions import Reader
     from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 
@@ -204,14 +204,14 @@ def _reader() -> Reader:
 
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Read by torch when it is imported (torch/_inductor/runtime/cache_dir_utils.py)."""
+"""Read by torch at import (torch/_inductor/runtime/cache_dir_utils.py)."""
 
 
 @contextmanager
 def own_compile_cache() -> Iterator[None]:
-    """A folder for torch's compile cache that goes with the command; a folder that the user has named stays.
+    """A temporary folder for torch's compile cache; a folder set by the user is kept.
 
-    torch makes `TMPDIR/torchinductor_USER` as soon as it is imported, and leaves it there. An export compiles nothing.
+    torch creates `TMPDIR/torchinductor_USER` at import and leaves it there, although an export compiles nothing.
     """
     if VARIABLE in os.environ:
         yield

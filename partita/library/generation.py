@@ -1,4 +1,4 @@
-"""The completions of one call: an iterator of steps, and what each prompt has got so far."""
+"""The completions of one call: an iterator of steps with the output of each prompt."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "len
 
 @dataclass(frozen=True, slots=True)
 class GenerationStep:
-    """One step: a run of the model, and what it added to each prompt's completion."""
+    """One step: a run of the model, and its output for each prompt."""
 
     index: int
-    """0-based; of the steps in which a prompt of the call had a row."""
+    """0-based, counting steps in which a prompt of the call had a row."""
     phase: Literal["prefill", "decode"]
-    """prefill while any row still reads its prompt."""
+    """prefill if any row is in its prompt, else decode."""
     texts: tuple[str, ...]
-    """New text for each prompt: whole characters only, so often none."""
+    """New text for each prompt: whole characters, so often empty."""
     tokens: tuple[tuple[int, ...], ...]
     """New tokens for each prompt."""
     finish_reasons: tuple[str | None, ...]
-    """`stop`, `length`, `cache_full` or `error` of each prompt that is over."""
+    """`stop`, `length`, `cache_full` or `error` of each finished prompt."""
     seconds: float
     """Wall time of the run."""
 
@@ -48,10 +48,10 @@ class GenerationStep:
 
 
 class Progress:
-    """The requests of one call, and the steps that the engine made for them."""
+    """The requests of one call and their steps."""
 
     def __init__(self, samplings: Sequence[Sampling]) -> None:
-        """`samplings`: as they were asked for, one for all prompts or one for each."""
+        """`samplings`: as requested, one for all prompts or one for each."""
         self.samplings = tuple(samplings)
         self.tickets: list[Ticket] = []
         self.steps: list[Step] = []
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """All requests are over, or it was closed."""
+        """Whether all requests have finished, or it was closed."""
         return self.closed or all(ticket.state == "over" for ticket in self.tickets)
 
     @property
@@ -96,17 +96,17 @@ class Progress:
         return next((ticket.error for ticket in self.tickets if ticket.error is not None), None)
 
     def finish(self, ticket: Ticket) -> Any:
-        """The finish reason of a request: `interrupted` where it was closed before its end."""
+        """The finish reason of a request: `interrupted` if it was closed before its end."""
         return ticket.completion.finish or ("interrupted" if self.closed else None)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The most severe finish reason of all requests; None while one goes on."""
+        """The most severe finish reason of all requests; None while one is running."""
         reasons = {self.finish(ticket) for ticket in self.tickets}
         return None if None in reasons else next(reason for reason in SEVEREST if reason in reasons)
 
     def cancel(self) -> None:
-        """End the requests that are not over."""
+        """End unfinished requests."""
         self.closed = True
         for ticket in self.tickets:
             if ticket.state != "over":
@@ -115,10 +115,10 @@ class Progress:
 
 class Generation:
     """An iterator of `GenerationStep`. `text`, `texts`, `tokens` and `answers` run it to its end, unless it was
-    iterated: then they have what came so far.
+    iterated: then they have the output so far.
 
-    Ctrl-C ends it, and so does `close`, leaving its `with` block, or dropping it. The error of a prompt is raised when
-    the other prompts are over. Several generations of a model share its batch.
+    Ctrl-C ends it, as do `close`, leaving its `with` block, and dropping it. The error of a prompt is raised when the
+    other prompts have finished. Several generations of a model share its batch.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Generation:
         """Queue the requests on an open batch. `chunk`: prompt tokens per run."""
         self.chunk = chunk
         self._engine: Engine | None = engine
-        """None once it is over: it does not keep the model open then."""
+        """None when finished, so that it does not keep the model open."""
         self._slots, self._speculation = engine.slots, speculation
         self.progress = Progress(samplings)
         self.error: BaseException | None = None
@@ -167,13 +167,13 @@ class Generation:
         raise StopIteration
 
     def run(self) -> Generation:
-        """Go to the end; the generation itself."""
+        """Run to the end; return the generation itself."""
         for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """End it here, from any thread. May be called twice; what there is stays."""
+        """End it, from any thread. May be called repeatedly; the output so far is kept."""
         self.progress.cancel()
         engine, self._engine = self._engine, None
         with one_tree():
@@ -183,11 +183,11 @@ class Generation:
 
     def __repr__(self) -> str:
         counts = [len(ticket.completion.tokens) for ticket in self.progress.tickets]
-        state = self.finish_reason or ("going on" if self._started else "not started")
+        state = self.finish_reason or ("running" if self._started else "not started")
         return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a generation cannot be pickled or copied; take its answers, which can")
+        raise ArgumentError("a generation cannot be pickled or copied; use its answers instead")
 
     def __enter__(self) -> Generation:
         return self
@@ -230,7 +230,7 @@ class Generation:
         )
 
     def _tickets(self) -> list[Ticket]:
-        """The requests; run to their end where nobody has iterated."""
+        """The requests; runs them to their end unless iterated."""
         if not self._started and not self.over:
             self.run()
         return self.progress.tickets
@@ -242,8 +242,9 @@ class Generation:
 
     @property
     def timings(self) -> dict[str, Any]:
-        """Speed so far, by the names of `generate --json`; None where too little was measured to tell. Steps that rows
-        of other requests shared are counted with their tokens.
+        """Speed so far, by the names of `generate --json`; None for too few measurements.
+
+        Steps shared with rows of other requests are counted with their tokens.
         """
         return timings(self.progress.steps, min(len(self.progress.tickets), self._slots))
 
@@ -256,17 +257,19 @@ class Generation:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The most severe finish reason of all prompts, in the order error, interrupted, cache_full, length, stop; None
-        while it goes on."""
+        """The most severe finish reason of all prompts, in the order error, interrupted, cache_full, length, stop.
+
+        None while it is running.
+        """
         return self.progress.finish_reason
 
 
 def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
-    """Speed of a generation, as the report has it: steps under observation are left out, if others are left.
+    """Speed of a generation, as in the report: profiled steps are left out if there are others.
 
     `rows`: batch size.
     """
-    # Needs ONNX Runtime, which a process whose packages run in worker processes does without.
+    # Imports ONNX Runtime, which a process with packages in worker processes does not need.
     from partita.runtime.generate.record.run_facts import first_token_seconds, step_fact
 
     facts = [step_fact(step) for step in steps]
@@ -285,7 +288,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
 
 
 def sampling_options(samplings: Sequence[Sampling]) -> dict[str, str]:
-    """Sampling options as a report repeats them; values that differ are joined by slashes."""
+    """Sampling options for a report; values that differ are joined by slashes."""
     names = [name for name in samplings[0].figures() if name != "max_new_tokens"]
     columns = {name: [_text(sampling.figures()[name]) for sampling in samplings] for name in names}
     columns["sampling"] = [sampling.source or "" for sampling in samplings]

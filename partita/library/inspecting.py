@@ -1,4 +1,4 @@
-"""What a package, a foreign folder or an ONNX file holds, as a function. Nothing is run, and no weight is read."""
+"""Inspects a package, a foreign folder or an ONNX file, without running it or loading weights."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def inspect(
     against_variant: str | None = None,
     against_contract: str | os.PathLike[str] | None = None,
 ) -> Inspection | InspectionDiff:
-    """What a package, a folder of ONNX files or an ONNX file holds: graphs, contract, states, precision, provenance.
+    """Contents of a package, a folder of ONNX files or an ONNX file: graphs, contract, states, precision, provenance.
 
-    With `against` what is different in that one. What is wrong with one, a damaged manifest or a missing file, is in
-    its `findings`. `variant`, `contract` and `max_length` are about a folder that Partita did not write, as for `load`;
-    `against_variant` and `against_contract` about the other one. `hashes`: files whose SHA-256 nobody says are read for
-    it. Neither onnxruntime nor torch is imported, and no weights are read otherwise.
+    With `against`, the differences to that package, folder or file. Errors such as a damaged manifest or a missing file
+    are in `findings`. `variant`, `contract` and `max_length`: for a foreign folder, see `load`; `against_variant` and
+    `against_contract`: for the folder `against`. `hashes`: compute missing SHA-256 hashes of files. Imports neither
+    onnxruntime nor torch, and loads no weights otherwise.
 
-    Raises ArgumentError, and PackageError when there is nothing of the kind.
+    Raises ArgumentError, and PackageError if the path contains no model.
     """
     options = InspectOptions(
         package,
@@ -79,7 +79,7 @@ def inspect(
 
 
 def inspected(options: InspectOptions) -> Inspection | InspectionDiff:
-    """The same for checked options."""
+    """The inspection for checked options."""
     other = choice_of_other(options)
     found = read(Path(options.package), Choice.of(options), hashes=options.hashes)
     if options.against is None:
@@ -90,17 +90,17 @@ def inspected(options: InspectOptions) -> Inspection | InspectionDiff:
 
 
 def choice_of_other(options: InspectOptions) -> Choice:
-    """The choice for the folder of `against`. Raises UsageError where there is none to choose for."""
+    """The choice for the folder of `against`. Raises UsageError if it is missing or no foreign folder."""
     for name in ("against_variant", "against_contract"):
         value = getattr(options, name)
         if options.against is None and value is not None:
-            raise UsageError(f"`{name}={value}` is about `against`, which is not given")
+            raise UsageError(f"`{name}={value}` needs `against`, which is not set")
     contract = None if options.against_contract is None else Path(options.against_contract)
     return Choice(options.against_variant, contract)
 
 
 def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Inspection:
-    """The same for a path. Raises PackageError when it is no package, no ONNX file, and no folder with one."""
+    """The inspection of a path. Raises PackageError if it is no package, no ONNX file, and no folder with one."""
     from partita.runtime.contents.build import graphs_in
     from partita.runtime.contents.build import inspect as look
 
@@ -123,7 +123,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
 
 
 def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[PackageError, ...]]:
-    """The manifest, or what is wrong with it. Raises PackageError for what is no folder, UsageError for the choice."""
+    """The manifest, or its errors. Raises PackageError for an invalid folder, UsageError for the choice."""
     if not path.is_dir():
         stranger = recognise(path)
         raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
@@ -135,7 +135,7 @@ def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[Packag
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """Every file that is looked at: those of a folder, or an ONNX file with those that hold its weights."""
+    """Every file that is read: those of a folder, or an ONNX file with its external data."""
     if path.is_dir():
         return (path, *(child for child in path.rglob("*") if child.is_file()))
     from partita.runtime.contents.light import read_light
@@ -143,5 +143,5 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
     try:
         return (path, *(path.parent / name for name in sorted(data_files(read_light(path)))))
-    except (TypeError, ValueError, OSError):  # which is said when it is looked at
+    except (TypeError, ValueError, OSError):  # reported when the file is read
         return (path,)

@@ -1,4 +1,4 @@
-"""Loading a package: on which providers, and in which process."""
+"""Loads a package on a provider chain, in this process or a worker process."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ from partita.package.folder import Manifest
 
 @takes(LoadOptions)
 def load(options: LoadOptions) -> Model:
-    """Load a package that `export` wrote, or a folder of another exporter, on these providers and no others.
+    """Load an exported package or a foreign folder on these providers and no others.
 
     `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
     has them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
     `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`:
-    intra-op threads; None: one per usable core. `graph_capture`: cuda or webgpu, at the head of the chain, records a
-    decode step once and replays it, with everything on the device; where that is not possible it is an error that says
-    why. `observe`: profile the first runs, which `report` needs to say what
-    ran; they are left out of its speed. `process`: a provider other than the CPU's brings native code that may crash;
-    "auto" gives it a process of its own, "this" runs it in the calling process, "child" also gives the CPU provider
-    its own.
+    intra-op threads; None: one per usable core. `graph_capture`: capture a decode step once and replay it (cuda or
+    webgpu as first provider); raises if that is not possible. `observe`: profile the first runs, which `report` needs;
+    they do not count for speed. `process`: where native code runs that may crash; "auto" starts a worker process for
+    providers other than CPU, "this" uses the calling process, "child" always starts a worker process.
 
-    Of a folder that Partita did not write: `variant` is which of its models is meant, "q4"; `contract` a file that says
-    what its inputs and outputs mean where that cannot be inferred; `max_length` the most tokens of prompt and answer.
+    For a foreign folder: `variant` selects one of its models, e.g. "q4"; `contract` is a file that defines its inputs
+    and outputs where they cannot be inferred; `max_length` is the maximum of prompt plus output tokens.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError; ProviderError when the chain cannot be
-    honoured, before anything runs elsewhere.
+    honoured.
     """
     folder, choice = Path(options.package), Choice.of(options)
     given = replace(chain_of(options), graph_capture=options.graph_capture)
     target = read_chain_options(given)
     manifest = open_folder(folder, choice)
-    # A program may go to another folder; files of the package are read later, too.
+    # The program may change its working folder, and files of the package are read later, too.
     engine = open_engine(
         folder.absolute(), manifest, given, target, choice, observe=options.observe, process=options.process
     )
@@ -51,8 +49,10 @@ def load(options: LoadOptions) -> Model:
 
 
 def in_child(target: Target, process: Process) -> bool:
-    """Whether a chain runs in a worker process: other native code than ONNX Runtime's own may end its process, and
-    `cpu.attention` is an environment variable. Raises UsageError for an unknown value.
+    """Whether a chain runs in a worker process.
+
+    Providers other than CPU have native code that may crash, and `cpu.attention` is an environment variable. Raises
+    UsageError for an unknown value.
     """
     if process not in get_args(Process):
         raise UsageError(f"process is {process!r}; it must be 'auto', 'this' or 'child'")
@@ -73,9 +73,9 @@ def open_engine(
     audience: Audience = QUIET,
     with_text: bool = True,
 ) -> Engine:
-    """The package open on its chain, in this process or in a worker process. Raises what `load` raises.
+    """The package opened on its chain, in this process or in a worker process. Raises the errors of `load`.
 
-    `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests will want text.
+    `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests need text.
     """
     if in_child(target, process):
         from partita.library.engine.remote import RemoteEngine
@@ -106,7 +106,7 @@ def open_engine(
 
 
 def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
-    """What a user would read on stderr of the command line."""
+    """Log the notes that the command line prints to stderr."""
     if target.by_default is not None:
         names = ", ".join(provider.name for provider in target.chain)
         LOGGER.info("providers %s, by default: %s", names, target.by_default)

@@ -1,4 +1,4 @@
-"""A loaded package, as programs use it."""
+"""A loaded package in the Python API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from partita.runtime.generate.text.tokens import Text, load_text
 
 
 class VerificationError(ParityError):
-    """The package does not compute what its model computes. `verification` has how far off every step was."""
+    """The package's logits differ from those of its model. `verification` has the error of every step."""
 
     def __init__(self, message: str, verification: Verification) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class VerificationError(ParityError):
 
 
 class Model:
-    """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
+    """A loaded package: generates, chats, verifies itself, and reports where it ran.
 
     Calls may come from any thread. Prompts of all calls share the batch, first come, first served. Close it, or use it
     as a context manager. Warnings go to the logger `partita`.
@@ -58,14 +58,13 @@ class Model:
     def __init__(
         self, engine: Engine, *, text: Text | None = None, with_text: bool = True, text_seconds: float = 0.0
     ) -> None:
-        """`text`: its tokenizer, loaded in `text_seconds`; None: loaded when it is needed. `with_text`: False where
-        token ids are all that is wanted.
-        """
+        """`text`: its tokenizer, loaded in `text_seconds`; None: loaded at first use. `with_text`: False for token ids
+        only."""
         self.folder, self.manifest = engine.folder, engine.manifest
         self.engine, self._with_text = engine, with_text
         self._text, self.text_seconds = text, text_seconds
         self._last: Progress | None = None
-        """The last generation; None where requests were submitted otherwise since, or a prefix was saved."""
+        """The last generation; None after requests of `scheduler` or a saved prefix."""
         self._beginning = threading.Lock()
         """Held while a batch is opened and its requests are queued."""
         self._closed = False
@@ -75,7 +74,7 @@ class Model:
 
     @property
     def chain(self) -> tuple[ChainEntry, ...]:
-        """What became of each provider that was asked for: whether it is used, and why not."""
+        """State of each requested provider: whether it is used, and if not, why."""
         return self.engine.opened.chain
 
     @property
@@ -90,7 +89,7 @@ class Model:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum of prompt plus output tokens."""
         return self.manifest.graph.max_length
 
     @property
@@ -100,22 +99,22 @@ class Model:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that `generate` can be asked to use."""
+        """Names of the adapters for `generate`."""
         return tuple(record.name for record in self.manifest.switchable)
 
     @property
     def load_seconds(self) -> float:
-        """Time that opening the sessions took."""
+        """Seconds that opening the sessions took."""
         return self.engine.opened.load_seconds
 
     @public
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around one. Raises PackageError without a tokenizer."""
+        """Token ids of a text, with the tokenizer's special tokens. Raises PackageError without a tokenizer."""
         return self._tokenizer().encode(text, fits=False)
 
     @public
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out. Raises ArgumentError for a number that is no token's."""
+        """Text of token ids without special tokens. Raises ArgumentError for an invalid token id."""
         wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise UsageError(f"tokens has {wrong}; the vocabulary has ids 0 to {self.vocab_size - 1}")
@@ -127,26 +126,26 @@ class Model:
     def generate(self, options: GenerateOptions) -> Generation:
         """Generate after one prompt or several, at most `batch_size` at once: an iterator of steps.
 
-        `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all prompts or
-        one for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says
-        nothing. `seed`: of the first prompt; prompt i, counted from 0, draws with seed + i, whatever the batch size.
-        `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, or a list with a name or None for each prompt.
-        `speculate`: "ngram" guesses what follows from what was written so far, `draft` with a package of the same
-        tokenizer; the tokens are the same, in fewer steps. `prefix`: a file of `save_prefix`, whose text or tokens the
-        prompts go on with. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError
-        without the tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
+        `prompts`: texts or token ids. The default is greedy decoding. `sampling`: one set of options for all prompts or
+        one for each, or "checkpoint" for the checkpoint's settings; options by name apply where it sets none. `seed`:
+        of the first prompt; prompt i (from 0) has seed + i, for every batch size. `stop`: stop strings.
+        `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per run. `adapter`: the name of
+        an adapter of the package, or a list with a name or None for each prompt. `speculate`: "ngram" for speculative
+        decoding by n-gram lookup, `draft` for speculative decoding with a package of the same tokenizer; the output
+        does not change. `prefix`: a file of `save_prefix` that the prompts continue. Raises ArgumentError,
+        GenerationError for invalid prompts, PackageError without a tokenizer for text; the iterator raises
+        GenerationError, ProviderError and ResourceError.
         """
         text, ids = self._encode(options.prompts, None if options.prefix is None else read_said(Path(options.prefix)))
         return self._begin(text, ids, options)
 
     @method_takes(ChatOptions)
     def chat(self, options: ChatOptions) -> Generation:
-        """Generate the assistant's next message: as `generate`, with the package's chat template.
+        """Generate the assistant's next message: `generate` with the package's chat template.
 
-        `messages`: dicts of role and content, both texts; a text alone is the user's message. A list of such lists is a
-        conversation for each. `prefix`: a file of `save_prefix`, with which the conversations begin; the messages
-        have its text all the same. Raises ArgumentError for what is no message, or without a chat template.
+        `messages`: dicts of role and content, both strings; a single string is the user's message. A list of such lists
+        has a conversation for each row. `prefix`: a file of `save_prefix` whose system message the conversations begin
+        with; include that message in `messages`. Raises ArgumentError for invalid messages, or without a chat template.
         """
         tokenizer = self._tokenizer()
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(options.messages)]
@@ -154,7 +153,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Text | None:
-        """The tokenizer of the package; None where it has none. Raises PackageError when it does not load."""
+        """The tokenizer of the package; None without one. Raises PackageError if it cannot be loaded."""
         return self._tokenizer() if self._with_text and self.manifest.tokenizer != "none" else None
 
     @public
@@ -169,8 +168,8 @@ class Model:
     ) -> Engine:
         """Open the batch for requests of `partita.request`; see `Engine` for `submit` and `step`.
 
-        The arguments are those of `generate`; but `prefix` adds nothing to a prompt: prompts that begin with its tokens
-        do not read them again. Raises ArgumentError; GenerationError for a prefix of another package, and while
+        The arguments are those of `generate`, except that `prefix` adds nothing to a prompt: it is reused by prompts
+        that begin with its tokens. Raises ArgumentError; GenerationError for a prefix of another package, and while
         requests with other options are running.
         """
         engine = self._open()
@@ -194,15 +193,15 @@ class Model:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
     ) -> PrefixSaved:
-        """Read a text, token ids, or a system message, and save the state of the cache after it in a file, for `prefix`
-        of `generate` and `chat`. Nothing may be running.
+        """Prefill a text, token ids, or a system message, and save the cache state to a file for `prefix` of other
+        calls.
 
-        Raises ArgumentError unless one of them is given, GenerationError for what the package cannot take or save,
-        ReportError when the file cannot be written.
+        No request may be running. Raises ArgumentError unless exactly one is given, GenerationError if it cannot be
+        computed or saved, ReportError when the file cannot be written.
         """
         engine = self._open()
         if (text is None) == (system is None):
-            raise UsageError("a prefix is one text: give text, or system")
+            raise UsageError("a prefix is one text: set text or system")
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         if system is not None:
@@ -221,37 +220,37 @@ class Model:
 
     @public
     def verify(self, reference: str | os.PathLike[str] | None = None) -> Verification:
-        """Check the package's hashes and replay its known answer on this chain, in sessions of its own.
+        """Check the package's hashes and replay its reference logits on this chain, in separate sessions.
 
-        `reference`: the checkpoint, a folder or a hub id, of a folder that Partita did not write, to compare it with;
-        packages have their own answer. Weights that are rounded to integers are compared with it, and not judged.
-        Raises VerificationError, a ParityError, when the answer is another than the model's.
+        `reference`: for a foreign folder, the checkpoint to compare with (a folder or a hub id); packages contain their
+        reference logits. Quantised weights are compared without a tolerance. Raises VerificationError, a ParityError,
+        when the logits differ.
         """
         given = None if reference is None else os.fspath(reference)
         if given is not None and os.path.exists(given):  # noqa: PTH110 - it may be any text
-            given = os.path.abspath(given)  # noqa: PTH100 - the process of the package may be in another folder
+            given = os.path.abspath(given)  # noqa: PTH100 - the worker process may be in another folder
         found = self._open().verify(given)
         if found.status != "verified" and found.tolerance is not None:
             raise VerificationError(
-                f"{self.folder}: does not compute what its model computes on {found.provider}: {found.detail}", found
+                f"{self.folder}: its logits differ from its model's on {found.provider}: {found.detail}", found
             )
         return found
 
     @public
     def evaluate(self) -> Evaluation:
-        """Read the text that the quality of a package is measured on, on this chain, in a session of its own.
+        """Measure the quality of the package on its evaluation text, on this chain, in a separate session.
 
-        Raises PackageError where the package has none, as in fp32, where nothing is rounded and `verify` says it all.
+        Raises PackageError without a text, e.g. for fp32 packages, which `verify` covers.
         """
         return self._open().evaluate()
 
     @public
     def report(self, *, probe_seconds: float = 120.0) -> Report:
-        """The partition report of the last generation, or of the requests since `scheduler`, finished or not. Where
-        prompts of several calls shared the batch, it is of all of them.
+        """The partition report of the last generation, or of the requests since `scheduler`, finished or not.
 
-        `probe_seconds`: longest time for experiments on nodes that fell back; 0: none. Raises ReportError when nothing
-        was generated, and KeyboardInterrupt when Ctrl-C ended the experiments.
+        If prompts of several calls shared the batch, it covers all of them. `probe_seconds`: time limit for experiments
+        on nodes that fell back; 0: none. Raises ReportError when nothing was generated, and KeyboardInterrupt when
+        Ctrl-C ended the experiments.
         """
         check_value(PlaceOptions, "probe_seconds", probe_seconds)
         last = self._last
@@ -267,7 +266,7 @@ class Model:
         return Report.of(report)
 
     def report_request(self, last: Progress, probe_seconds: float) -> ReportRequest:
-        """What the report of a generation says beside the facts of the run."""
+        """Report fields of a generation besides the facts of the run."""
         reason = last.finish_reason
         return ReportRequest(
             finish_reason=reason,
@@ -279,7 +278,7 @@ class Model:
         )
 
     def close(self) -> None:
-        """End all requests and free the sessions, or end the worker process. May be called twice."""
+        """End all requests and free the sessions, or end the worker process. May be called repeatedly."""
         self._closed = True
         if os.getpid() == self._process:
             self.engine.close()
@@ -319,7 +318,7 @@ class Model:
         return self._text
 
     def _encode(self, prompts: Prompts, said: Said | None) -> tuple[Text | None, list[tuple[int, ...]]]:
-        """The tokenizer, where there is one or a text needs one, and token ids of each row, after a prefix if any."""
+        """The tokenizer, if there is one or text needs it, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
         wanted = self._with_text and self.manifest.tokenizer != "none"
         tokenizer = self._tokenizer() if wanted or any(isinstance(row, str) for row in rows) else None
@@ -327,7 +326,7 @@ class Model:
         for row in rows:
             if isinstance(row, str):
                 if not row and said is None:
-                    raise GenerationError("the prompt is empty; give some text to continue")
+                    raise GenerationError("the prompt is empty; pass text to continue")
                 assert tokenizer is not None
                 ids.append(tuple(tokenizer.encode(row)) if said is None else prompt_after(said, row, tokenizer))
             else:
@@ -343,7 +342,7 @@ class Model:
         common = adapters[0] if len(set(adapters)) == 1 else None
         if given.prefix is not None and len(set(adapters)) > 1:
             raise UsageError(
-                "prefix: it was read with one adapter, or none, and the prompts have several; give them all the same"
+                "prefix: it was saved with one adapter, or none, but the prompts have several; use the same for all"
             )
         has_text = tokenizer is not None
         texts, tokens = stops(
@@ -374,17 +373,17 @@ class Model:
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str | None:
-    """The path for a worker process, which may be in another folder."""
+    """The absolute path, because a worker process may be in another folder."""
     return None if path is None else str(Path(path).absolute())
 
 
 @method_takes(RequestOptions)
 def request(model: Model, given: RequestOptions) -> Work:
-    """What one request asks for, to be given to `submit` of `model.scheduler()`. Nothing is run.
+    """One request for `submit` of `model.scheduler()`. Nothing is run.
 
-    The arguments are those of `Model.generate`, for one prompt. `logprobs`: pieces tell how likely each new token was,
-    with so many of the likeliest; `adapter`: None for that of the scheduler. Raises ArgumentError, GenerationError for
-    an empty prompt, PackageError without the tokenizer that a text needs.
+    The arguments are those of `Model.generate`, for one prompt. `logprobs`: return log-probabilities of each new token
+    and of this many most likely tokens; `adapter`: None for the scheduler's. Raises ArgumentError, GenerationError for
+    an empty prompt, PackageError without a tokenizer for text.
     """
     full = options(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
     has_text = model.tokenizer is not None
@@ -397,8 +396,8 @@ def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     """The token ids of a prompt. Raises GenerationError for an empty text, UsageError for several prompts."""
     rows = prompt_rows(prompt)
     if len(rows) != 1:
-        raise UsageError(f"`prompt` has {len(rows)} prompts; a request has one: make one for each of them")
+        raise UsageError(f"`prompt` has {len(rows)} prompts; make one request for each")
     row = rows[0]
     if not row:
-        raise GenerationError("the prompt is empty; give some text to continue")
+        raise GenerationError("the prompt is empty; pass text to continue")
     return tuple((model.tokenizer or model).encode(row)) if isinstance(row, str) else row

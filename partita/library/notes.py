@@ -1,4 +1,4 @@
-"""What is worth knowing of a loaded package and is no error, in sentences: for a log, a terminal, or a table."""
+"""Notes about a loaded package that are not errors, as sentences for a log, a terminal, or a table."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from partita.providers.resolve import Resolution
 
 
 def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
-    """A provider of the chain that is not active, and why. `name`: what it is called."""
+    """The note on an inactive provider of the chain. `name`: its name in the note."""
     said = f"{name} is not used: {entry.reason}: {entry.evidence}"
     remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
     return f"{said}; {remedy}" if with_remedy and remedy is not None else said
 
 
 def idle(name: str) -> str:
-    """A provider of the chain that started and took no node."""
+    """The note on an active provider without nodes."""
     return f"{name} is in the chain but was assigned no nodes; place shows why"
 
 
 def inferred(manifest: Manifest) -> tuple[str, ...]:
-    """What was decided about a folder that Partita did not write, and could have been otherwise."""
+    """Notes on inferred properties of a foreign folder that may be wrong."""
     return () if manifest.foreign is None else manifest.foreign.notes
 
 
 def unverified(verification: Verification, package: str = "this package") -> tuple[str, ...]:
-    """A package whose answer nobody compared with its model's; nothing for any other."""
+    """A note for a package that was not compared with its model; empty for others."""
     return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
 
 
 def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
-    """A length of prefill chunks that the package does not take; nothing where it takes what was asked."""
+    """A note if the package does not support the requested prefill chunk."""
     if asked is None or asked == chunk.tokens:
         return ()
-    why = "its prefill graph has a fixed size" if chunk.is_fixed else "its attention reads a batch's prompts whole"
+    why = "its prefill graph has a fixed size" if chunk.is_fixed else "its attention needs whole prompts in a batch"
     given = f"`prefill_chunk={asked}`"
-    return (f"{given} is ignored: a run of this package takes {chunk.tokens}, for {why}",)
+    return (f"{given} is ignored: a run of this package takes {chunk.tokens}, because {why}",)
 
 
 def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
-    """Notes on rows in which drafting has ended."""
+    """Notes on rows for which drafting was stopped."""
     given = dict.fromkeys(reason for reason in reasons if reason is not None)
     return tuple(f"speculative decoding is off for the rest of this request ({why})" for why in given)
 
@@ -57,7 +57,7 @@ STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 
 
 def _placeholders(folder: Path) -> dict[int, str]:
-    """Token id -> what it stands for, by config.json; empty where that has no such token, or cannot be read."""
+    """Token id -> modality, from config.json; empty if there are none, or it cannot be read."""
     try:
         config: Any = read_json_value(folder / "config.json")
     except (OSError, ValueError):
@@ -72,15 +72,15 @@ def _placeholders(folder: Path) -> dict[int, str]:
 
 
 def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | None:
-    """A note on prompts that hold a token of an image, a video or sound; None when none does."""
+    """A note on prompts with a placeholder token of an image, a video or audio; None without one."""
     known = _placeholders(folder)
     held = {token for prompt in prompts for token in prompt if token in known}
     if not held:
         return None
     kinds = sorted({known[token] for token in held})
     return (
-        f"the prompt holds token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: this package "
-        "has only the text decoder and reads it as text"
+        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: this package "
+        "has only the text decoder and treats it as text"
     )
 
 

@@ -28,7 +28,7 @@ from partita.partition_reports.verdict import say_placed
 from partita.providers.resolve import parse_chain
 
 NAMES = 5
-"""Most nodes that an error lists."""
+"""Maximum number of nodes in an error message."""
 
 
 class CheckFailedError(ReportCheckError):
@@ -40,9 +40,9 @@ class CheckFailedError(ReportCheckError):
 
 
 class Report(records.Report):
-    """The partition report of one run: which node ran where, what was copied, why anything fell back.
+    """The partition report of one run: where each node ran, which tensors were copied, and why nodes fell back.
 
-    Its fields are those of docs/report-schema.md. `str` has its ten most important lines; a notebook shows a page.
+    Its fields are described in docs/report-schema.md. `str` is the report in ten lines; notebooks render a page.
     """
 
     @classmethod
@@ -53,27 +53,27 @@ class Report(records.Report):
     @classmethod
     @public
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a report that `save` or `--report` wrote. Raises ReportError for any other file."""
+        """Read a report written by `save` or `--report`. Raises ReportError for any other file."""
         return cls.of(storage.read(Path(path)))
 
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
+        """Write the report as JSON for `partita report`. Raises ReportError when it cannot be written."""
         put_text(storage.to_json(self), path, "report")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one HTML page that loads nothing; written to `path` where there is one."""
+        """The report as a self-contained HTML page; also written to `path` if given."""
         return put_text(load_view("html").to_text(self), path, "page")
 
     @public
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as GitHub Markdown, for a comment of CI; written to `path` where there is one."""
+        """The report as GitHub Markdown, e.g. for a CI comment; also written to `path` if given."""
         return put_text(load_view("markdown").to_text(self), path, "comment")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as tables of text, without colour; written to `path` where there is one."""
+        """The report as plain-text tables; also written to `path` if given."""
         return put_text(load_view("text").to_text(self), path, "text")
 
     def __repr__(self) -> str:
@@ -93,9 +93,9 @@ class Report(records.Report):
 
     @public
     def explain(self, node: str) -> Explanation:
-        """Everything about one node, by its name or any unique part of it.
+        """Details of one node, by its name or any unique part of it.
 
-        Raises ArgumentError when that is no node, or several.
+        Raises ArgumentError if it matches no node or several.
         """
         found = node_explanation.find(self, node)
         if isinstance(found, node_explanation.Matches):
@@ -120,8 +120,8 @@ class Report(records.Report):
     ) -> GateResult:
         """Check the report against requirements, limits and a baseline, as `partita report check` does.
 
-        `requirements`: conditions as for `--require`, such as "provider=webgpu,share>=0.95". Returns the outcomes when
-        all hold. Raises CheckFailedError with those that do not, and ArgumentError without any requirement.
+        `requirements`: conditions as for `--require`, e.g. "provider=webgpu,share>=0.95". Returns the outcomes when all
+        pass. Raises CheckFailedError with those that fail, and ArgumentError without any requirement.
         """
         options = CheckOptions(
             max_cpu_nodes=max_cpu_nodes,
@@ -135,7 +135,7 @@ class Report(records.Report):
         )
         asked = gate_of(checked(options), vocabulary(self), baseline=baseline is not None)
         if asked == gate.Gate() and baseline is None:
-            raise UsageError("nothing to check: give requirements, a limit or a baseline")
+            raise UsageError("nothing to check: set requirements, a limit or a baseline")
         beside = None if baseline is None else ("the baseline", baseline)
         result = gate.check(self, asked, "the report", beside)
         if not result.passed:
@@ -145,7 +145,7 @@ class Report(records.Report):
 
     @public
     def diff(self, after: records.Report) -> ReportDiff:
-        """The differences of `after`, a later report. Raises ReportError when that is of another model."""
+        """The differences to `after`, a later report. Raises ReportError if it is of another model."""
         found = comparing.compare(self, after, names=("before", "after"))
         if found.unrelated:
             raise ReportError(f"the reports cannot be compared: {found.unrelated}")
@@ -153,7 +153,7 @@ class Report(records.Report):
 
 
 def put_text(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
-    """The text, written to `path` if given. Raises ReportError when it cannot be written."""
+    """The text, also written to `path` if given. Raises ReportError when it cannot be written."""
     if path is not None:
         check_writable(Path(path), what)
         write_text(text, Path(path), what)
@@ -161,9 +161,9 @@ def put_text(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
 
 
 def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
-    """What is wanted as a gate. `baseline`: there is a report to keep up with.
+    """The requirements as a gate. `baseline`: a baseline report exists.
 
-    Raises UsageError for what makes no sense.
+    Raises UsageError for invalid requirements.
     """
     limits = Limits.of(wanted)
     check_limits(limits, ())
@@ -180,7 +180,7 @@ def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
 
 
 def vocabulary(report: records.Report) -> Vocabulary:
-    """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
+    """Names of providers and reasons in requirements; plugin providers are known only from the report."""
     seen = [entry.provider for entry in report.chain]
     seen += [entry.provider for phase in report.phases for entry in phase.providers]
 

@@ -1,4 +1,4 @@
-"""The report of a run: joins the facts of the run with what was asked for."""
+"""Builds the report of a run from its facts and options."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from partita.runtime.chain.advice import package_facts
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asked for, as far as a report repeats it. What makes no sense for the verb is None."""
+    """The user's options that a report shows. None: not applicable to the command."""
 
     verb: str
     path: Path
-    """Of the package or model."""
+    """Name of the package or model."""
     chain: tuple[str, ...]
     chain_source: str
     options: Mapping[str, str]
@@ -50,7 +50,7 @@ def make_report(
     environment: Environment,
     asked: Asked,
 ) -> Report:
-    """Build the report of one run of a package. Loads no ONNX Runtime: the run may have been in a worker process."""
+    """The report of one run of a package. Does not load ONNX Runtime: the run may have been in a worker process."""
     return join(facts, chain, environment, asked, package=package_facts(folder, manifest))
 
 
@@ -64,7 +64,7 @@ def join(
     model: ModelFacts | None = None,
     played: DryRunFacts | None = None,
 ) -> Report:
-    """Build the report of one run of a package or of another model; `played` is the device of a dry run."""
+    """The report of one run of a package or of another model; `played`: the device of a dry run."""
     return build_report(
         facts,
         environment=environment,
@@ -92,9 +92,7 @@ def join(
 
 
 def said_of(target: Target, choice: Choice, **several: Sequence[str]) -> dict[str, str]:
-    """What was said of providers, of a folder, and of what can be given several times, as a report repeats it: several
-    values as words for a shell, so that a path with spaces is one of them.
-    """
+    """Options of providers and foreign folders for a report. Repeated values are shell-quoted and joined by blanks."""
     given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
     libraries = [f"{entry.ort_name}={entry.library}" for entry in target.chain if entry.library is not None]
     lists = {**several, "pin": target.pins, "provider-library": libraries}
@@ -104,5 +102,5 @@ def said_of(target: Target, choice: Choice, **several: Sequence[str]) -> dict[st
 
 
 def limits_error(report: Report) -> ProviderError | None:
-    """The error for the limits that a report does not meet; None when it meets all."""
+    """The error for limits that a report exceeds; None if it meets all."""
     return ProviderError("; ".join(report.exceeded)) if report.exceeded else None

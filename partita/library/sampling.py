@@ -1,4 +1,4 @@
-"""Sampling options completed by what a checkpoint suggests, and the notes for the user."""
+"""Sampling options completed with a checkpoint's suggestions, and notes for the user."""
 
 from __future__ import annotations
 
@@ -38,31 +38,29 @@ NEUTRAL: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "top_h": None,
 }
-"""Settings that change which token comes next and that Partita does not have, with the value that changes nothing."""
+"""Settings that change the next token and that Partita does not support, with their neutral value."""
 
 
 @dataclass(frozen=True)
 class Suggestion(Sampling):
-    """What a checkpoint suggests. None: greedy, or it says nothing."""
+    """Sampling options suggested by a checkpoint. None: greedy, or not set."""
 
     unknown: tuple[str, ...] = ()
-    """`NAME VALUE` of settings that Partita does not have."""
+    """`NAME VALUE` of unsupported settings."""
 
     @property
     def sampled(self) -> bool:
-        """Whether anything but the likeliest token is to be taken."""
+        """Whether it suggests other than greedy decoding."""
         return bool(self.temperature) or self.repetition_penalty is not None
 
     def words(self) -> str:
-        """`temperature 0.6, top-k 50`: what differs from Partita's own defaults."""
+        """`temperature 0.6, top-k 50`: values that differ from Partita's defaults."""
         given = {name: value for name, value in self.figures().items() if value is not None}
         return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in given.items())
 
 
 def suggestion(folder: Path) -> Suggestion:
-    """What the package or folder `folder` suggests; greedy where it says nothing. Raises PackageError for a value that
-    is none.
-    """
+    """The suggestion of a package or folder; greedy without one. Raises PackageError for an invalid value."""
     path, given = folder / FILE, _object(folder / FILE, FROM_CHECKPOINT)
     if given is None:
         path = folder / GENAI_CONFIG
@@ -79,7 +77,7 @@ def suggestion(folder: Path) -> Suggestion:
 
 
 def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is none. Raises PackageError for what is no object."""
+    """The JSON object in a file; None without a file. Raises PackageError for other content."""
     try:
         given = read_json_value(path)
     except FileNotFoundError:
@@ -92,27 +90,26 @@ def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
 
 
 def _as_transformers_says(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The section `search` of genai_config.json, as generation_config.json would say it. Raises PackageError for one
-    that is no object.
+    """The section `search` of genai_config.json with the keys of generation_config.json.
 
-    onnxruntime-genai draws nothing where a temperature of 0 or a top_k of 1 leaves one token to draw, and takes a top_p
-    of 0 for none.
+    onnxruntime-genai is greedy for a temperature of 0 or a top_k of 1, and ignores a top_p of 0. Raises PackageError if
+    the section is not an object.
     """
     search = config.get("search", {})
     if not isinstance(search, dict):
-        raise PackageError(f"{path}: damaged, its section 'search' is no object", remedy=GET_AGAIN)
+        raise PackageError(f"{path}: damaged, its section 'search' is not an object", remedy=GET_AGAIN)
     sampled = search.get("do_sample") is True and search.get("temperature") != 0 and search.get("top_k") != 1
     return {**search, "do_sample": sampled, "top_p": search.get("top_p") or None}
 
 
 class _Reader:
-    """Values of the file, each checked."""
+    """Checked values of the file."""
 
     def __init__(self, path: Path, given: dict[str, Any]) -> None:
         self.path, self.given = path, given
 
     def option(self, name: str, option: SamplingOption) -> Any:
-        """The value of an option; None for the one that changes nothing."""
+        """The value of an option; None for its neutral value."""
         limits, value = option.range, self.given.get(name)
         if value is None:
             return option.suggested
@@ -131,24 +128,23 @@ class _Reader:
 
     def bad(self, name: str, value: Any) -> PackageError:
         return PackageError(
-            f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or leave "
-            "`sampling` out"
+            f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or omit `sampling`"
         )
 
 
 __all__ = ["CHECKPOINT", "MAX_NEW_TOKENS", "SEED_BITS", "Sampling", "completed", "completed_for", "ignored"]
 
 MAX_NEW_TOKENS = 128
-"""Default where neither the caller nor the checkpoint gives a number."""
+"""Default if neither the caller nor the checkpoint sets a number."""
 CHECKPOINT = "checkpoint"
-"""The source that takes what the checkpoint suggests."""
+"""The value of `sampling` for the checkpoint's suggestion."""
 SEED_BITS = 32
 
 
 def completed(asked: Sampling, suggests: Sampling) -> Sampling:
     """The sampling with a value for every option: the given one, else that of `suggests`, else off.
 
-    A run that samples gets a random seed where none is given, so that it can be repeated. Raises UsageError.
+    A run that samples gets a random seed if none is set, so that it can be repeated. Raises UsageError.
     """
     given = {name: getattr(suggests, name) for name in asked.figures() if name != "seed"}
     full = checked(asked).over(Sampling(**given)).over(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
@@ -160,8 +156,8 @@ def completed_for(
 ) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling for the package in `folder`, and notes for the user. Raises UsageError, PackageError.
 
-    `hints`: notes also name what the checkpoint suggests and the seed that was drawn. `of_rows`: the options are
-    defaults of rows, each of which may sample with a seed of its own.
+    `hints`: notes also include the checkpoint's suggestion and the random seed. `of_rows`: the options are defaults of
+    rows, each of which may sample with its own seed.
     """
     suggests = suggestion(folder) if checked(asked).source else Suggestion()
     full = completed(asked, suggests)
@@ -171,12 +167,12 @@ def completed_for(
     if not of_rows:
         notes.append(_ignored_note(full, asked))
         if hints and full.seed != asked.seed:
-            notes.append(f"seed {full.seed} was drawn; `seed={full.seed}` repeats this run")
+            notes.append(f"seed {full.seed} was chosen at random; `seed={full.seed}` repeats this run")
     return full, tuple(filter(None, notes))
 
 
 def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
-    """Options that were given and that greedy decoding does not use. `full`: `asked`, completed."""
+    """Options that are set but unused in greedy decoding. `full`: `asked`, completed."""
     if full.temperature:
         return ()
     off = {name: option.off for name, option in sampling_options() if option.drawn and name != "temperature"}
@@ -188,24 +184,24 @@ def _ignored_note(full: Sampling, asked: Sampling) -> str:
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"
-    why = "temperature 0 always takes the most likely token; give `temperature` to sample"
+    why = "temperature 0 always selects the most likely token; set `temperature` to sample"
     return f"{listing(given)} {verb} ignored: {why}"
 
 
 def _unsupported(suggests: Suggestion, also: str = " also") -> str:
-    """A note on settings of the checkpoint that Partita does not support."""
+    """The note on settings of the checkpoint that Partita does not support."""
     names = ", ".join(suggests.unknown)
-    return f"the checkpoint{also} asks for {names}, which Partita does not support" if names else ""
+    return f"the checkpoint{also} sets {names}, which Partita does not support" if names else ""
 
 
 def _hint(asked: Sampling, folder: Path) -> str:
-    """A note on what the checkpoint suggests, where no sampling option is given."""
+    """The note on the checkpoint's suggestion, if no sampling option is set."""
     if asked != Sampling(max_new_tokens=asked.max_new_tokens):
         return ""
     try:
         suggests = suggestion(folder)
-    except PackageError:  # the user did not ask for it
+    except PackageError:  # the user did not request it
         return ""
-    if not suggests.sampled:  # transformers uses no_repeat_ngram_size, for one, in greedy decoding too
+    if not suggests.sampled:  # transformers uses some settings, e.g. no_repeat_ngram_size, in greedy decoding, too
         return _unsupported(suggests, also="")
     return f"greedy by default; the checkpoint suggests {suggests.words()}: `sampling=checkpoint`"

@@ -1,6 +1,6 @@
 """Verification and quality of a package on a chain.
 
-A folder that Partita did not write has no known answer; it is computed with the source model.
+A foreign folder has no reference logits; they are computed with the source model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from partita.runtime.verify.replay import replay
 if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
 
-COMPARE = Remedy(
-    "compare it with the model that it was made from", ("partita", "verify", "{folder}", "--reference", "CHECKPOINT")
-)
+COMPARE = Remedy("compare it with its source model", ("partita", "verify", "{folder}", "--reference", "CHECKPOINT"))
 
 
 def verify_with(
@@ -45,16 +43,16 @@ def verify_with(
     told: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
-    """Replay the known answer of a package, or compare a folder of another exporter with `reference`.
+    """Replay the reference logits of a package, or compare a foreign folder with `reference`.
 
-    The files have been checked. `told` receives the state of the chain. Raises PackageError for such a folder without a
-    reference, and as `verify_against` does.
+    The files have been checked. `told` is called with the state of the chain. Raises PackageError for a foreign folder
+    without a reference, and the errors of `verify_against`.
     """
     if reference is not None:
         return verify_against(folder, manifest, reference, target, threads, told=told, audience=audience)
     if manifest.foreign is not None:
         raise PackageError(
-            f"{folder}: Partita did not write it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
+            f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
     with _explained(audience):
         return replay(folder, target.chain, told=told, **_opening(manifest, target, threads))
@@ -71,15 +69,15 @@ def evaluate(
 ) -> Evaluation:
     """Measure the quality of a package whose files have been checked.
 
-    `told` receives the state of the chain. Raises PackageError when the package has no text, ProviderError when the
-    chain cannot be honoured, ResourceError, and GenerationError when a run fails.
+    `told` is called with the state of the chain. Raises PackageError when the package has no text, ProviderError when
+    the chain cannot be honoured, ResourceError, and GenerationError when a run fails.
     """
     with _explained(audience):
         return measure(folder, target.chain, told=told, **_opening(manifest, target, threads))
 
 
 def _opening(manifest: Manifest, target: Target, threads: int | None) -> dict[str, Any]:
-    """How replays and measurements open a package."""
+    """Arguments with which replays and measurements open a package."""
     pins = parse_pins(target.pins, target.chain)
     return {"threads": threads, "manifest": manifest, "options": target.options, "pins": pins}
 
@@ -106,11 +104,11 @@ def verify_against(
     """Run the source model `reference`, a folder or a hub id, on a prompt, and replay the result on the folder's graph.
 
     No tolerance applies to quantised weights: the detail then has the largest error, and the status is unverified.
-    Raises UsageError for a package, which has its own known answer, CheckpointError, InstallationError without torch,
-    and what a replay raises.
+    Raises UsageError for a package, which contains its reference logits, CheckpointError, InstallationError without
+    torch, and the errors of a replay.
     """
     if manifest.foreign is None:
-        raise UsageError(f"`reference` is for folders that Partita did not write; {folder} has its own known answer")
+        raise UsageError(f"`reference` is for foreign folders; {folder} has its own known answer")
     try:
         from partita.export.checkpoint.description import open_checkpoint
         from partita.export.verify import known_answer
@@ -121,7 +119,7 @@ def verify_against(
     checkpoint = open_checkpoint(reference)
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph
-    with temporary_directory() as made, audience.busy("running the original model"):
+    with temporary_directory() as made, audience.busy("running the source model"):
         scratch = Path(made)
         known_answer.check_memory(spilled.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
@@ -134,18 +132,18 @@ def verify_against(
     equal = sum(step.tokens_equal for step in found.steps)
     largest = max((step.max_rel_error for step in found.steps), default=0.0)
     detail = (
-        f"not judged: its weights are rounded to {bits} bits, so it is another model than its reference; largest "
+        f"no verdict: its weights are quantised to {bits} bits, so it differs from its reference; largest "
         f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(found.steps)} steps"
     )
     return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
 
 
 def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:
-    """Raise UsageError where the checkpoint has another vocabulary."""
+    """Raise UsageError if the checkpoint has another vocabulary."""
     theirs, ours = checkpoint.model_type, manifest.source.model_type
     vocab = getattr(checkpoint.config.get_text_config(), "vocab_size", None)
     if vocab is not None and vocab != manifest.graph.vocab_size:
         raise UsageError(
-            f"`reference={checkpoint.folder}`: a {theirs} with a vocabulary of {vocab:,}, and {folder} "
+            f"`reference={checkpoint.folder}`: a {theirs} with a vocabulary of {vocab:,}, but {folder} "
             f"is a {ours} with {manifest.graph.vocab_size:,}"
         )

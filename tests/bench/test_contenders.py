@@ -263,8 +263,8 @@ def test_time_outside_the_session_runs_is_said_where_it_is_most():
 
 
 def test_what_is_not_known_is_said():
-    (said,) = sentences(lane("webgpu", SLOW, why_unknown="the observed round failed: it hangs"), lane("cpu", FAST))
-    assert said.endswith(": where its time goes is not known: the observed round failed: it hangs")
+    (said,) = sentences(lane("webgpu", SLOW, why_unknown="the profiled round failed: it hangs"), lane("cpu", FAST))
+    assert said.endswith(": where its time goes is not known: the profiled round failed: it hangs")
 
 
 def test_copies_and_nodes_elsewhere_are_those_of_the_report():

@@ -168,7 +168,7 @@ def test_a_placeholder_in_the_prompt_is_told(
     base = ["generate", str(package), "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
     for prompt, told in (("1,5,9", False), (f"1,{token},9", True)):
         assert run([*base, prompt]) == 0
-        note = f"the prompt holds token {token}, a placeholder for an image: this package has only the text decoder"
+        note = f"the prompt has token {token}, a placeholder for an image: this package has only the text decoder"
         assert (note in capsys.readouterr().err) is told
 
 

@@ -58,7 +58,7 @@ class Provider:
         self.replayed.append(name)
         if name in self.wrong:
             return Verification(status="unverified", detail="first difference in prefill, output logits")
-        return Verification(status="verified", detail="10 steps agree")
+        return Verification(status="verified", detail="10 steps match")
 
     def target(self, preferred: str = "gqa") -> Target:
         return Target("there", "--target", preferred, "directly", self.ask, self.replay)
@@ -91,7 +91,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     target = read_manifest(summary.out).target
     assert target is not None
     assert (target.provider, target.source, target.how) == ("there", "--target", "directly")
-    assert (target.verification, target.detail) == ("verified", "10 steps agree")
+    assert (target.verification, target.detail) == ("verified", "10 steps match")
     (asked,) = target.asked
     assert (asked.attention, asked.left, asked.fails, asked.unasked, asked.disagrees) == ("gqa", {}, "", 0, "")
     assert asked.nodes == nodes
@@ -220,7 +220,7 @@ def test_without_a_replay_or_with_no_verify_the_record_says_not_run(exporting: E
 
 
 def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(exporting: Exporting) -> None:
-    how = "which could not be queried: not_in_build: no such provider"
+    how = "which could not be probed: not_in_build: no such provider"
     summary = exporting(Target("there", "--target", "primitives", how))
     assert summary.manifest.graph.attention == "primitives"
     assert summary.attention_reason == f"auto: the default for there, {how}"

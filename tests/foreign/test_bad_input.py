@@ -463,7 +463,7 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
     shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)
     rows = 4
     altered(folder, cut)
-    with pytest.raises(PackageError, match=r"tried before the first prompt.* \[1, 1, 4, 16\]"):
+    with pytest.raises(PackageError, match=r"before the first prompt failed.* \[1, 1, 4, 16\]"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 

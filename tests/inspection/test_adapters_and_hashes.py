@@ -96,7 +96,7 @@ def test_two_variants_of_one_folder(variants: Path, capsys: pytest.CaptureFixtur
     asked = ["--against", str(variants), "--against-variant", "fp16", "--hashes"]
     assert run(["inspect", str(variants), "--variant", "model.onnx", *asked]) == 0
     assert "Sub" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"`against_variant=fp16` is about `against`, which is not given"):
+    with pytest.raises(UsageError, match=r"`against_variant=fp16` needs `against`, which is not set"):
         partita.inspect(variants, against_variant="fp16")  # type: ignore[call-overload]
 
 

@@ -138,7 +138,7 @@ def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str
         assert model.report(probe_seconds=0).request.options["adapter"] == "loud / none / small"
         with pytest.raises(UsageError, match=r"`adapter=other`: .* choose one of loud, small"):
             model.generate(prompts, adapter=["loud", "other", None])
-        with pytest.raises(UsageError, match="`adapter` has 2 entries for 3 prompts; give a name or None for each"):
+        with pytest.raises(UsageError, match="`adapter` has 2 entries for 3 prompts; pass a name or None for each"):
             model.generate(prompts, adapter=["loud", None])
 
 
@@ -161,7 +161,7 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
         assert found == tuple(known((*SYSTEM, *prompt), "loud", 4, ("key",)) for prompt in prompts)
         with pytest.raises(GenerationError, match="saved with adapter loud, but this run uses adapter small"):
             model.generate(prompts, adapter="small", prefix=file)
-        with pytest.raises(UsageError, match="was read with one adapter, or none, and the prompts have several"):
+        with pytest.raises(UsageError, match="was saved with one adapter, or none, but the prompts have several"):
             model.generate(prompts, adapter=["loud", None], prefix=file)
 
 

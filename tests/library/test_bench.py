@@ -58,7 +58,7 @@ def test_one_that_cannot_run_is_in_the_result_unless_none_can(package):
         ({"chains": "cpu", "timeout_seconds": 0.0}, "`timeout_seconds` is 0"),
         ({"chains": "cpu", "baseline": "webgpu"}, "`baseline=webgpu`: not among"),
         ({"chains": "cpu", "prompt": ["a", "b"]}, "`prompt` has 2 of them"),
-        ({"chains": "cpu", "prompt": "a", "prompt_tokens": 4}, "`prompt` and `prompt_tokens`: give one"),
+        ({"chains": "cpu", "prompt": "a", "prompt_tokens": 4}, "`prompt` and `prompt_tokens`: set one"),
         (
             {"chains": "cpu", "provider_libraries": {"mine": "/none.so"}},
             "`provider_libraries`: /none.so does not exist",

@@ -825,7 +825,7 @@ def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, mo
         raise IndexError("no such piece")
 
     monkeypatch.setattr("partita.runtime.generate.text.tokens.TextStream.push", fails)
-    with pytest.raises(partita.GenerationError, match="make no text: IndexError: no such piece"):
+    with pytest.raises(partita.GenerationError, match="cannot be decoded: IndexError: no such piece"):
         generation.run()
     assert generation.over and generation.tokens == before and generation.finish_reason == "error"
     assert list(generation) == []

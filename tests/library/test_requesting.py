@@ -41,11 +41,11 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"prompt": [[1], [2]]}, "`prompt` has 2 prompts; a request has one"),
+        ({"prompt": [[1], [2]]}, "`prompt` has 2 prompts; make one request for each"),
         ({"prompt": []}, "prompt"),
         ({"prompt": 5}, "prompts is of type int"),
         ({"prompt": [1], "temperature": "hot"}, "temperature"),
-        ({"prompt": [1], "sampling": [partita.Sampling()] * 2}, "`sampling` has to be a Sampling"),
+        ({"prompt": [1], "sampling": [partita.Sampling()] * 2}, "`sampling` must be a Sampling"),
         ({"prompt": [1], "stop_token_ids": [10**6]}, "stop_token_ids has 1000000"),
         ({"prompt": [1], "max_new_tokens": 0}, "`max_new_tokens` is 0"),
     ],
@@ -65,7 +65,5 @@ def test_what_the_batch_cannot_take_is_an_error_of_submit(model: partita.Model) 
     with pytest.raises(partita.UsageError, match="^`adapter=nosuch`: the package has no adapter"):
         scheduler.submit(partita.request(model, [1], adapter="nosuch"))
     text: Any = "Return the"
-    with pytest.raises(
-        partita.UsageError, match=r"submit\(\) got a str; make a request of a prompt with partita.request"
-    ):
+    with pytest.raises(partita.UsageError, match=r"submit\(\) got a str; create a request with partita.request"):
         scheduler.submit(text)

@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Call, Words, str]] = {
     "no target": (
         exporting(attention="gqa", target_default=True),
         export_words("--attention", "gqa", "--target-default"),
-        "is about the provider that `target` names",
+        "needs `target`",
     ),
     "target": (
         exporting(target="nowhere"),
@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Call, Words, str]] = {
     "device": (
         placing("cpu", device="h100"),
         place_words("--provider", "cpu", "--device", "h100"),
-        "`device` is part of a dry run; add `dry_run=True`",
+        "`device` needs a dry run; add `dry_run=True`",
     ),
     "provider": (
         placing("nowhere"),

@@ -1,1 +1,1 @@
-"""A file of prompts in, a file of answers out: rows, files, and what makes a run go on after it was killed."""
+"""Batch inference from a prompt file to an answer file: rows, files, resuming, clusters."""

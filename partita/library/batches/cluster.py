@@ -1,8 +1,8 @@
-"""Rows of a prompt file on a Ray cluster: Ray Data gives blocks of rows to workers that hold a loaded package.
+"""Runs the rows of a prompt file on a Ray cluster: Ray Data sends blocks of rows to workers with a loaded package.
 
-The rows that have no answer yet are put into Ray's object store, which keeps what exceeds memory on disk. Ray schedules
-the blocks, starts lost workers again and repeats their blocks. Answers come back to the driver, whose journal keeps the
-first one of each row: a killed worker or driver neither loses nor doubles a row.
+Unanswered rows are put into Ray's object store, which spills to disk. Ray schedules blocks, restarts lost workers and
+repeats their blocks. The driver's journal keeps the first answer of each row, so a killed worker or driver neither
+loses nor duplicates rows.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ START = Remedy(
 )
 CONNECT_SECONDS = 5.0
 BLOCK_TURNS, LEAST_BLOCK, MOST_BLOCKS = 8, 16, 4_096
-"""A block is this many times the batch size, at least so many rows, and more where a file would have more blocks."""
+"""A block has this many batches and at least the minimum rows, or more if a file would have too many blocks."""
 LOST_WITH_BLOCK = 2
-"""How often Ray repeats a block whose worker's process ended, before its rows stay without an answer."""
+"""Ray's retries of a block whose worker process ended; after these, its rows have no answer."""
 QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 ROW, RESULT = "row", "result"
 """Columns: pickled InputRow; pickled worker and answers of a block."""
@@ -54,7 +54,7 @@ ROW, RESULT = "row", "result"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every worker gets; made by `setup_of`. Paths are the same on every machine."""
+    """Settings of every worker, see `setup_of`. Paths are equal on every machine."""
 
     package: Path
     contents: str
@@ -64,7 +64,7 @@ class Setup:
     speculation: Speculation
     token_ids: bool = False
     format: str = "jsonl"
-    """Of the prompt file."""
+    """Format of the prompt file."""
     prefill_chunk: int | None = None
     adapter: str | None = None
 
@@ -77,7 +77,8 @@ def setup_of(
     speculation: Speculation = NO_SPECULATION,
     **options: Any,
 ) -> Setup:
-    """The setup of workers, with absolute paths: they run in other folders. `options`: further fields of `Setup`."""
+    """The settings of workers, with absolute paths, because their working folders differ. `options`: more `Setup`
+    fields."""
     libraries = {name: str(Path(path).expanduser().absolute()) for name, path in where.provider_libraries.items()}
     contract, draft = choice.contract, speculation.draft
     return Setup(
@@ -95,10 +96,10 @@ def _contents(package: Path, manifest: Manifest) -> str:
 
 
 class Worker:
-    """Answers blocks of rows. Ray Data makes one in each worker process and calls it with one block at a time."""
+    """Answers blocks of rows. Ray Data makes one per worker process and calls it with one block at a time."""
 
     def __init__(self, setup: Setup, defaults: RowDefaults) -> None:
-        """Load the package. An error is kept for the first call: Ray would start an actor that fails here again."""
+        """Load the package. An error is stored for the first call, because Ray would restart an actor that fails."""
         self._failed: PartitaError | None = None
         self._fact = WorkerFact(socket.gethostname(), os.getpid())
         try:
@@ -114,7 +115,7 @@ class Worker:
         folder, choice, where = setup.package, setup.choice, setup.where
         manifest = open_folder(folder, choice)
         if _contents(folder, manifest) != setup.contents:
-            raise PackageError("the package, or the version of Partita, is not that of the command", where=folder)
+            raise PackageError("the package or the version of Partita differs from the command's", where=folder)
         target = read_chain_options(where)
         model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))
         engine = model.scheduler(
@@ -138,14 +139,14 @@ class Worker:
             result = self._failed or list(self._answers(rows))
         except PartitaError as error:
             result = error
-        except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would try the block again
+        except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would retry the block
             result = ProviderError(f"{type(error).__name__}: {error}")
         return pyarrow.table({RESULT: [pickle.dumps((self._fact, result))]})
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Answers rows on a cluster; a function as `answer_file` takes it."""
+    """Answers rows on a cluster; a function for `answer_file`."""
 
     address: str
     """`auto`, `local`, or HOST:PORT."""
@@ -153,15 +154,16 @@ class Cluster:
     slots: int
     """Batch size of the package."""
     rows: int
-    """Of the prompt file."""
+    """Number of rows of the prompt file."""
     workers: int | None = None
-    """None: one for each GPU where the chain leads with one, else for each machine."""
+    """Number of workers; None: one per GPU if the chain begins with a GPU provider, else one per machine."""
     facts: dict[tuple[str, int], WorkerFact] = field(default_factory=dict)
     """Workers that have answered rows."""
 
     def __call__(self, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[RowAnswer]:
-        """Yields answers as blocks are done. Raises UsageError without a cluster, what a worker's package or provider
-        raises, and ProviderError where Ray gives up.
+        """Yield answers as blocks finish.
+
+        Raises UsageError without a cluster, errors of a worker's package or provider, and ProviderError if Ray fails.
         """
         with connected(self.address) as ray:
             try:
@@ -176,21 +178,21 @@ class Cluster:
             except PartitaError:
                 raise
             except Exception as error:
-                raise ProviderError(f"the cluster gave up: {' '.join(str(error).split())[:400]}") from error
+                raise ProviderError(f"the cluster failed: {' '.join(str(error).split())[:400]}") from error
 
     def _results(self, ray: Any, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[bytes]:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.max_errored_blocks = -1  # of blocks whose workers died; other errors come as results
+        context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
         count, threads, gpus = _shares(ray, self.workers, self.setup.where)
         size = max(LEAST_BLOCK, BLOCK_TURNS * self.slots, math.ceil(self.rows / MOST_BLOCKS))
-        size = max(1, min(size, self.rows // (2 * count)))  # so that every worker of a short file has blocks
+        size = max(1, min(size, self.rows // (2 * count)))  # so that every worker gets blocks of a short file
         blocks = list(_put(ray, rows, size))
         if not blocks:
             return
         where = replace(self.setup.where, threads=threads)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra asks for an earlier one
+            warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
             results = ray.data.from_arrow_refs(blocks).map_batches(
                 Worker,
                 fn_constructor_args=(replace(self.setup, where=where), defaults),
@@ -233,16 +235,16 @@ def connected(address: str) -> Iterator[Any]:
     given: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         host, colon, port = address.rpartition(":")
-        if colon:  # Ray would try for minutes
+        if colon:  # Ray would retry for minutes
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         with captured_output():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
     except Exception as error:
         said = " ".join(str(error).split())[:300]
-        raise UsageError(f"`address={address}`: no cluster answers there ({said})", remedy=START) from error
+        raise UsageError(f"`address={address}`: no cluster at this address ({said})", remedy=START) from error
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray installs its own
-    with redirect_stdout(sys.stderr):  # what Ray says about lost workers
+    with redirect_stdout(sys.stderr):  # Ray's messages about lost workers
         try:
             yield ray
         finally:

@@ -1,8 +1,7 @@
-"""The answers of a run so far, in OUTPUT.partial: a run that was ended in any way goes on with them.
+"""The journal of a run, OUTPUT.partial: the answers so far, with which an interrupted run resumes.
 
-The first line identifies the run: input, package, options. Each further line is the answer to a row, in the order of
-completion, as the answer file has it. Once every row has an answer, they are written to the output in the order of the
-rows and the journal is removed.
+The first line identifies the run: input, package, options. Each further line is an answer, in order of completion. When
+every row has an answer, they are written to the output in row order and the journal is removed.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from partita.observations.text_format import listing, plural
 
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
-"""How the first line begins."""
+"""Beginning of the first line."""
 SYNC_SECONDS = 5.0
-"""A power failure costs the answers of this time; the end of the process costs none."""
+"""Seconds between syncs to disk: a power failure costs these answers, the end of the process none."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
+GOES_ON = "the answers so far are kept there; run the same command again to continue"
 ANSWER = TypeAdapter(RowAnswer)
 
 
 def journal_path(output: Path) -> Path:
-    """The journal of an output."""
+    """The path of an output's journal."""
     return output.with_name(output.name + ".partial")
 
 
 def kept_words(output: Path, done: int, total: int) -> str:
-    """`3 of 10 rows answered in out.jsonl.partial; …`, for a run that ended early."""
+    """`3 of 10 rows answered in out.jsonl.partial; …`, the message of a run that ended early."""
     return f"{done:,} of {plural(total, 'row')} answered in {journal_path(output)}; {GOES_ON}"
 
 
 class Journal:
-    """The journal of an output, locked for one process at a time. A context manager; see the module."""
+    """The journal of an output, locked by one process at a time. A context manager."""
 
     def __init__(
         self,
@@ -58,32 +57,32 @@ class Journal:
         rows: int,
         noted: Callable[[str], object] = LOGGER.warning,
     ) -> None:
-        """Begin a journal, or go on with the one that is there. `run`: what identifies the run, as JSON; `seed`: of a
-        run that begins; `rows`: of the input. `noted` is called with what was wrong with the journal.
+        """Begin a journal, or resume an existing one.
 
-        Raises UsageError for the journal of another run, one that another process has open, or an output that exists
-        and is not this run's; ResourceError when the journal cannot be written.
+        `run`: JSON that identifies the run. `seed`: for a new run. `rows`: of the input. `noted` is called with notes
+        on a damaged journal. Raises UsageError for the journal of another run, a journal open in another process, or an
+        existing output of another run; ResourceError when the journal cannot be written.
         """
         self.output = output.absolute()  # callbacks may change the current folder
         self.path = journal_path(self.output)
         self.seed = seed
-        """Of the run, which may have begun earlier."""
+        """Seed of the run, also when resumed."""
         self.errors = 0
-        """Answers that are errors."""
+        """Number of answers that are errors."""
         self._places = array("q", [-1]) * rows
-        """Where the line of each row begins; -1: no answer yet."""
+        """Byte offset of each row's line; -1: no answer yet."""
         self._done = self._end = 0
         self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
             self._read(json.loads(json.dumps(run)), noted)
             if self.output.exists() and self._done < rows:
-                raise UsageError(f"`output={self.output}`: exists already; remove it or name another")
+                raise UsageError(f"`output={self.output}`: exists already; remove it or choose another")
         except BaseException:
             self._file.close()
             raise
         self.resumed = self._done
-        """Answers of earlier runs."""
+        """Number of answers of earlier runs."""
 
     def __contains__(self, index: int) -> bool:
         return self._places[index] >= 0
@@ -92,12 +91,13 @@ class Journal:
         return self._done
 
     def missing(self) -> list[int]:
-        """Rows without an answer."""
+        """Indices of rows without an answer."""
         return [index for index, place in enumerate(self._places) if place < 0]
 
     def append(self, answer: RowAnswer) -> None:
-        """Write the answer of a row; a second one is dropped. Raises ResourceError for a full disk, which damages no
-        answer.
+        """Write the answer of a row; further answers of the row are dropped.
+
+        Raises ResourceError for a full disk, which damages no answer.
         """
         if answer.index in self:
             return
@@ -106,7 +106,7 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk keep what was written. Raises ResourceError; file servers report a full disk here."""
+        """Sync the journal to disk. Raises ResourceError; file servers report a full disk here."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -114,15 +114,15 @@ class Journal:
         self._synced = time.monotonic()
 
     def publish(self, write: Callable[[IO[bytes], Iterator[bytes]], object]) -> None:
-        """Write the answers to the output, whole or not at all, and remove the journal. `write(file, lines)` writes
-        answer lines in the format of the output.
+        """Write the answers to the output atomically, and remove the journal.
 
-        Raises UsageError for an output that somebody else has made meanwhile, ResourceError for a full disk.
+        `write(file, lines)` writes answer lines in the output's format. Raises UsageError if another program has
+        created the output, ResourceError for a full disk.
         """
         self.sync()
         target = resolved(self.output)
-        # One name for each journal, so that a killed run's file is overwritten; short, because the output's name may be
-        # as long as the file system allows.
+        # One temporary name per journal, so that a killed run's file is overwritten; short, because the output's name
+        # may already have the maximum length.
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         temporary = target.with_name(f".partita-{name}.tmp")
         try:
@@ -132,13 +132,13 @@ class Journal:
                 os.fsync(file.fileno())
             if not target.exists():
                 temporary.replace(target)
-            elif not filecmp.cmp(temporary, target, shallow=False):  # else a run was ended right here
+            elif not filecmp.cmp(temporary, target, shallow=False):  # otherwise a run was interrupted right here
                 raise UsageError(
-                    f"{self.output}: was written while the rows were answered; move it away, and the same command "
-                    "writes the answers"
+                    f"{self.output}: was created by another program; move it away and run the same command again to "
+                    "write the answers"
                 )
         except OSError as error:
-            what = "make room" if error.errno in FULL else "correct that"
+            what = "free disk space" if error.errno in FULL else "fix the cause"
             raise ResourceError(
                 f"{self.output}: cannot be written ({error.strerror or error}); every row has its answer, so {what} "
                 "and run the same command again"
@@ -162,7 +162,7 @@ class Journal:
         self._file.close()
 
     def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> None:
-        """Read the lines that are there. A journal without an answer is begun anew."""
+        """Read existing lines. A journal without answers is started again."""
         damaged = 0
         with self.path.open("rb") as file:
             header = file.readline()
@@ -187,7 +187,7 @@ class Journal:
             noted(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
 
     def _take(self, line: bytes) -> bool:
-        """Note a line of an earlier run; False for a damaged one."""
+        """Record a line of an earlier run; False if it is damaged."""
         try:
             answer = ANSWER.validate_json(line, strict=True)
         except ValidationError:
@@ -199,17 +199,19 @@ class Journal:
         return True
 
     def _seed_of(self, header: bytes, run: dict[str, Any]) -> int:
-        """The seed of the run that the journal is of. Raises UsageError where that is another run."""
+        """The seed of the journal's run. Raises UsageError if it is another run."""
         try:
             record = json.loads(header)
             earlier, seed = dict(record["run"]), int(record["seed"])
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{self.path}: damaged in its first line ({error}); remove it to begin anew") from error
+            raise UsageError(
+                f"{self.path}: its first line is damaged ({error}); remove the file to begin again"
+            ) from error
         if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
             what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
             raise UsageError(
-                f"{self.path}: has the answers so far of another run: {what}; finish that run with its own options, "
-                "remove the file to begin anew, or choose another `output`"
+                f"{self.path}: contains answers of another run: {what}; finish that run with its own options, "
+                "remove the file to begin again, or choose another `output`"
             )
         return seed
 
@@ -219,7 +221,7 @@ class Journal:
         self.errors += finish == "error"
 
     def _lines(self) -> Iterator[bytes]:
-        """The lines of all rows, in the order of the rows. Raises OSError where one has been lost."""
+        """The lines of all rows, in row order. Raises OSError if one is missing."""
         with self.path.open("rb") as file:
             for index, place in enumerate(self._places):
                 file.seek(place)
@@ -229,7 +231,7 @@ class Journal:
                 yield line
 
     def _write(self, line: bytes) -> int:
-        """Write a whole line, or nothing; where it begins."""
+        """Write a whole line, or nothing; return its offset."""
         try:
             left = memoryview(line)
             while left:
@@ -244,21 +246,21 @@ class Journal:
     def _remove(self) -> None:
         if os.name != "posix":
             self._file.close()
-        with suppress(OSError):  # while it is locked, so that no other process goes on with it
+        with suppress(OSError):  # while it is locked, so that no other process resumes it
             self.path.unlink()
         self._file.close()
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """What differs between two runs, in words."""
+    """The difference between two runs, as text."""
     if name != "options" or not isinstance(before, dict):
-        return f"the {name} is another"
+        return f"the {name} differs"
     options = [option for option in {**before, **now} if before.get(option) != now.get(option)]
     return listing([f"`{each}` was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
 
 
 def _locked(path: Path) -> IO[bytes]:
-    """The file, opened or made, and locked. Raises UsageError where another process has it, ResourceError."""
+    """The opened or created file, locked. Raises UsageError if another process has locked it, ResourceError."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: exists and is not a regular file; move it or choose another `output`")
     try:
@@ -281,5 +283,5 @@ def _locked(path: Path) -> IO[bytes]:
 
 
 def _cannot_write(path: Path, error: OSError) -> ResourceError:
-    what = "make room for it" if error.errno in FULL else "correct that"
+    what = "free disk space" if error.errno in FULL else "fix the cause"
     return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")

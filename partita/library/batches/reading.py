@@ -1,6 +1,6 @@
-"""Prompt files (JSON Lines, a prompt per line, or Parquet) and answer files in Parquet.
+"""Prompt files (JSON Lines, text, Parquet) and answer files in Parquet.
 
-A line that cannot be read is a row with an error. Parquet needs the extra `parquet`.
+An unreadable line is a row with an error. Parquet needs the extra `parquet`.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ PROMPT_FORMATS: tuple[Format, ...] = ("jsonl", "txt", "parquet")
 ANSWER_FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
 Stamp = tuple[int, int, int]
 TABLE_ROWS = 64
-"""Rows that are read together."""
+"""Rows per read."""
 BLOCK_BYTES = 4 << 20
-"""Of answer lines that are written together; as Python objects log-probabilities take a dozen times as much."""
+"""Bytes of answer lines per write; as Python objects, log-probabilities take a dozen times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A prompt file as it was when it was checked."""
+    """A prompt file with its state at the check."""
 
     path: Path
     format: Format
     sha256: str
     rows: int
     stamp: Stamp | None
-    """Inode, size and time of change."""
+    """Inode, size and modification time."""
 
 
 def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
-    """The format, by the name's suffix. Raises UsageError for another suffix. `argument`: which option names `path`."""
+    """The format, by the file suffix. Raises UsageError for another suffix. `argument`: the option of `path`."""
     found = SUFFIXES.get(path.suffix.lower())
     if found not in formats:
         suffixes = [suffix for suffix, kind in SUFFIXES.items() if kind in formats]
-        raise UsageError(f"`{argument}={path}`: the name has to end in one of {', '.join(suffixes)}")
+        raise UsageError(f"`{argument}={path}`: the name must end in one of {', '.join(suffixes)}")
     return found
 
 
 def look_at(path: Path) -> InputFile:
-    """Read a prompt file once: its hash, its number of rows, and that no two rows have one id.
+    """Read a prompt file once for its hash and number of rows, and check that ids are unique.
 
-    Raises UsageError for a file that cannot be read, GenerationError for a damaged table and for two rows of one id.
+    Raises UsageError for an unreadable file, GenerationError for a damaged table and for duplicate ids.
     """
     kind = format_of(path, "input", PROMPT_FORMATS)
     try:
@@ -74,7 +74,7 @@ def look_at(path: Path) -> InputFile:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Inode, size and time of change, which differ once a file was written to; None for a file that is gone."""
+    """Inode, size and modification time, which detect changes; None for a missing file."""
     try:
         found = path.stat()
     except OSError:
@@ -83,23 +83,23 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def unchanged_rows(source: InputFile, journal: Path) -> Iterator[InputRow]:
-    """The rows of a file that stays as it was checked. Raises GenerationError once it has changed."""
+    """The rows of a file. Raises GenerationError if it has changed since it was checked."""
     for row in read_rows(source.path):
         check_unchanged(source, journal)
         yield row
 
 
 def check_unchanged(source: InputFile, journal: Path) -> None:
-    """Raise GenerationError for a file that was written to since it was checked."""
+    """Raise GenerationError if the file has changed since it was checked."""
     if stamp_of(source.path) != source.stamp:
         raise GenerationError(
             f"{source.path}: has changed while its rows were answered; the answers so far are in {journal}: restore "
-            "the file and run the same command again, or remove them"
+            "the file and run the same command again, or remove the answers"
         )
 
 
 def read_rows(path: Path) -> Iterator[InputRow]:
-    """The rows of a file, in order. Raises GenerationError for a file that cannot be read to its end."""
+    """The rows of a file, in order. Raises GenerationError for a read error."""
     kind = format_of(path, "input", PROMPT_FORMATS)
     if kind == "parquet":
         yield from _table_rows(path)
@@ -115,7 +115,7 @@ def read_rows(path: Path) -> Iterator[InputRow]:
 
 
 def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
-    """An object per line; blank lines are not rows."""
+    """One object per line; blank lines are skipped."""
     index = 0
     for number, line in enumerate(file, start=1):
         if number == 1:
@@ -128,7 +128,7 @@ def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
 def _json_row(index: int, number: int, line: bytes) -> InputRow:
     try:
         data = json.loads(line.decode("utf-8"))
-        if b"\\ud" in line.lower():  # json reads half a surrogate pair, which is not a character
+        if b"\\ud" in line.lower():  # json accepts half a surrogate pair, which is not a character
             json.dumps(data, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
         return InputRow(index, error=f"line {number} is not UTF-8 text (byte {error.start})")
@@ -144,7 +144,7 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
 
 
 def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
-    """A prompt per line; an empty line is an empty prompt."""
+    """One prompt per line; an empty line is an empty prompt."""
     for index, line in enumerate(file):
         try:
             prompt = line.decode("utf-8-sig" if not index else "utf-8")
@@ -154,7 +154,7 @@ def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
 
 
 def _refuse_equal_ids(path: Path, hashes: array[int]) -> None:
-    """Raise GenerationError for two rows of one id. `hashes`: of all ids; eight bytes each, whatever the ids are."""
+    """Raise GenerationError for duplicate ids. `hashes`: of all ids, eight bytes each."""
     import numpy as np
 
     values, counts = np.unique(np.frombuffer(hashes, np.int64), return_counts=True)
@@ -163,8 +163,7 @@ def _refuse_equal_ids(path: Path, hashes: array[int]) -> None:
     for row in read_rows(path) if repeated else ():
         if row.key is not None and hash(row.key) in repeated and first.setdefault(row.key, row.index) != row.index:
             raise GenerationError(
-                f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; give every row an id of "
-                "its own, or none"
+                f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; use unique ids, or none"
             )
 
 
@@ -181,7 +180,7 @@ def import_arrow() -> tuple[Any, Any]:
 def _table_rows(path: Path) -> Iterator[InputRow]:
     """The rows of a table; null and NaN are missing values.
 
-    Raises GenerationError for a file that is not Parquet or is damaged, and for a column that is not a row's field.
+    Raises GenerationError for an invalid or damaged Parquet file, and for an unknown column.
     """
     _, parquet = import_arrow()
     index = 0
@@ -189,7 +188,7 @@ def _table_rows(path: Path) -> Iterator[InputRow]:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if wrong := sorted({name for name in names if name not in FIELDS or names.count(name) > 1}):
-                said = f"column {listing(wrong)} is unknown or there twice"
+                said = f"column {listing(wrong)} is unknown or duplicate"
                 raise GenerationError(f"{path}: {said}; docs/batches.md lists the fields of a row")
             for group in range(file.num_row_groups):
                 for block in file.iter_batches(batch_size=TABLE_ROWS, row_groups=[group]):
@@ -203,7 +202,8 @@ def _table_rows(path: Path) -> Iterator[InputRow]:
 
 
 def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
-    """Write answer lines as a table; ids are text, because a column has one type. Raises InstallationError, OSError."""
+    """Write answer lines as a table; ids are strings because a column has one type. Raises InstallationError,
+    OSError."""
     arrow, parquet = import_arrow()
     logprob = [("token", arrow.int64()), ("logprob", arrow.float64())]
     schema = arrow.schema(

@@ -1,7 +1,7 @@
-"""A row of a prompt file, the request that it makes, and the row of the answer file.
+"""A row of a prompt file, its request, and its row of the answer file.
 
-A row is an object of plain values, whatever file it comes from. Nothing here opens a file or a package, so rows can be
-read in one process and answered in another.
+A row is an object of plain values in every file format, and independent of files and packages, so that rows can be read
+in one process and answered in another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import Text
 
 PROMPTS = ("prompt", "messages", "tokens")
-"""A row has one of them."""
+"""Prompt fields; a row has one of them."""
 IDS = ("id", "custom_id", "key")
-"""Names of the field for the row's id; the first that is there counts."""
+"""Names of the id field; the first one present counts."""
 SAMPLED = tuple(GREEDY.figures())
 WHOLE = tuple(each.name for each in described(Sampling) if each.type is int)
-"""Options that are integers."""
+"""Integer options."""
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 """OpenAI's names."""
 OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
@@ -44,7 +44,7 @@ class InputRow:
     """A row of a prompt file."""
 
     index: int
-    """0-based place in the file."""
+    """0-based position in the file."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Fields that are not null."""
     error: str | None = None
@@ -52,30 +52,30 @@ class InputRow:
 
     @property
     def key(self) -> str | int | None:
-        """Its id; None without one, and for a value that is neither a text nor an integer."""
+        """Its id; None without one, or if it is neither a string nor an integer."""
         found = _as_whole(next((self.data[name] for name in IDS if name in self.data), None))
         return found if isinstance(found, str) or _is_whole(found) else None
 
     @property
     def fields(self) -> dict[str, str]:
-        """Names of the row's fields by the name of the argument that each one sets."""
+        """Field names of the row by the argument that each sets."""
         return {ALIASES.get(name, name): name for name in self.data if name in FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class RowDefaults:
-    """Options of rows that do not set their own."""
+    """Options of rows without their own."""
 
     sampling: Sampling
-    """Completed. A row that draws tokens and has no seed gets one made of `base_seed` and its index."""
+    """With all values set. A row that samples without a seed gets one from `base_seed` and its index."""
     base_seed: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     chat: bool = False
-    """A prompt is the user's message."""
+    """Prompts are user messages."""
     system: str | None = None
     prefix: Said | None = None
-    """Text or tokens before every prompt."""
+    """Text or token ids before every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RowAnswer:
     index: int
     id: str | int | None
     text: str | None
-    """None without a tokenizer, and for a row that was refused."""
+    """None without a tokenizer, and for a rejected row."""
     tokens: tuple[int, ...]
     prompt_tokens: int | None
     finish_reason: str
@@ -94,10 +94,10 @@ class RowAnswer:
     """None for greedy rows."""
     error: str | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """None where the row did not ask for them."""
+    """None unless requested."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them; `logprobs` only where they were asked for."""
+        """The fields as JSON values; `logprobs` only if requested."""
         record = asdict(self)
         if self.logprobs is None:
             del record["logprobs"]
@@ -109,9 +109,10 @@ class RowAnswer:
 
 
 def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
-    """Raise the error that every row without options of its own would have: UsageError without a chat template, without
-    a tokenizer for a file of texts (`form`: txt), or for a prefix of another kind, GenerationError for a system message
-    that the template refuses.
+    """Raise the error that every row without its own options would have.
+
+    UsageError without a chat template, without a tokenizer for a file of texts (`form`: txt), or for a prefix of
+    another kind; GenerationError for a system message that the template rejects.
     """
     if form == "txt":
         _tokens({"prompt": "1"}, "prompt", defaults, text)
@@ -131,7 +132,7 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
     if unknown := sorted(data.keys() - FIELDS):
         raise UsageError(f"unknown field {listing(unknown)}; docs/batches.md lists the fields of a row")
     if row.key is None and any(name in data for name in IDS):
-        raise UsageError("the id of a row must be a text or an integer")
+        raise UsageError("the id of a row must be a string or an integer")
     given = [name for name in PROMPTS if name in data]
     if len(given) != 1:
         said = f"has {listing(given)}" if given else "has none"
@@ -168,7 +169,7 @@ def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | 
 
 
 def failed(row: InputRow, error: PartitaError) -> RowAnswer:
-    """The answer row of a row with an error, whose message names the row's fields."""
+    """The answer row for an error, whose message uses the row's field names."""
     given = [value for value in row.data.values() if isinstance(value, str)]
     message = rename_options(str(error), row.fields, as_field, given)
     return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
@@ -180,24 +181,24 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given != "messages" and is_list(value):
         ids = [_as_whole(token) for token in value]
         if not all(map(_is_whole, ids)):
-            raise UsageError(f"{given} is a list, and not of token ids alone")
+            raise UsageError(f"{given} is a list of other values than token ids")
         if data.get("system") is not None:
-            raise UsageError(f"system cannot be put before token ids; give {given} as text, or leave out system")
+            raise UsageError(f"system cannot be put before token ids; pass {given} as text, or omit system")
         return ids_after(prefix, ids)
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
-        raise UsageError(  # most often JSON in a column of texts
-            f"messages is {str(value)[:40]!r}, a text; it must be a list of objects with role and content. Give the "
+        raise UsageError(  # usually JSON in a string column
+            f"messages is {str(value)[:40]!r}, a string; it must be a list of objects with role and content. Pass the "
             "user's message as prompt, with `chat=True`"
         )
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
     if text is None:
-        raise UsageError(f"{given} is text, and no tokenizer is used; give token ids in the field tokens")
+        raise UsageError(f"{given} is text, but no tokenizer is used; pass token ids in the field tokens")
     system = data.get("system", defaults.system)
     if system is not None and not isinstance(system, str):
-        raise UsageError(f"system is {str(system)[:40]!r}; it must be a text")
+        raise UsageError(f"system is {str(system)[:40]!r}; it must be a string")
     if prefix is not None and system is not None:
-        raise UsageError("the prefix has the system message, if there is one; leave out system")
+        raise UsageError("the prefix already includes the system message; omit system")
     if prefix is not None and given != "messages":
         return prompt_after(prefix, value, text, chat=defaults.chat)
     if prefix is not None:
@@ -206,33 +207,33 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
         fixed = prefix is not None or "system" in data
         return tuple(text.encode_messages(_conversation(value, system, fixed=fixed)))
     if not value:
-        raise GenerationError("the prompt is empty; give some text to continue")
+        raise GenerationError("the prompt is empty; pass text to continue")
     return tuple(text.encode(value))
 
 
 def _conversation(value: Any, system: str | None, *, fixed: bool) -> list[Message]:
-    """The messages of a row, with the system message before them unless they begin with one.
+    """The messages of a row, after the system message unless they begin with one.
 
-    `fixed`: `system` is not a default that the row's own message replaces. Raises UsageError where the two differ.
+    `fixed`: `system` is not a default that the row's own message replaces. Raises UsageError if the two differ.
     """
     several = conversations(value)
     if len(several) != 1:
-        raise UsageError("messages is several conversations; a row is one")
+        raise UsageError("messages contains several conversations; a row has one")
     (messages,) = several
     role = messages[0]["role"]
     own = messages[0]["content"] if OTHER_NAMES.get(role, role) == "system" else None
     if own is not None and fixed and own != system:
-        raise UsageError("messages begin with a system message, and another one is given; leave one out")
+        raise UsageError("messages begins with a system message, but system sets another; omit one of them")
     return messages if own is not None or system is None else [{"role": "system", "content": system}, *messages]
 
 
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
-    """The row's options over the defaults, with a seed of its own where it draws."""
+    """The row's options over the defaults, with its own seed if it samples."""
     named: dict[str, Any] = {}
     for name, value in row.data.items():
         option = ALIASES.get(name, name)
         if option in named and named[option] != value:
-            raise UsageError(f"{name} is {value}, and another name of the same option has {named[option]}")
+            raise UsageError(f"{name} is {value}, but another name of the same option has {named[option]}")
         named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = checked(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
@@ -243,7 +244,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
 
 
 def row_seed(base: int, index: int) -> int:
-    """The seed of a row without one: it depends on the run's seed and the row's place, and on no other row."""
+    """The seed of a row without one; depends only on the run's seed and the row's index."""
     return (base + index) % (1 << SEED_BITS)
 
 
@@ -251,14 +252,14 @@ def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
     value = data.get("stop", defaults.stop)
     listed = (value,) if isinstance(value, str) else value
     if not is_list(listed) or not all(isinstance(text, str) for text in listed):
-        raise UsageError(f"stop is {str(value)[:40]!r}; it must be a text or a list of them")
+        raise UsageError(f"stop is {str(value)[:40]!r}; it must be a string or a list of strings")
     check_stops(listed)
     return tuple(listed)
 
 
 def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:
     value = data.get("stop_token_ids")
-    if value is None:  # a checkpoint may name one outside its vocabulary, which never comes
+    if value is None:  # a checkpoint may list an id outside its vocabulary, which is never generated
         return defaults.stop_ids
     ids = [_as_whole(token) for token in value] if is_list(value) else []
     if not is_list(value) or not all(map(_is_whole, ids)):
@@ -267,7 +268,7 @@ def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -
 
 
 def _as_whole(value: Any) -> Any:
-    """7.0 as 7: a table column of integers with missing values holds floats."""
+    """7.0 as 7: an integer table column with missing values holds floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

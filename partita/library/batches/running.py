@@ -1,4 +1,4 @@
-"""A prompt file to an answer file: its rows through the scheduler, their answers into the journal, then the output."""
+"""Runs a prompt file: its rows through the engine, their answers into the journal, then into the output."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from partita.runtime.generate.choice.logprobs import TokenLogprobs
 from partita.runtime.generate.text.tokens import Text
 
 AHEAD = 64
-"""Rows that wait in the engine at least."""
+"""Minimum number of rows that wait in the engine."""
 PIPE = Path("-")
-"""In place of a prompt file: JSON Lines from stdin."""
+"""Value of `input` for JSON Lines from stdin."""
 MOST_NAMED = 5
 
 
@@ -54,17 +54,17 @@ class FileAnswers(Record):
     errors: int
     """Rows whose answer is an error."""
     resumed: int
-    """Rows that an earlier run has answered."""
+    """Rows that an earlier run answered."""
     prompt_tokens: int
     new_tokens: int
     seconds: float
-    """From the first row that is read to the output."""
+    """From the first row read to the output, in seconds."""
     rows_per_second: float | None
-    """None when it answered no row."""
+    """None if it answered no row."""
     tokens_per_second: float | None
-    """New tokens; None when there are none."""
+    """New tokens per second; None without new tokens."""
     seed: int
-    """Of the run: rows that draw tokens and have no seed get theirs from it."""
+    """Seed of the run, from which rows that sample without a seed get theirs."""
 
 
 @dataclass(slots=True)
@@ -81,14 +81,14 @@ class WorkerFact:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     rows: int
     done: int
-    """Answered rows, those of earlier runs included."""
+    """Answered rows, including those of earlier runs."""
     resumed: int
     tokens: int = 0
-    """New tokens of this run's answers, and the tokens of their prompts."""
+    """New tokens of this run's answers, and tokens of their prompts."""
     prompt_tokens: int = 0
 
 
@@ -102,11 +102,11 @@ def check_files(source: Path, output: Path) -> None:
     if source != PIPE:
         formats.append(format_of(source, "input", PROMPT_FORMATS))
         if not source.is_file():
-            what = "not a regular file, and it is read twice" if source.exists() else "no such file"
+            what = "not a regular file, which cannot be read twice" if source.exists() else "no such file"
             raise UsageError(f"`input={source}`: {what}")
         refuse_same(journal, source, "`output`")
     if output.exists() and not journal.exists():
-        raise UsageError(f"`output={output}`: exists already; remove it or name another")
+        raise UsageError(f"`output={output}`: exists already; remove it or choose another")
     if "parquet" in formats:
         import_arrow()
 
@@ -122,12 +122,12 @@ def answer_file(
     heard: Callable[[Progress], object] = lambda _: None,
     noted: Callable[[str], object] = LOGGER.warning,
 ) -> FileAnswers:
-    """Answer the rows of `source` that no earlier run has answered, and write all answers to `output`.
+    """Answer the unanswered rows of `source`, and write all answers to `output`.
 
-    `answer(rows, defaults)` gives the answers, in any order. `package`: hash of the package; it, the input and
-    `options`, as JSON, identify the run. `heard` is called with every answer, `noted` with a note on a damaged
-    journal. Raises UsageError, GenerationError, ResourceError and what `answer` does: the answers so far are kept, and
-    the same call goes on.
+    `answer(rows, defaults)` returns the answers, in any order. `package`: hash of the package; it, the input and
+    `options` (JSON) identify the run. `heard` is called after every answer, `noted` with a note on a damaged journal.
+    Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call resumes with the answers
+    so far.
     """
     run = {"input file": source.sha256, "format": source.format, "package": package, "options": options}
     with Journal(output, run, defaults.base_seed, source.rows, noted) as journal:
@@ -144,8 +144,8 @@ def answer_file(
         if missing := journal.missing():
             named = ", ".join(map(str, missing[:MOST_NAMED])) + (", ..." if len(missing) > MOST_NAMED else "")
             raise GenerationError(
-                f"{journal.path}: no answer to {plural(len(missing), 'row')} ({named}): the processes that computed "
-                f"them ended; {GOES_ON}"
+                f"{journal.path}: no answer to {plural(len(missing), 'row')} ({named}): their worker processes "
+                f"ended; {GOES_ON}"
             )
         check_unchanged(source, journal.path)
         if format_of(output, "output", ANSWER_FORMATS) == "parquet":
@@ -171,10 +171,10 @@ def answer_file(
 def answers(
     rows: Iterable[InputRow], defaults: RowDefaults, engine: Engine, text: Text | None, vocab_size: int
 ) -> Iterator[RowAnswer]:
-    """Answer rows through an engine with an open batch; yields answers as rows are done.
+    """Answer rows with an engine that has an open batch; yields answers as rows finish.
 
-    A row's own error is its answer. Raises what ends the run: ProviderError and others of the model, KeyboardInterrupt.
-    Rows that were running then have no answer.
+    A row's own error is its answer. Raises errors that end the run (ProviderError and other errors of the model,
+    KeyboardInterrupt); rows that were running have no answer then.
     """
     done: deque[RowAnswer] = deque()
     open_tickets: set[Ticket] = set()
@@ -241,13 +241,13 @@ def generate_file(
 ) -> FileAnswers:
     """Answer every row of a prompt file (.jsonl, .txt, .parquet) into an answer file (.jsonl, .parquet).
 
-    docs/batches.md has the fields of rows. `sampling` and the arguments after it are defaults of rows; `seed` and the
-    place of a row make the seed of a row that draws tokens and has none. `chat`: prompts are the user's messages.
-    `progress` is called with the number of answered rows and of all rows after every answer. An error of a row is its
-    answer. A call that was ended goes on with the answers that it has.
+    docs/batches.md lists the fields of rows. `sampling` and the arguments after it are defaults of rows; a row that
+    samples without a seed gets one from `seed` and its index. `chat`: prompts are user messages. `progress` is called
+    after every answer with the numbers of answered rows and of all rows. A row's own error is its answer. An
+    interrupted call resumes with its answers so far.
 
-    Raises ArgumentError, also for an output that exists or is another run's; GenerationError for a prompt file that
-    cannot be read, InstallationError, ProviderError, ResourceError: the answers so far are kept.
+    Raises ArgumentError, also for an existing output or one of another run; GenerationError for an unreadable prompt
+    file, InstallationError, ProviderError, ResourceError. The answers so far are kept.
     """
     source, target = Path(input), Path(output)
     claim(target, "answers", (model.folder, source), option="output")

@@ -1,1 +1,1 @@
-"""Benches, as functions."""
+"""Benchmarks of provider chains and packages."""

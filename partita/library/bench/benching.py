@@ -1,4 +1,4 @@
-"""Bench of several providers and packages, as a function: figures, ratios, and where the time goes."""
+"""Benchmarks several providers and packages: speed, ratios, and time per part."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from partita.partition_reports import storage
 from partita.partition_reports.render.show import load_view
 from partita.process import peak_rss_bytes
 
-NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
+NOT_ALONE = "the packages are open at the same time, in one process each; only one computes at a time"
 
 BENCH_VIEWS = "partita.bench.sections"
 
 
 class BenchResult(Bench):
-    """The result of a bench as an object: the record that `bench --out` writes, with methods.
+    """The result of a benchmark: the record that `bench --out` writes, with methods.
 
-    `contenders` has the figures or the error of each chain, `verdict` the comparison in sentences.
+    `contenders` has the figures or the error of each chain, `verdict` the comparison as text.
     """
 
     @classmethod
@@ -59,17 +59,17 @@ class BenchResult(Bench):
 
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
+        """Write the result as JSON for `partita report`. Raises ReportError when it cannot be written."""
         put_text(storage.to_json(self), path, "result")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The result as one HTML page that loads nothing; written to `path` where there is one."""
+        """The result as a self-contained HTML page; also written to `path` if given."""
         return put_text(load_view("html", BENCH_VIEWS).to_text(self), path, "result")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The result as tables of text, without colour; written to `path` where there is one."""
+        """The result as plain-text tables; also written to `path` if given."""
         return put_text(load_view("text", BENCH_VIEWS).to_text(self), path, "result")
 
     def __repr__(self) -> str:
@@ -80,11 +80,11 @@ class BenchResult(Bench):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A finished or interrupted bench."""
+    """A finished or interrupted benchmark."""
 
     bench: Bench
     error: PartitaError | None
-    """Error of the contenders that could not run, or of reports that were not written."""
+    """Error of contenders that could not run, or of reports that were not written."""
 
     @property
     def anything(self) -> bool:
@@ -94,17 +94,17 @@ class Measured:
 
 @takes(BenchOptions)
 def bench(options: BenchOptions) -> BenchResult:
-    """Generate the same on several chains, in turns, each in a process of its own: medians, ratios, equal tokens.
+    """Run the same generation on several chains, in turns, in one process each: medians, ratios, equality of tokens.
 
-    `prompt`: a text or token ids, the same for every row; None for made-up tokens, `prompt_tokens` of them. `chains`:
-    one for each contender; None for the best usable provider, then cpu. `against`: further packages of the same model.
-    `baseline`: the chain that ratios are relative to. `max_new_tokens`: generated greedily in each of `rounds` rounds,
-    after one to warm up. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report
-    of each contender. `variant`, `contract` and `max_length` are those of `load`.
+    `prompt`: a text or token ids, the same for every row; None for `prompt_tokens` generated tokens. `chains`: one per
+    contender; None for the best usable provider, then cpu. `against`: further packages of the same model. `baseline`:
+    the chain that ratios refer to. `max_new_tokens`: generated greedily in each of `rounds` rounds, after a warm-up
+    round. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report of each
+    contender. `variant`, `contract` and `max_length`: see `load`.
 
-    A contender that cannot run is in the result with its error, unless none can: then that is raised, as ProviderError
-    for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
-    KeyboardInterrupt for Ctrl-C.
+    A contender that cannot run is in the result with its error. If none can run, its error is raised, e.g.
+    ProviderError. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
+    KeyboardInterrupt.
     """
     plan = Plan(options)
     for line in plan.notes:
@@ -118,13 +118,13 @@ def bench(options: BenchOptions) -> BenchResult:
 
 
 class Plan:
-    """A bench whose options and packages have been checked."""
+    """A benchmark with checked options and packages."""
 
     def __init__(self, options: BenchOptions) -> None:
-        """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
+        """Check options and packages. Raises UsageError, PackageError, ReportError and GenerationError."""
         if options.prompt is not None and options.prompt_tokens is not None:
             raise UsageError(
-                "`prompt` and `prompt_tokens`: give one of them; the second is the length of a generated prompt"
+                "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
             )
         named = named_chains(options)
         self.options, self.subjects = options, read_subjects(options)
@@ -133,13 +133,13 @@ class Plan:
         self.entries = read_entries(options, self.subjects, chains)
         self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
         self.reads = read_paths(options, self.entries)
-        """Paths that no output may replace."""
+        """Paths that outputs must not overwrite."""
         self.files = report_files(options, self.entries)
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
-        """Sentences for the user before it runs."""
+        """Notes for the user before the run."""
 
     def measure(self, say: Say) -> Measured:
-        """Run it; `say` receives the progress. Raises KeyboardInterrupt when no turn was counted yet."""
+        """Run the benchmark; `say` is called with the progress. Raises KeyboardInterrupt if no turn was counted yet."""
         racers, interrupted = _race(self.options, self.entries, self.files, say)
         found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]
@@ -149,7 +149,8 @@ class Plan:
 def _race(
     options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: Say
 ) -> tuple[list[Racer], bool]:
-    """Run the rounds; whether Ctrl-C ended them. Raises KeyboardInterrupt before anything was measured."""
+    """Run the rounds; return the racers and whether Ctrl-C ended them. Raises KeyboardInterrupt without a
+    measurement."""
     contest = Race(entries, options, say)
     try:
         with contest:
@@ -161,7 +162,7 @@ def _race(
             raise
         for racer in contest.racers:
             if racer.lane.observed is None:
-                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before it was observed"
+                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before its profiled round"
         return contest.racers, True
     return contest.racers, False
 
@@ -174,7 +175,7 @@ def _build(
     *,
     interrupted: bool,
 ) -> Bench:
-    """The record of a bench."""
+    """The record of a benchmark."""
     from partita.runtime.chain.advice import package_facts
     from partita.runtime.machine import environment
 
@@ -183,10 +184,10 @@ def _build(
     contenders = build_contenders(lanes, baseline)
     notes = [NOT_ALONE] if len(lanes) > 1 else []
     if asked is not None and asked != baseline:
-        notes.append(f"`baseline={asked}` was not measured" + (f"; {baseline} takes its place" if baseline else ""))
+        notes.append(f"`baseline={asked}` was not measured" + (f"; {baseline} is used instead" if baseline else ""))
     if interrupted:
         complete = len(complete_rounds(lanes))
-        partly = "" if complete else "; the figures are of the first one, as far as it got"
+        partly = "" if complete else "; the figures are of the first round, as far as it ran"
         notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
     for subject in subjects:
         which = "this package" if len(subjects) == 1 else subject.name
@@ -230,13 +231,13 @@ def _failure(failed: Sequence[Racer]) -> PartitaError:
 
 
 PAUSE_SECONDS = 0.5
-"""Pause before each turn: threads of the last one spin for a while after its last run."""
+"""Pause before each turn, because threads of the previous contender spin for a while after its last run."""
 Say = Callable[[str], object]
 
 
 @dataclass(slots=True)
 class Racer:
-    """One contender while the rounds go on."""
+    """A contender during the rounds."""
 
     entry: Entry
     options: BenchOptions
@@ -248,7 +249,7 @@ class Racer:
     lane: Lane = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin the figures."""
+        """Create the record of its figures."""
         chain = tuple(provider.ort_name for provider in self.entry.chain)
         self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
 
@@ -258,11 +259,11 @@ class Racer:
         return self.model is not None and self.error is None
 
     def fail(self, error: PartitaError) -> None:
-        """Note the error that ends its turns."""
+        """Record the error that ends its turns."""
         self.error, self.lane.error = error, " ".join(str(error).split())
 
     def open(self, *, observe: bool = False) -> None:
-        """Load the package in a worker process. Raises what `load` raises; ProviderError when it takes too long."""
+        """Load the package in a worker process. Raises the errors of `load`; ProviderError after a timeout."""
         subject = self.entry.subject
         self.engine = RemoteEngine(
             subject.path.absolute(),
@@ -277,7 +278,7 @@ class Racer:
         self.model = Model(self.engine)
 
     def load(self) -> None:
-        """Open it and note the state of its chain."""
+        """Open the package and record the state of its chain."""
         self.open()
         assert self.engine is not None
         opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.chain}
@@ -334,7 +335,7 @@ class Racer:
 
 
 class Race:
-    """All contenders. Use it as a context manager: it ends their processes."""
+    """All contenders. Use it as a context manager, which ends their processes."""
 
     def __init__(self, entries: Sequence[Entry], options: BenchOptions, say: Say) -> None:
         self.racers = [Racer(entry, options) for entry in entries]
@@ -357,7 +358,7 @@ class Race:
                 racer.fail(error)
 
     def run(self, rounds: int) -> None:
-        """A warm-up and `rounds` rounds, each begun by another contender."""
+        """Run a warm-up round and `rounds` rounds, each beginning with another contender."""
         for number in range(rounds + 1):
             turn = number % len(self.racers)
             for racer in self.racers[turn:] + self.racers[:turn]:
@@ -366,7 +367,7 @@ class Race:
                     self.take_turn(racer, number)
 
     def take_turn(self, racer: Racer, number: int) -> None:
-        """One generation of one contender."""
+        """Run one generation of one contender."""
         time.sleep(PAUSE_SECONDS)
         try:
             racer.lane.turns += (racer.take_turn(number),)
@@ -374,9 +375,9 @@ class Race:
             racer.fail(error)
 
     def observe(self, files: dict[str, Path]) -> None:
-        """One more profiled generation of each contender that did not fail; an error here does not change the figures.
+        """Run one more profiled generation of each contender that did not fail; an error does not change the figures.
 
-        It runs in a new process: the OpenVINO plugin does not start again after its first session is closed.
+        It runs in a new process, because the OpenVINO plugin does not start again after its first session is closed.
         """
         for racer in self.racers:
             if racer.alive:
@@ -385,15 +386,15 @@ class Race:
                 try:
                     self.observe_one(racer, files.get(racer.entry.name))
                 except PartitaError as error:
-                    racer.lane.why_unknown = f"the observed round failed: {' '.join(str(error).split())}"
+                    racer.lane.why_unknown = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def observe_one(self, racer: Racer, file: Path | None) -> None:
-        """Store and write the report of one contender, if it ran on the providers that were measured."""
+        """Store and write the report of one contender, if it ran on the measured providers."""
         racer.open(observe=True)
         assert racer.engine is not None
         used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
         if used != racer.used:
-            racer.lane.why_unknown = f"the observed round ran on {','.join(used)}, and not on {','.join(racer.used)}"
+            racer.lane.why_unknown = f"the profiled round ran on {','.join(used)}, not on {','.join(racer.used)}"
             return
         racer.take_turn(0)
         report = racer.engine.report(ReportRequest())

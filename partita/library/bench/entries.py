@@ -1,4 +1,4 @@
-"""The contenders of a bench: every package on every chain, with what the options say about its providers."""
+"""The contenders of a benchmark: every package on every chain, with the options for its providers."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Entry:
     chain: tuple[Provider, ...]
     where: ChainOptions
     notes: tuple[str, ...]
-    """Sentences for whoever waits."""
+    """Notes for the user."""
     stem: str
-    """Of the file that its report goes to."""
+    """Name of its report file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """A chain to measure, as it was written or as it is by default."""
+    """A chain to measure, as the user wrote it, or the default."""
 
     text: str
     chain: tuple[Provider, ...]
     note: str = ""
-    """Why it is measured, where nobody named it."""
+    """Why it is the default; empty if the user named it."""
     skipped: tuple[ChainEntry, ...] = ()
-    """As `ChainOptions` has it."""
+    """Source of the chain, as in `ChainOptions`."""
 
     @property
     def name(self) -> str:
@@ -56,29 +56,29 @@ class Lineup:
 
 
 def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
-    """The chains that were named. Raises UsageError."""
+    """The chains that the user named. Raises UsageError."""
     libraries = parse_libraries(options.provider_libraries or {}, all_names())
     chains: dict[str, Lineup] = {}
     for text in _texts(options):
         found = Lineup(text, parse_chain(text, libraries, argument="chains"))
         if found.name in chains:
-            raise UsageError(f"`chains={text}`: {found.name} is listed twice; name each chain once")
+            raise UsageError(f"`chains={text}`: {found.name} is listed twice; list each chain once")
         chains[found.name] = found
     return tuple(chains.values())
 
 
 def _texts(options: BenchOptions) -> tuple[str, ...]:
-    """A text for each chain. Raises UsageError where there is an empty list of them."""
+    """The text of each chain. Raises UsageError for an empty list."""
     given = options.chains
     if given is None or isinstance(given, str):
         return () if given is None else (given,)
     if not given:
-        raise UsageError("`chains` is empty; name at least one, or leave it out for the best usable provider")
+        raise UsageError("`chains` is empty; name at least one, or omit it for the best usable provider")
     return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
 
 
 def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
-    """Raise UsageError for options and libraries that are for none of the chains."""
+    """Raise UsageError for options and libraries of providers outside all chains."""
     libraries = parse_libraries(options.provider_libraries or {}, all_names())
     every = tuple({provider.name: provider for lineup in chains for provider in lineup.chain}.values())
     parse_options(options.provider_options or {}, every)
@@ -88,20 +88,20 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
 
 
 def default_chain(options: BenchOptions) -> Lineup:
-    """What every verb runs on when no chain is named, and why."""
+    """The default chain and the reason for it."""
     target = read_chain_options(ChainOptions(threads=options.threads))
     names = ",".join(provider.name for provider in target.chain)
     return Lineup(names, target.chain, f"provider {names}, by default: {target.by_default}", target.skipped)
 
 
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
-    """Every package on every chain, with the options and libraries that are for its providers. Raises UsageError."""
+    """Every package on every chain, with the options and libraries of its providers. Raises UsageError."""
     several = len(subjects) > 1
     return tuple(_read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
 
 
 def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mapping[str, PathText]) -> str | None:
-    """Name of the contender that the baseline means, of the first package. Raises UsageError when it means none."""
+    """Name of the baseline contender, of the first package. Raises UsageError if it matches none."""
     if asked is None:
         return None
     chain = parse_chain(asked, parse_libraries(libraries, all_names()), argument="baseline")
@@ -109,12 +109,12 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mappin
     found = next((entry.name for entry in first if entry.chain == chain), None)
     if found is None:
         there = " ".join(",".join(provider.name for provider in entry.chain) for entry in first)
-        raise UsageError(f"`baseline={asked}`: not among the chains to measure, which are: {there}")
+        raise UsageError(f"`baseline={asked}`: not among the measured chains: {there}")
     return found
 
 
 def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
-    """One contender, with what the options say about its providers. `several`: there are other packages."""
+    """One contender with its providers' options. `several`: there are other packages."""
     names = {word.lower() for provider in lineup.chain for word in provider.names()}
     where = ChainOptions(
         provider=lineup.text,
@@ -137,14 +137,14 @@ def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
 
 
 def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
-    """Everything that is read, which nothing may be written over."""
+    """All input paths, which outputs must not overwrite."""
     return {
         path for entry in entries for path in read_by(entry.where, *packages_of(options), *Choice.of(options).reads)
     }
 
 
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
-    """Where the report of each contender goes, by its name; the folder is made. Raises ReportError."""
+    """The report path of each contender, by name; creates the folder. Raises ReportError."""
     if options.reports is None:
         return {}
     folder = Path(options.reports)
@@ -154,7 +154,7 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        why = "a file; give a folder for the reports" if folder.exists() else f"cannot be made: {error.strerror}"
+        why = "a file; choose a folder for the reports" if folder.exists() else f"cannot be created: {error.strerror}"
         raise ReportError(f"{folder}: {why}") from error
     stems = [entry.stem for entry in entries]
     files = {
@@ -167,21 +167,21 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
 
 
 PROMPT_TOKENS = 64
-"""Default length of a generated prompt."""
+"""Default length of a generated prompt in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A package that a bench compares, read once for all its contenders."""
+    """A package of a benchmark, read once for all its contenders."""
 
     path: Path
     name: str
-    """The name of its folder; as it was given where two folders have one name."""
+    """Name of its folder; the path as given if two folders have the same name."""
     manifest: Manifest
     prompts: tuple[tuple[int, ...], ...]
-    """Token ids, a row each."""
+    """Token ids of each row."""
     choice: Choice = AS_IT_IS
-    """What was said of it, where Partita did not write it."""
+    """The user's choices about a foreign folder."""
 
 
 def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
@@ -196,11 +196,11 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     sizes = {manifest.graph.vocab_size for manifest in manifests}
     if len(sizes) > 1:
         counts = ", ".join(f"{size:,}" for size in sorted(sizes))
-        raise UsageError(f"`against`: vocabularies of {counts} tokens; packages of one model can be compared")
+        raise UsageError(f"`against`: vocabularies of {counts} tokens; only packages of one model can be compared")
     folders = [path.resolve().name for path in packages]
     names = folders if len(set(folders)) == len(folders) else [str(path) for path in packages]
     if len(set(names)) < len(names):
-        raise UsageError("`against`: a package is listed twice; name each one once")
+        raise UsageError("`against`: a package is listed twice; list each once")
     prompts = _read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
@@ -219,30 +219,30 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         pairs = zip(packages_of(options), manifests, strict=True)
         ids, *others = (_encode(path, manifest, prompt) for path, manifest in pairs)
         if any(other != ids for other in others):
-            raise UsageError("`against`: the packages read `prompt` as different tokens; give token ids")
+            raise UsageError("`against`: the packages tokenize `prompt` differently; pass token ids")
     if len(ids) + options.max_new_tokens > longest:
         raise GenerationError(
-            f"a prompt of {len(ids)} tokens and `max_new_tokens={options.max_new_tokens}` are more than the "
-            f"{longest} that the cache of this package holds; reduce one of them"
+            f"a prompt of {len(ids)} tokens and `max_new_tokens={options.max_new_tokens}` exceed the cache length of "
+            f"{longest} of this package; reduce one of them"
         )
     return tuple(ids)
 
 
 def packages_of(options: BenchOptions) -> tuple[Path, ...]:
-    """Every package, the one that the others are compared with first."""
+    """Every package, the reference package first."""
     return (Path(options.package), *map(Path, options.against))
 
 
 def _one_prompt(given: str | Sequence[int]) -> str | tuple[int, ...]:
-    """The one prompt, which every row gets. Raises UsageError."""
+    """The prompt of every row. Raises UsageError for several."""
     rows = prompt_rows(given)
     if len(rows) != 1:
-        raise UsageError(f"`prompt` has {len(rows)} of them; give one, which every row of the batch gets")
+        raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which every row of the batch gets")
     return rows[0]
 
 
 def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> list[int]:
-    """Token ids of a prompt that the user gave, as one package reads it."""
+    """Token ids of the user's prompt, with one package's tokenizer."""
     if isinstance(prompt, str):
         from partita.runtime.generate.text.tokens import load_text
 
@@ -250,7 +250,7 @@ def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) ->
     else:
         ids = list(prompt)
     if not ids:
-        raise GenerationError("the prompt is empty; give some text or token ids, or leave out `prompt`")
+        raise GenerationError("the prompt is empty; pass text or token ids, or omit `prompt`")
     wrong = [token for token in ids if not 0 <= token < manifest.graph.vocab_size]
     if wrong:
         raise GenerationError(

@@ -1,1 +1,1 @@
-"""The engine behind a loaded package: scheduler, and the worker process that it may run in."""
+"""The engine of a loaded package: scheduler, and the worker process that it may run in."""

@@ -1,4 +1,4 @@
-"""What a loaded package does, in this process (`LocalEngine`) or in a worker process (`RemoteEngine`)."""
+"""The engine protocol of a loaded package, in this process (`LocalEngine`) or in a worker process (`RemoteEngine`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text
 
 CLOSED = "this model is closed; load the package again"
-FORKED = "this model was loaded before this process was forked, and its threads are not here; load the package here"
+FORKED = (
+    "this model was loaded before this process was forked, and its threads do not exist here; load the package here"
+)
 BUSY = (
     "requests of this model are running with another prefill_chunk, adapter, prefix or speculation; read them to their "
     "end or close them first, or load the package again"
@@ -34,10 +36,10 @@ BUSY = (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is known of a package once its sessions are open."""
+    """Facts of a package after its sessions were opened."""
 
     chain: tuple[ChainEntry, ...]
-    """What became of each provider of the chain."""
+    """State of each provider of the chain."""
     idle: tuple[str, ...]
     """Providers of the chain that were assigned no nodes."""
     load_seconds: float
@@ -47,15 +49,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Options that requests which share a batch have in common."""
+    """Options that all requests of a batch share."""
 
     prefill_chunk: int | None = None
     """Prompt tokens per run; None: the default."""
     adapter: str | None = None
-    """Name of the adapter of requests that name none."""
+    """Adapter of requests that name none."""
     speculation: Speculation = NO_SPECULATION
     prefix: str | None = None
-    """File of a prefix. Prompts that begin with its tokens do not read them again."""
+    """Prefix file. Its tokens are not prefilled again in prompts that begin with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +65,45 @@ class Chunk:
     """Prompt tokens per run."""
 
     tokens: int
-    """As the package takes them."""
+    """The number that the package supports."""
     is_fixed: bool
-    """The prefill graph has this size."""
+    """The prefill graph has this fixed size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A prefix that is to be read and saved."""
+    """A prefix to compute and save."""
 
     tokens: tuple[int, ...]
     file: str
     text: str | None = None
-    """The text of the tokens."""
+    """Text of the tokens."""
     system: str | None = None
-    """The system message of the tokens."""
+    """System message of the tokens."""
     prefill_chunk: int | None = None
     adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSaved:
-    """A prefix that was saved."""
+    """A saved prefix."""
 
     tokens: int
     size_bytes: int
-    """Of the file."""
+    """Size of the file in bytes."""
     seconds: float
-    """Time of the runs that read the tokens."""
+    """Seconds of the runs that computed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What a report says beside the facts of the run."""
+    """Report fields besides the facts of the run."""
 
     finish_reason: str | None = None
-    """None: that of the steps."""
+    """Finish reason; None: that of the steps."""
     finish_detail: str = ""
     complete: bool = True
-    """Also read the graph as ONNX Runtime runs it."""
+    """Also read the optimised graph of ONNX Runtime."""
     tokenizer_load_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
@@ -111,19 +113,19 @@ class ReportRequest:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """Start the worker process of an engine again when it has ended, for a server."""
+    """How a server restarts an engine's worker process after its end."""
 
     tell: Callable[[str], object]
-    """Gets a line for the operator."""
+    """Called with a message for the operator."""
     check: Callable[[], object]
-    """Is called with the package loaded again and no request running; refuses it by raising a PartitaError."""
+    """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
 
 
 class Engine(Protocol):
-    """A loaded package and its requests. One thread steps it, or several take turns; any thread may submit and cancel.
+    """A loaded package and its requests. One thread at a time steps it; any thread may submit and cancel.
 
-    Requests share the rows of the batch, first come, first served. An error of a run ends all requests in the batch;
-    an error of one row ends its request.
+    Requests share the rows of the batch, first come, first served. An error of a run ends all requests in the batch; an
+    error of one row ends its request.
     """
 
     folder: Path
@@ -135,13 +137,13 @@ class Engine(Protocol):
     """The error of a run that ended requests since `open`."""
 
     copied_tokens: int
-    """Prompt tokens so far whose cache was copied, from a prefix or from another row, instead of read."""
+    """Total prompt tokens copied from a prefix or another row instead of prefilled."""
     restarts: Restarts | None
-    """Where the engine is a worker process: what to do when it ends; None: its requests end with an error."""
+    """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
 
     @property
     def up(self) -> bool:
-        """False after the worker process ended and could not be started again."""
+        """False after the worker process ended and could not be restarted."""
 
     @property
     def slots(self) -> int:
@@ -149,78 +151,84 @@ class Engine(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests that have a row and are not over."""
+        """Number of unfinished requests with a row."""
 
     @property
     def waiting(self) -> int:
-        """Requests that have no row yet."""
+        """Number of requests without a row yet."""
 
     def use_text(self, text: Text | None) -> None:
-        """Have requests from now on get text, by this tokenizer of the package; None: none."""
+        """Set the package's tokenizer, with which later requests get text; None: no text."""
 
     def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
-        """Open a batch for requests, and begin a new record for `report`; share the open one where requests are
-        running, with these options.
+        """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
+        equal.
 
-        `longest`: tokens of the longest prompt, where it is known. `takes_turns`: requests come and go; False for the
-        prompts of one call. Raises GenerationError while requests with other options are running, and for a prefix
-        that is not of this package; UsageError.
+        `longest`: tokens of the longest prompt, if known. `takes_turns`: requests come and go; False for the prompts of
+        one call. Raises GenerationError while requests with other options are running, and for a prefix of another
+        package; UsageError.
         """
 
     def submit(
         self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
     ) -> Ticket:
-        """Queue a request. `listener` gets its pieces, and `on_step` the steps in which it has a row, from the thread
-        that steps. Raises GenerationError for a prompt that the package cannot take, UsageError for an option.
+        """Queue a request.
+
+        `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
+        GenerationError for an invalid prompt, UsageError for an invalid option.
         """
 
     def step(self) -> bool:
-        """Make a step, or wait for the worker process to make one, and give requests their pieces. False when no
-        request is open. Raises what a listener raises, once all have their pieces.
+        """Run a step, or wait for one of the worker process, and pass requests their pieces. False if no request is
+        open.
+
+        Raises exceptions of listeners after all have received their pieces.
         """
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `step` has something to do, at most so long; whether it has."""
+        """Block until `step` has work, for at most `seconds`; return whether it has."""
 
     def retry(self) -> None:
-        """Start a worker process that could not be started again once more, if the last attempt is some time ago."""
+        """Try again to restart a worker process, if the last attempt is long enough ago."""
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a request that stays: read `tokens` after its history, then answer as `sampling` says.
+        """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
 
-        Raises GenerationError for tokens that it cannot take, UsageError.
+        Raises GenerationError for invalid tokens, UsageError.
         """
 
     def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove so many tokens from the end of the history of a request that stays. False where its cache cannot go
-        back: the next turn reads it again then. Raises GenerationError unless a token is left.
+        """Remove the last `tokens` of a kept request's history.
+
+        False if its cache cannot be rewound; then the next turn prefills the rest again. Raises GenerationError if no
+        token remains.
         """
 
     def release(self, ticket: Ticket) -> None:
-        """Free the row of a request that stays and is over."""
+        """Free the row of a kept request that has finished."""
 
     def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`. Raises ReportError when there are none."""
+        """The partition report of the steps since `open`. Raises ReportError without steps."""
 
     def verify(self, reference: str | None = None) -> Verification:
-        """Replay the package's known answer, or that of `reference`, in sessions of its own."""
+        """Replay the package's reference logits, or those of `reference`, in separate sessions."""
 
     def evaluate(self) -> Evaluation:
-        """Measure the quality of the package, in a session of its own."""
+        """Measure the quality of the package in a separate session."""
 
     def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Read a prefix and write its state to a file. Nothing may be running.
+        """Prefill a prefix and write its states to a file. No request may be running.
 
-        Raises GenerationError for tokens that the package cannot take and for states that cannot be read back,
-        ReportError when the file cannot be written.
+        Raises GenerationError for invalid tokens and for states that cannot be read back, ReportError when the file
+        cannot be written.
         """
 
     def close(self) -> None:
-        """End all requests and free the sessions. May be called twice, and from any thread."""
+        """End all requests and free the sessions. May be called repeatedly, from any thread."""
 
 
 class EngineState:
-    """State and checks that engines have in common."""
+    """State and checks shared by all engines."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -231,21 +239,21 @@ class EngineState:
         self._closed = False
         self._process = os.getpid()
         self._stepping = threading.RLock()
-        """Held by the thread that steps, or changes requests otherwise."""
+        """Held by the thread that steps or otherwise changes requests."""
 
     @property
     def up(self) -> bool:
-        """Always, without a worker process."""
+        """True: there is no worker process."""
         return True
 
     def retry(self) -> None:
-        """Nothing, without a worker process."""
+        """Do nothing: there is no worker process."""
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     def _check_open(self) -> None:
-        """Raise GenerationError once it is closed, and in a fork of the process that opened it."""
+        """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
         if self._closed:
             raise GenerationError(CLOSED)
         if os.getpid() != self._process:
@@ -253,36 +261,37 @@ class EngineState:
 
 
 def at_rest(ticket: Ticket) -> tuple[int, ...]:
-    """The history of a request that stays and is over. Raises GenerationError for another."""
+    """The history of a kept request that has finished. Raises GenerationError for others."""
     if ticket.state != "over" or not ticket.work.stays or ticket.released:
-        raise GenerationError("this request cannot continue: it is not over, does not stay, or was released")
+        raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
     return ticket.history
 
 
 def check_turn(ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling, manifest: Manifest) -> tuple[int, ...]:
-    """The whole text of a next turn: history and `tokens`. Raises GenerationError for tokens that it cannot take."""
+    """The whole text of a next turn: history and `tokens`. Raises GenerationError for invalid tokens."""
     history = at_rest(ticket)
     check_budget(sampling.max_new_tokens or 0)
-    check_prompt(tokens, manifest.graph, "what follows")
+    check_prompt(tokens, manifest.graph, "the next turn")
     whole = (*history, *tokens)
-    check_prompt(whole, manifest.graph, "what was said and what follows, together,", answered=True)
+    check_prompt(whole, manifest.graph, "history and next turn together", answered=True)
     return whole
 
 
 def check_rewind(ticket: Ticket, tokens: int) -> tuple[int, ...]:
-    """The history of a request that can be rewound by so many tokens. Raises GenerationError for another."""
+    """The history of a request that can be rewound by `tokens`. Raises GenerationError for others."""
     history = at_rest(ticket)
     if not 0 < tokens < len(history):
-        raise GenerationError(f"a history of {plural(len(history), 'token')} cannot go back by {tokens}")
+        raise GenerationError(f"a history of {plural(len(history), 'token')} cannot be rewound by {tokens}")
     return history
 
 
 def completion_of(text: Text | None, work: Work, prompt: tuple[int, ...], before: tuple[int, ...]) -> Completion:
-    """The completion of a turn that begins. `before`: all tokens before the answer. Raises UsageError for stop strings
-    without a tokenizer.
+    """The completion of a new turn. `before`: all tokens before the answer.
+
+    Raises UsageError for stop strings without a tokenizer.
     """
     if text is None:
         if work.stop:
-            raise UsageError("`stop` is a text, and there is no tokenizer; give token ids to stop at")
+            raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
         return Completion(prompt, None)
     return Completion(prompt, text.stream(before, work.stop, work.stop_ids))

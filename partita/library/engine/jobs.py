@@ -1,4 +1,4 @@
-"""Run one function in a worker process, or in this one. A crash of native code is an error."""
+"""Runs one function in a worker process or in this process. A crash of native code becomes an error."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from partita.runtime.worker.parent import Worker, WorkerLostError
 
 T = TypeVar("T")
 NOTE, BEGIN, END, TOLD = "note", "begin", "end", "told"
-"""Kinds of events: a note, the begin and the end of a long operation, and the argument of `told`."""
+"""Types of events: a note, begin and end of a long operation, and the argument of `told`."""
 CRASHES = frozenset(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
     if hasattr(signal, name)
 )
-"""Signals by which native code ends its process."""
+"""Signals with which native code ends its process."""
 Crashed = Mapping[str, str]
-"""Providers that are left out, because native code ended the process while they were used -> how it ended. RUN and
-EXPERIMENTS stand for no provider: the model is opened without them then.
-"""
+"""Skipped providers whose native code crashed -> how the process ended. RUN and EXPERIMENTS are placeholders: skip the
+run or the experiments."""
 NONE_CRASHED: Crashed = {}
 
 
 class Event(NamedTuple):
-    """An event for the audience of the parent."""
+    """An event for the parent's audience."""
 
     kind: str
     value: Any
 
 
 class CrashError(ProviderError):
-    """Native code ended the process. `how`: `ended the run: it was killed by SIGSEGV`."""
+    """Native code crashed. `how`: e.g. `ended the run: it was killed by SIGSEGV`."""
 
     def __init__(self, chain: Sequence[Provider], how: str) -> None:
         super().__init__(
-            f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
-            "provider starts at all, or leave it out of `providers`"
+            f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; run `partita providers` to see "
+            "which provider starts, or remove it from `providers`"
         )
         self.how = how
 
@@ -61,13 +60,12 @@ def run_job(
     patient: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call the function `work`, `module:name`, with these arguments, `audience`, and `told` where it is given.
+    """Call the function `work` (`module:name`) with these arguments, `audience`, and `told` if given.
 
-    `chain`: the providers that it uses, named in the error of a crash. `in_worker`: it runs in a worker process, and
-    this one does not import its module. `environment` and `timeout`, in seconds, are those of the worker. `patient`:
-    the first Ctrl-C interrupts the function, whose result is waited for; the second ends the worker.
-    Raises the function's exceptions, CrashError when native code ended the process, ResourceError when it was killed,
-    WorkerLostError when it took too long.
+    `chain`: the providers that it uses, named in the error of a crash. `in_worker`: run it in a worker process; this
+    process does not import its module then. `environment` and `timeout` (seconds): of the worker. `patient`: the first
+    Ctrl-C interrupts the function and waits for its result; the second ends the worker. Raises the function's
+    exceptions, CrashError when native code crashed, ResourceError when it was killed, WorkerLostError after a timeout.
     """
     if not in_worker:
         given = {} if told is None else {"told": told}
@@ -90,14 +88,14 @@ def run_job(
 
 
 class AudienceEvents:
-    """Passes the events of a worker's `pushing_audience` on to an audience here."""
+    """Passes the events of a worker's `pushing_audience` to an audience in this process."""
 
     def __init__(self, audience: Audience, told: Callable[[Any], object] | None = None) -> None:
         self._audience, self._told = audience, told
         self._busy: AbstractContextManager[object] | None = None
 
     def __call__(self, event: Any) -> bool:
-        """Pass an event on; False where it is of another kind."""
+        """Pass on an event; False if it is of another type."""
         if not isinstance(event, Event):
             return False
         kind, value = event
@@ -120,7 +118,7 @@ class AudienceEvents:
 
 
 def pushing_audience(channel: Channel) -> Audience:
-    """In a worker: an audience whose notes go to the parent."""
+    """In a worker: an audience that sends notes to the parent."""
 
     @contextmanager
     def busy(title: str) -> Iterator[None]:
@@ -134,7 +132,7 @@ def pushing_audience(channel: Channel) -> Audience:
 
 
 def run(channel: Channel) -> None:
-    """The worker: call functions, and push their notes."""
+    """The worker: call functions and send their notes."""
     audience = pushing_audience(channel)
 
     def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, told: bool) -> Any:
@@ -152,7 +150,7 @@ def _function(work: str) -> Callable[..., Any]:
 
 
 def crash_error(lost: WorkerLostError, chain: Sequence[Provider]) -> PartitaError:
-    """The error for a worker process that ended while it used these providers; the error itself where none crashed."""
+    """The error for a worker process that ended while it used these providers; `lost` itself if none crashed."""
     if lost.out_of_memory:
         return ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if lost.late or lost.closed or not foreign(chain):
@@ -161,17 +159,16 @@ def crash_error(lost: WorkerLostError, chain: Sequence[Provider]) -> PartitaErro
 
 
 def foreign(chain: Sequence[Provider]) -> list[str]:
-    """Names of the providers of a chain but the CPU's, whose only native code is ONNX Runtime's own."""
+    """Names of the providers in a chain other than CPU, which has no native code besides ONNX Runtime."""
     return [provider.name for provider in chain if provider.name != "cpu"]
 
 
 def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T], *, package: bool = False) -> T:
-    """The result of `place` with all providers; after a crash, without a run, then without experiments either, and then
-    without a provider.
+    """The result of `place` with all providers; after a crash without a run, then without experiments, then without a
+    provider.
 
-    Of several providers each is left out by itself first, and then all of them. A `package` is not opened without a
-    run: its inputs are not made up. Raises CrashError when native code ends the process each time, and the exceptions
-    of `place`.
+    Each of several providers is left out alone first, then all of them. A `package` is not opened without a run,
+    because its inputs are known. Raises CrashError if every attempt crashes, and the exceptions of `place`.
     """
     try:
         return place({})

@@ -72,9 +72,10 @@ class LocalEngine(Scheduler):
         audience: Audience = QUIET,
         choice: Choice = AS_IT_IS,
     ) -> None:
-        """Open the package. Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be
-        honoured, with the results of experiments of `refusal_seconds`. `choice`: by which the manifest was inferred,
-        for reports.
+        """Open the package. `choice`: of a foreign folder, for reports.
+
+        Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be honoured, explained by
+        experiments of at most `refusal_seconds`.
         """
         self.folder, self.target, self.threads = folder, target, threads
         self.audience, self._choice = audience, choice
@@ -84,7 +85,7 @@ class LocalEngine(Scheduler):
         """Notes on the requests since `open`."""
         self._identities: dict[str | None, str] = {}
         self._prefixes: dict[tuple[str, str | None], Prefix] = {}
-        """The prefix that was read last, by file and adapter: a batch that is opened again needs no file."""
+        """The last prefix by file and adapter, so that a reopened batch needs no file."""
         try:
             self.runner = load_runner(
                 folder,
@@ -109,11 +110,11 @@ class LocalEngine(Scheduler):
         )
 
     def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`. Raises ReportError when there are none."""
+        """The partition report of the steps since `open`. Raises ReportError without steps."""
         return make_report(self.folder, self.manifest, *self.report_facts(request))
 
     def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked]:
-        """What the report is made of. Steps wait while it is collected, and not while the report is made."""
+        """The data of the report. Steps wait while it is collected, but not while the report is built."""
         with self._stepping:
             last, runner = self._recorded, self.runner
             if last is None:
@@ -155,7 +156,7 @@ class LocalEngine(Scheduler):
             return facts, tuple(map(chain_entry, chain)), environment(), asked
 
     def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Read a prefix and write its state to a file; see `Engine.save_prefix`."""
+        """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
         with self._stepping:
             self._check_open()
             self._end_cancelled()
@@ -172,19 +173,20 @@ class LocalEngine(Scheduler):
             return PrefixSaved(len(request.tokens), size, seconds)
 
     def verify(self, reference: str | None = None) -> Verification:
-        """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the
-        original model of a folder that Partita did not write.
+        """Check the package's files, and replay its reference logits in separate sessions.
+
+        `reference`: the source model of a foreign folder.
         """
         check_files(self.folder, self.manifest, hashes=True)
         return verify_with(self.folder, self.manifest, reference, self.target, self.threads, audience=self.audience)
 
     def evaluate(self) -> Evaluation:
-        """Measure the quality of the package on the chain, in a session of its own."""
+        """Measure the quality of the package on the chain, in a separate session."""
         check_files(self.folder, self.manifest, hashes=True)
         return evaluate(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
 
     def close(self) -> None:
-        """End all requests and free the sessions. May be called twice, and from any thread."""
+        """End all requests and free the sessions. May be called repeatedly, from any thread."""
         super().close()
         with self._stepping:
             self._closing()
@@ -192,7 +194,7 @@ class LocalEngine(Scheduler):
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
-        """A batch whose rows are free, and a new record."""
+        """A batch with free rows, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
@@ -209,7 +211,7 @@ class LocalEngine(Scheduler):
         return loop
 
     def _share(self) -> None:
-        """The open batch also answers requests of another call."""
+        """Let the open batch take requests of another call."""
         self.runner.recorder.takes_turns = True
 
     def _chunk(self, longest: int | None) -> Chunk:
@@ -219,7 +221,7 @@ class LocalEngine(Scheduler):
         return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
 
     def _pass_on(self, step: Step) -> None:
-        """Give requests their tokens, and note why drafting has ended."""
+        """Pass requests their tokens, and note why drafting has stopped."""
         if step.gave_up:
             for line in gave_up(step.gave_up):
                 if line not in self._notes:
@@ -228,13 +230,13 @@ class LocalEngine(Scheduler):
         super()._pass_on(step)
 
     def _identity(self, adapter: str | None) -> str:
-        """The hash of the package with an adapter, for prefixes; reads files for it, once."""
+        """The hash of the package with an adapter, for prefixes; computed once from its files."""
         if adapter not in self._identities:
             self._identities[adapter] = identity(self.folder, self.manifest, self.runner.graphs, adapter)
         return self._identities[adapter]
 
     def _prefix(self, file: str, adapter: str | None) -> Prefix:
-        """The prefix in a file, read with this adapter. Raises GenerationError for one of another package."""
+        """The prefix in a file for this adapter. Raises GenerationError for a prefix of another package."""
         if (file, adapter) not in self._prefixes:
             shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
             found = read_prefix(Path(file), self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
@@ -256,7 +258,7 @@ def _chunk_tokens(options: BatchOptions) -> int:
 
 
 def _rules(runner: Runner) -> RowRules:
-    """Which requests may be in the batch together."""
+    """Which requests can share the batch."""
     alone = (runner.contract.rereads_at or 0) if runner.takes_rope_length else None
     return RowRules(
         runner.rows,
@@ -267,7 +269,7 @@ def _rules(runner: Runner) -> RowRules:
 
 
 def _free(runner: Runner, drafters: Drafters, process: int) -> None:
-    """Free the sessions, unless this process is a fork of the one that opened them."""
+    """Free the sessions, unless this process is a fork."""
     if os.getpid() == process:
         drafters.close()
         runner.close()
@@ -285,10 +287,10 @@ class Drafters:
         self._drafts: dict[str, Runner] = {}
 
     def drafting(self, runner: Runner, asked: Speculation) -> Drafting:
-        """What makes and controls draft tokens; None and None without speculative decoding.
+        """The drafter factory and its control; None and None without speculative decoding.
 
-        Raises UsageError when the package cannot verify draft tokens, or the draft package cannot make any;
-        PackageError, ProviderError and ResourceError when the draft package does not open.
+        Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,
+        ProviderError and ResourceError when the draft package does not open.
         """
         if not asked:
             return None, None
@@ -303,18 +305,18 @@ class Drafters:
         return partial(DraftModel, draft, vocab_size), control
 
     def close(self) -> None:
-        """Close the draft packages. May be called twice."""
+        """Close the draft packages. May be called repeatedly."""
         while self._drafts:
             self._drafts.popitem()[1].close()
 
     def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
-        """The package's provider options, and those that suit two packages which run in turns."""
+        """The package's provider options, adjusted for two packages that alternate."""
         options = self._target.options
         turns = {provider.name: provider.in_turns for provider in self._target.chain if provider.in_turns}
         return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
 
     def _draft(self, path: str) -> Runner:
-        """The draft package, opened on the chain of the package."""
+        """The draft package, opened on the package's chain."""
         if path in self._drafts:
             return self._drafts[path]
         folder = Path(path)
@@ -328,6 +330,6 @@ class Drafters:
         why = why_no_draft(runner)
         if why is not None:
             runner.close()
-            raise UsageError(f"`draft={path}`: this package cannot draft: {why}")
+            raise UsageError(f"`draft={path}`: this package cannot be a draft package: {why}")
         self._drafts[path] = runner
         return runner

@@ -1,7 +1,7 @@
-"""A package loaded in a worker process, because a provider's native code may end the process that it is in.
+"""A loaded package in a worker process, because a provider's native code may crash.
 
-The worker has the sessions, the loop and the scheduler, and pushes the pieces of each step in one message; the parent
-sends requests, and never answers per token.
+The worker has sessions, loop and scheduler, and sends the pieces of each step in one message; the parent only sends
+requests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from partita.runtime.worker.parent import Worker, WorkerLostError
 
 PROCESS = "partita.library.engine.worker_loop"
 RETRY_SECONDS = 5.0
-"""At least between two attempts to start a worker process again."""
+"""Minimum seconds between two attempts to restart a worker process."""
 DURING = {
     "report_facts": "the report",
     "verify": "verification",
@@ -59,7 +59,7 @@ DURING = {
     "save_prefix": "reading a prefix",
 }
 LOAD_AGAIN = Remedy("load the package again")
-WITHOUT = Remedy("leave {provider} out of the chain")
+WITHOUT = Remedy("remove {provider} from the chain")
 
 
 class RemoteEngine(EngineState):
@@ -79,10 +79,10 @@ class RemoteEngine(EngineState):
         with_text: bool = True,
         load_timeout: float | None = None,
     ) -> None:
-        """Start the worker and open the package there. `with_text`: load the tokenizer there. `load_timeout`: seconds
-        for that; None: no limit.
+        """Start the worker and open the package in it.
 
-        Raises the errors of `LocalEngine`, and ProviderError when the worker ends, as every method does.
+        `with_text`: load the tokenizer there. `load_timeout`: seconds for loading; None: no limit. Raises the errors of
+        `LocalEngine`, and ProviderError when the worker ends, as every method does.
         """
         super().__init__(manifest)
         self.folder = folder
@@ -97,16 +97,16 @@ class RemoteEngine(EngineState):
         self._inbox = _Inbox(audience)
         self._with_text = False
         self._sending = Lock()
-        """Held while a request is noted and sent."""
+        """Held while a request is recorded and sent."""
         self._restarting: int | None = None
-        """The thread that starts the worker again."""
+        """The thread that restarts the worker."""
         self._requests: dict[int, Ticket] = {}
-        """Those that are not over."""
+        """Unfinished requests."""
         self._opening: tuple[BatchOptions, int | None, bool] = BatchOptions(), None, True
         self._reported: Report | None = None
         """The last report since `open`."""
         self._failed: tuple[PartitaError, float] | None = None
-        """Why the worker could not be started again, and when."""
+        """Error and time of the last failed restart."""
         self._lost: PartitaError | None = None
         """How the worker ended."""
         self._start()
@@ -132,28 +132,28 @@ class RemoteEngine(EngineState):
 
     @property
     def running(self) -> int:
-        """Requests that have a row and are not over."""
+        """Number of unfinished requests with a row."""
         return sum(ticket.state == "running" for ticket in list(self._requests.values()))
 
     @property
     def waiting(self) -> int:
-        """Requests that have no row yet."""
+        """Number of requests without a row yet."""
         return sum(ticket.state == "waiting" for ticket in list(self._requests.values()))
 
     @property
     def up(self) -> bool:
-        """False after the worker ended and could not be started again."""
+        """False after the worker ended and could not be restarted."""
         return self._failed is None
 
     @property
     def process_id(self) -> int:
-        """Of the worker process."""
+        """Process id of the worker."""
         return self._worker.process.pid
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def use_text(self, text: Text | None) -> None:
-        """Have requests from now on get text, by the tokenizer of the package in the worker; None: none."""
+        """Use the package's tokenizer in the worker for later requests; None: no text."""
         self._with_text = text is not None
 
     def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
@@ -167,10 +167,10 @@ class RemoteEngine(EngineState):
     def submit(
         self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
     ) -> Ticket:
-        """Queue a request. Raises GenerationError for a prompt that the package cannot take, UsageError."""
+        """Queue a request. Raises GenerationError for an invalid prompt, UsageError."""
         check_work(work, self.manifest)
         if not self._with_text:
-            completion_of(None, work, (), ())  # no stop strings then
+            completion_of(None, work, (), ())  # raises for stop strings
         self._check_open()
         ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
         with self._sending:
@@ -182,7 +182,7 @@ class RemoteEngine(EngineState):
         return ticket
 
     def step(self) -> bool:
-        """Take the next update of the worker, and give requests their pieces. False when no request is open."""
+        """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
         with self._stepping:
@@ -200,12 +200,13 @@ class RemoteEngine(EngineState):
             return True
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `step` has something to do, at most so long; whether it has."""
+        """Block until `step` has work, for at most `seconds`; return whether it has."""
         return self._inbox.wait(seconds)
 
     def retry(self) -> None:
-        """Start the worker again where that failed some time ago: a load balancer sends no request to a server that is
-        down, so none would cause it.
+        """Restart the worker if the last attempt is long enough ago.
+
+        Needed because a load balancer sends no requests to a server that is down.
         """
         with self._stepping:
             restarts, failed = self.restarts, self._failed
@@ -213,7 +214,7 @@ class RemoteEngine(EngineState):
                 self._restart(restarts)
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a request that stays; see `Engine.extend`."""
+        """Begin the next turn of a kept request; see `Engine.extend`."""
         given = tuple(tokens)
         with self._stepping:
             whole = check_turn(ticket, given, sampling, self.manifest)
@@ -224,7 +225,7 @@ class RemoteEngine(EngineState):
             self._requests[ticket.number] = ticket
 
     def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove so many tokens from the end of the history of a request that stays; see `Engine.rewind`."""
+        """Remove the last `tokens` of a kept request's history; see `Engine.rewind`."""
         with self._stepping:
             history = check_rewind(ticket, tokens)
             back: bool = self._call("rewind", ticket.number, tokens)
@@ -235,7 +236,7 @@ class RemoteEngine(EngineState):
             return back
 
     def release(self, ticket: Ticket) -> None:
-        """Free the row of a request that stays and is over."""
+        """Free the row of a kept request that has finished."""
         if ticket.state == "over" and not ticket.released:
             ticket.released, ticket.row = True, None
             with suppress(PartitaError):
@@ -244,32 +245,32 @@ class RemoteEngine(EngineState):
     # --- the package --------------------------------------------------------------------------------------------------
 
     def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`; when the worker has ended, the one that was made before."""
+        """The partition report of the steps since `open`; if the worker has ended, the last report."""
         if self._lost is None or self._reported is None:
             self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
         return self._reported
 
     def verify(self, reference: str | None = None) -> Verification:
-        """Replay the known answer there, or that of `reference`."""
+        """Replay the reference logits in the worker, or those of `reference`."""
         found: Verification = self._call("verify", reference)
         return found
 
     def evaluate(self) -> Evaluation:
-        """Measure the quality of the package there."""
+        """Measure the quality of the package in the worker."""
         found: Evaluation = self._call("evaluate")
         return found
 
     def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Read a prefix there and write its state to a file."""
+        """Prefill a prefix in the worker and write its states to a file."""
         saved: PrefixSaved = self._call("save_prefix", request)
         return saved
 
     def abort(self, how: str) -> None:
-        """Kill the worker; its requests end with an error that says that it `how`, as `was interrupted`."""
+        """Kill the worker; its requests end with an error that contains `how`, e.g. `was interrupted`."""
         self._worker.kill(how)
 
     def close(self) -> None:
-        """End all requests and the worker. May be called twice, and from any thread."""
+        """End all requests and the worker. May be called repeatedly, from any thread."""
         self._closed = True
         self._closing()
         with self._stepping:
@@ -279,15 +280,15 @@ class RemoteEngine(EngineState):
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _send(self, ticket: Ticket) -> None:
-        with suppress(WorkerLostError):  # `step` takes the event
+        with suppress(WorkerLostError):  # `step` handles the event
             self._worker.send("submit", ticket.number, ticket.work, self._with_text, ticket.on_step is not None)
 
     def _cancel(self, ticket: Ticket) -> None:
-        with suppress(PartitaError):  # it has ended, and so does the request
+        with suppress(PartitaError):  # the worker has ended, and with it the request
             self._worker.send("cancel", ticket.number)
 
     def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Have the worker do something. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
+        """Call a verb of the worker. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
         self._check_open()
         if self._lost is not None:
             raise self._again()
@@ -305,7 +306,7 @@ class RemoteEngine(EngineState):
             raise self._lost from lost
 
     def _apply(self, update: Update) -> None:
-        """Give requests what has changed."""
+        """Apply an update to the requests."""
         requests = self._requests
         for number, began in update.begun:
             if number in requests:
@@ -340,12 +341,12 @@ class RemoteEngine(EngineState):
                     on_step(Step._make(update.step))
 
     def _again(self) -> ProviderError:
-        """The error for a worker that has ended before."""
+        """The error for a worker that has already ended."""
         assert self._lost is not None
         return ProviderError(self._lost.said, remedy=LOAD_AGAIN)
 
     def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
-        """The error for a worker that ended `during` something."""
+        """The error for a worker that ended during an operation."""
         ended = "crashed" if lost.signal in CRASHES else "ended"
         others = foreign(self._chain)
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
@@ -356,7 +357,7 @@ class RemoteEngine(EngineState):
         )
 
     def _lose(self, lost: WorkerLostError) -> None:
-        """The worker has ended: so have running requests, and waiting ones unless it is started again."""
+        """End running requests after the worker's end, and waiting requests unless it is restarted."""
         if not self._closed:
             self._lost = self._lost or self._death(lost, "generation")
         self.lost_by = error = GenerationError(CLOSED) if self._closed else self._lost or lost
@@ -364,13 +365,13 @@ class RemoteEngine(EngineState):
         self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
 
     def _restart(self, restarts: Restarts) -> None:
-        """Start the worker again, have it checked, and send it the waiting requests; end them where that fails."""
+        """Restart the worker, check it, and send it the waiting requests; if that fails, end them."""
         failed = self._failed
         with self._sending:
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
         if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
             if failed is None:
-                restarts.tell(f"{self._lost}; it is loaded again")
+                restarts.tell(f"{self._lost}; it is being restarted")
             self._closing.detach()
             self._worker.kill()
             try:
@@ -379,11 +380,11 @@ class RemoteEngine(EngineState):
                 restarts.check()
                 self._reopen(restarts)
                 self._failed = None
-            except Exception as raised:  # noqa: BLE001 - the server stays, and tries again
+            except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
                 self._lost = self._lost or error
-                if failed is None or str(failed[0]) != str(error):  # else it would be a line every few seconds
-                    restarts.tell(f"not loaded: {error}; it is tried again every {RETRY_SECONDS:g} s")
+                if failed is None or str(failed[0]) != str(error):  # otherwise it would be a line every few seconds
+                    restarts.tell(f"not loaded: {error}; retrying every {RETRY_SECONDS:g} s")
                 self._failed = error, time.monotonic()
         with self._sending:
             self._requests, self._restarting = {**waiting, **self._requests}, None
@@ -393,20 +394,20 @@ class RemoteEngine(EngineState):
                     self._cancel(ticket)
         if self._failed is not None:
             error = self._failed[0]
-            said = f"{error.said}; it is tried again every {RETRY_SECONDS:g} s"
+            said = f"{error.said}; retrying every {RETRY_SECONDS:g} s"
             self._end([*self._requests.values()], ProviderError(said, where=error.where))
         elif failed is not None:
-            restarts.tell("it is loaded again, and takes requests")
+            restarts.tell("it is loaded again and accepts requests")
 
     def _reopen(self, restarts: Restarts) -> None:
-        """Open the batch as before; without its prefix where the file is no longer there."""
+        """Open the batch as before, without its prefix if the file is gone."""
         options, longest, takes_turns = self._opening
         try:
             self.open(options, longest=longest, takes_turns=takes_turns)
         except GenerationError as error:
             if options.prefix is None:
                 raise
-            restarts.tell(f"{error}; prompts are read from their beginning")
+            restarts.tell(f"{error}; prompts are prefilled from their beginning")
             self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
@@ -419,7 +420,7 @@ class RemoteEngine(EngineState):
 
 
 class _Inbox:
-    """Events of the worker, for the thread that steps. Does not refer to the engine, which can be collected."""
+    """Events of the worker, for the thread that steps. Has no reference to the engine, so that it can be collected."""
 
     def __init__(self, audience: Audience) -> None:
         self._audience = AudienceEvents(audience)
@@ -427,7 +428,7 @@ class _Inbox:
         self._changed = Condition()
 
     def put(self, event: Any) -> None:
-        """Add an event, from the thread that reads the worker's messages."""
+        """Add an event; called by the thread that reads the worker's messages."""
         if isinstance(event, WorkerLostError):
             self._audience.end()
         elif self._audience(event):
@@ -439,7 +440,7 @@ class _Inbox:
             self._changed.notify()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until there is an event, at most so long; whether there is one."""
+        """Block until there is an event, for at most `seconds`; return whether there is one."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self.events, seconds))
 

@@ -1,4 +1,4 @@
-"""A request from the caller down to the batch: what it asks for, its ticket, the pieces it gets, and its answer."""
+"""A request: its options, ticket, pieces and answer."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request asks for."""
+    """The prompt and options of one request."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    """Completed."""
+    """With all values set."""
     stop: tuple[str, ...] = ()
     """Stop strings."""
     stop_ids: tuple[int, ...] = ()
     """Stop tokens."""
     logprobs: int | None = None
-    """Pieces have the log-probability of each new token, and those of so many of the likeliest; None: they have not."""
+    """Number of most likely tokens in each piece, with log-probabilities of these and the new token; None: no
+    log-probabilities."""
     adapter: str | None = None
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
     trial: bool = False
-    """A warm-up request, whose adapter reports leave out."""
+    """A warm-up request, whose adapter reports omit."""
     stays: bool = False
-    """It keeps its row and its cache when it ends, for a next turn, until it is released. Where running rows would
-    change the cache of a finished one, the next turn reads everything again.
-    """
+    """Keep its row and cache for a next turn when it ends, until released. If running rows would change the cache of a
+    finished row, the next turn prefills everything again."""
 
 
 class Piece(NamedTuple):
-    """What a step added to a request. A tuple, because each token makes one."""
+    """The output of one step for a request. A tuple for speed: every token makes one."""
 
     text: str
-    """Whole characters only, so often none."""
+    """Whole characters, so often empty."""
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each token, where they were requested."""
+    """One for each token, if requested."""
     finish_reason: str | None
-    """`stop`, `length`, `cache_full`, `interrupted` or `error` of the last piece; None of the others."""
+    """Finish reason in the last piece (`stop`, `length`, `cache_full`, `interrupted` or `error`), else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class Answer:
     """The answer to one prompt, complete or not."""
 
     text: str
-    """Without special tokens and what follows a stop string; empty for a package without a tokenizer."""
+    """Without special tokens, and cut at a stop string; empty for a package without a tokenizer."""
     tokens: tuple[int, ...]
     prompt_tokens: int
     finish_reason: FinishReason | None
-    """None while it goes on."""
+    """None while it is running."""
     sampling: Sampling
-    """With a value for everything: the same gives the same answer."""
+    """With all values set, so that they reproduce the answer."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """Tokens and text that one turn of a request has got so far."""
+    """Tokens and text of one turn of a request so far."""
 
     prompt: tuple[int, ...]
     stream: TextStream | None
@@ -93,10 +93,10 @@ class Completion:
         return "".join(self.pieces)
 
     def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
-        """Add the tokens of one step; those that belong to the answer: none after a stop string."""
+        """Add the tokens of one step; return those that belong to the answer, without tokens after a stop string."""
         if self.finish is not None:
             return ()
-        self.finish = finish  # also without a token: logits that are not finite end it with none
+        self.finish = finish  # also without tokens, for logits that are not finite
         if self.stream is None:
             self.tokens += tokens
             return tuple(tokens)
@@ -113,14 +113,14 @@ class Completion:
         return tuple(taken)
 
     def end(self) -> None:
-        """Add the text that was held back: no token follows."""
+        """Add the held-back text at the end."""
         if self.stream is not None:
             self.pieces.append(self.stream.finish())
             self.stream = None
 
 
 class Ticket:
-    """A submitted request. The thread that steps the engine changes it; any thread may read it, and cancel it."""
+    """A submitted request. The thread that steps the engine changes it; any thread may read and cancel it."""
 
     def __init__(
         self,
@@ -130,49 +130,50 @@ class Ticket:
         on_step: Callable[[Any], object] | None,
         on_cancel: Callable[[Ticket], object],
     ) -> None:
-        """`listener` gets its pieces; `on_step` each `Step` in which it has a row, after the pieces of the step."""
+        """`listener` is called with its pieces; `on_step` with each `Step` of its row, after the pieces of the step."""
         self.number = next(_NUMBERS)
         self.work, self.sampling, self.completion = work, work.sampling, completion
         self.listener, self.on_step, self._on_cancel = listener, on_step, on_cancel
         self.state: State = "waiting"
         self.error: PartitaError | None = None
-        """What ended it, with finish reason `error`."""
+        """The error that ended it with finish reason `error`."""
         self.submitted = time.perf_counter()
-        """These four are seconds of `time.perf_counter`; of this turn, where it has several."""
+        """Times in seconds of `time.perf_counter`, of the current turn."""
         self.began: float | None = None
-        """It was given a row."""
+        """When it was given a row."""
         self.first_token: float | None = None
         self.ended: float | None = None
         self.row: int | None = None
-        """Its row of the batch, as long as it has one."""
+        """Its row of the batch; None without one."""
         self.copied_tokens = 0
-        """Prompt tokens of this turn whose cache was copied, from a prefix or from another row, instead of read."""
+        """Prompt tokens of this turn that were copied from a prefix or another row instead of prefilled."""
         self.cancelled = self.released = False
         self._earlier: tuple[int, ...] = ()
 
     @property
     def answer(self) -> Answer:
-        """The answer so far, of this turn."""
+        """The answer of this turn so far."""
         done = self.completion
         reason: Any = done.finish
         return Answer(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
 
     @property
     def history(self) -> tuple[int, ...]:
-        """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
+        """All tokens of its row: earlier turns, prompt, and answer so far."""
         return (*self._earlier, *self.completion.prompt, *self.completion.tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens that its row has at most when this turn is over."""
+        """Maximum tokens of its row at the end of this turn."""
         return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a ticket cannot be pickled or copied; take its answer, which can")
+        raise ArgumentError("a ticket cannot be pickled or copied; use its answer instead")
 
     def cancel(self) -> None:
-        """End it, from any thread: after the next step it is over, with `interrupted`. Its row is free then, unless it
-        stays. A request that is over is left as it is.
+        """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
+
+        A finished request does not change.
         """
         self.cancelled = True
         self._on_cancel(self)
@@ -188,7 +189,7 @@ Listener = Callable[[Ticket, Piece], object]
 
 
 def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
-    """A function that calls the method while its object exists: a ticket does not keep its engine open."""
+    """A function that calls the method while its object exists, so that a ticket does not keep its engine alive."""
     found = weakref.WeakMethod(method)
 
     def call(ticket: Ticket) -> None:
@@ -200,14 +201,12 @@ def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
 
 
 def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> None:
-    """Raise GenerationError for a prompt that the package cannot take, UsageError for an option or another type.
+    """Raise GenerationError for an invalid prompt, UsageError for an invalid option or type.
 
-    `name`: how the message calls the prompt.
+    `name`: name of the prompt in messages.
     """
     if not isinstance(work, Work):
-        raise UsageError(
-            f"submit() got a {type(work).__name__}; make a request of a prompt with partita.request(model, prompt)"
-        )
+        raise UsageError(f"submit() got a {type(work).__name__}; create a request with partita.request(model, prompt)")
     vocab_size = manifest.graph.vocab_size
     check_prompt(work.prompt, manifest.graph, name, answered=True)
     check_budget(work.sampling.max_new_tokens or 0)
@@ -223,8 +222,9 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
 
 
 def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
-    """Give listeners their pieces. A listener that raises gets no more, and its request is cancelled; the first
-    exception is raised once all have theirs.
+    """Pass listeners their pieces.
+
+    A listener that raises gets no more, and its request is cancelled; the first exception is raised at the end.
     """
     wrong: Exception | None = None
     for ticket, piece in pieces:
@@ -240,16 +240,16 @@ def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
 
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts of a message that are text, as OpenAI's clients write them, and the field that has it."""
+"""Types of text parts of a message, as in OpenAI's clients, and their text field."""
 BETWEEN_PARTS = "\n"
 
 
 def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
-    """A row for each prompt. Raises UsageError for what is none."""
+    """A row for each prompt. Raises UsageError for an invalid type."""
     if isinstance(prompts, str):
         return [prompts]
     if not is_list(prompts):
-        raise UsageError(f"prompts is of type {type(prompts).__name__}; give a string, token ids, or a list of either")
+        raise UsageError(f"prompts is of type {type(prompts).__name__}; pass a string, token ids, or a list of either")
     if prompts and all(_is_id(entry) for entry in prompts):
         return [tuple(int(entry) for entry in prompts)]
     return [_row(entry) for entry in prompts]
@@ -264,7 +264,7 @@ def _row(entry: Any) -> str | tuple[int, ...]:
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list or another sequence. Bytes are an undecoded text, and no list of token ids."""
+    """Whether a value is a list or another sequence, except strings and bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 
@@ -273,7 +273,7 @@ def _is_id(value: Any) -> bool:
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """A conversation for each row of the batch, as a chat template takes it. Raises UsageError for what is none."""
+    """A conversation for each row, as a chat template expects it. Raises UsageError for invalid messages."""
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         return [_messages(messages)]
     apart = bool(messages) and not any(isinstance(entry, Mapping) for entry in messages)
@@ -281,26 +281,26 @@ def conversations(messages: Any) -> list[list[dict[str, Any]]]:
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages as a chat template takes them. Raises UsageError for what is none."""
+    """Messages as a chat template expects them. Raises UsageError for invalid messages."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if not is_list(messages):
         raise UsageError(
-            f"messages is of type {type(messages).__name__}; give a text, or a list of dicts of role and content"
+            f"messages is of type {type(messages).__name__}; pass a string, or a list of dicts of role and content"
         )
     listed = [_with_text(message) for message in messages]
     for message in listed:
         good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         if not good:
-            raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both texts")
+            raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both strings")
     if not listed:
-        raise UsageError("messages is empty; give at least one dict of role and content")
-    # A column of a table has every field for every message; templates ask whether one is there.
+        raise UsageError("messages is empty; pass at least one dict of role and content")
+    # A table column has every field for every message, but templates test whether a field exists.
     return [{name: value for name, value in message.items() if value is not None} for message in listed]
 
 
 def _with_text(message: Any) -> Any:
-    """A message whose content is a text, where it was a list of parts. Raises UsageError for parts that are no text."""
+    """A message with its list of text parts joined. Raises UsageError for other parts."""
     content: Any = message.get("content") if isinstance(message, Mapping) else None
     return {**message, "content": BETWEEN_PARTS.join(map(_part, content))} if is_list(content) else message
 
@@ -309,28 +309,28 @@ def _part(part: Any) -> str:
     """The text of a part of a message."""
     text = part.get(TEXT_PARTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        said = f"a part of a message is {str(part)[:60]!r}; packages read text alone, as in "
+        said = f"a part of a message is {str(part)[:60]!r}; only text is supported, as in "
         raise UsageError(said + "{'type': 'text', 'text': '...'}")
     return text
 
 
 def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
-    """The adapter of each prompt; None: without. Raises UsageError for another number of them."""
+    """The adapter of each prompt; None: no adapter. Raises UsageError for a wrong number of adapters."""
     if adapter is None or isinstance(adapter, str):
         return [adapter] * rows
     if len(adapter) != rows:
         raise UsageError(
-            f"`adapter` has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; give a name or None "
+            f"`adapter` has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; pass a name or None "
             "for each of them, or one name for all"
         )
     return [*adapter]
 
 
 def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
-    """One set of options for each row, or a single one for all of them, with a value for everything.
+    """Complete sampling options for each row, or one set for all.
 
-    `sampling`: what programs give as such; `asked`: options by name, which hold where it says nothing. `of_file`: they
-    are what rows of a file begin with, which may draw where these do not. Raises UsageError.
+    `sampling`: the argument of that name; `asked`: options by name, which apply where it sets none. `of_file`: defaults
+    for the rows of a file, which may sample. Raises UsageError.
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
@@ -338,13 +338,13 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
-            f"`sampling` has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
+            f"`sampling` must be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
     return [_completed_for(folder, one.over(asked)) for one in each]
 
 
 def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
-    """The options of each prompt. Of a seed that was given for all, prompt i, counted from 0, has seed + i."""
+    """The options of each prompt: with a common seed, prompt i (from 0) has seed + i."""
     if len(samplings) != 1:
         return [*samplings]
     (one,) = samplings
@@ -355,7 +355,7 @@ def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
 
 
 def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:
-    """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
+    """The options with all values set; missing options are off, or as suggested by the package in `folder`."""
     full, notes = completed_for(wanted, folder, of_rows=of_rows)
     for line in notes:
         LOGGER.warning(line)
@@ -363,7 +363,7 @@ def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> 
 
 
 def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
-    """The token ids to stop at. Raises UsageError for one that no token has."""
+    """The token ids to stop at. Raises UsageError for an id outside the vocabulary."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise UsageError(f"stop_token_ids has {wrong}; the vocabulary has ids 0 to {vocab_size - 1}")
@@ -373,9 +373,9 @@ def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
 def stops(
     folder: Path, stop: str | Sequence[str], ids: TokenIds | None, *, vocab_size: int, has_text: bool
 ) -> tuple[tuple[str, ...], TokenIds]:
-    """Texts and tokens to stop at; None: those of the package in `folder`. Raises UsageError."""
+    """Stop strings and stop tokens; None: those of the package in `folder`. Raises UsageError."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     check_stops(texts)
     if texts and not has_text:
-        raise UsageError("`stop` is a string, and the package has no tokenizer; give stop_token_ids")
+        raise UsageError("`stop` is a string, but the package has no tokenizer; use stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)

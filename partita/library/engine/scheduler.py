@@ -1,8 +1,8 @@
-"""Requests of one package: first come, first served, and a row that is free is given to the next request at once.
+"""Schedules the requests of one package: first come, first served; a free row is given to the next request at once.
 
-One thread steps at a time; any thread may submit and cancel. An error of one row, or in making text of its tokens,
-ends its request. An error of a run ends every request in the batch, and waiting requests begin in a new one. A listener
-that raises loses its own request: the others have got their tokens by then.
+One thread steps at a time; any thread may submit and cancel. An error of one row, or in decoding its text, ends its
+request. An error of a run ends every request in the batch, and waiting requests begin in a new batch. A listener that
+raises ends only its own request.
 """
 
 from __future__ import annotations
@@ -39,27 +39,25 @@ from partita.runtime.generate.request import Request, most_shared
 from partita.runtime.generate.text.tokens import Text
 
 LOOKAHEAD = 8
-"""Waiting requests that are compared, to find what they begin with alike."""
+"""Number of waiting requests that are compared for common prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """Which requests may be in the batch together."""
+    """Which requests can share the batch."""
 
     rows: int
-    """Of the batch."""
+    """Batch size."""
     keep_cache: bool = True
-    """A finished row keeps its cache while others are running."""
+    """Whether a finished row keeps its cache while others are running."""
     own_adapters: bool = False
-    """Rows may have adapters of their own."""
+    """Whether each row may have its own adapter."""
     alone_beyond: int | None = None
-    """A text with more tokens than this changes the rotary frequencies of the rows beside it. None: rows are
-    independent.
-    """
+    """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
 
 
 class Scheduler(EngineState, ABC):
-    """The requests of a loaded package, and the thread that steps them. See `Engine` for the methods."""
+    """The requests of a loaded package, and their steps. See `Engine` for the methods."""
 
     def __init__(self, manifest: Manifest, rules: RowRules) -> None:
         super().__init__(manifest)
@@ -67,20 +65,18 @@ class Scheduler(EngineState, ABC):
         self._text: Text | None = None
         self._options, self._takes_turns = BatchOptions(), True
         self._loop: Loop | None = None
-        """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
+        """None before the first batch, or after an error of a run; the next request opens another."""
         self._rows: list[Ticket | None] = [None] * rules.rows
-        """Requests that are running, and those that stay."""
+        """Running and kept requests."""
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         """Guards the queue."""
         self._has_cancelled = False
-        """A request was cancelled since the last step."""
+        """Whether a request was cancelled since the last step."""
 
     @abstractmethod
     def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
-        """A batch whose rows are free, and a new record for reports. Raises GenerationError for a prefix, UsageError,
-        PackageError.
-        """
+        """A batch with free rows, and a new record for reports. Raises GenerationError, UsageError, PackageError."""
 
     @property
     def slots(self) -> int:
@@ -89,26 +85,25 @@ class Scheduler(EngineState, ABC):
 
     @property
     def running(self) -> int:
-        """Requests that have a row and are not over."""
+        """Number of unfinished requests with a row."""
         return len([ticket for ticket in self._rows if ticket is not None and ticket.state == "running"])
 
     @property
     def waiting(self) -> int:
-        """Requests that have no row yet."""
+        """Number of requests without a row yet."""
         return len(self._queue)
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def use_text(self, text: Text | None) -> None:
-        """Have requests from now on get text, by this tokenizer of the package; None: none."""
+        """Set the package's tokenizer, with which later requests get text; None: no text."""
         self._text = text
 
     def submit(
         self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
     ) -> Ticket:
-        """Queue a request. Raises GenerationError for a prompt that the package cannot take, and once the model is
-        closed; UsageError for an option.
-        """
+        """Queue a request. Raises GenerationError for an invalid prompt and a closed model; UsageError for an
+        option."""
         check_work(work, self.manifest)
         completion = completion_of(self._text, work, work.prompt, work.prompt)
         with self._changed:
@@ -119,7 +114,7 @@ class Scheduler(EngineState, ABC):
         return ticket
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `step` has something to do, at most so long; whether it has."""
+        """Block until `step` has work, for at most `seconds`; return whether it has."""
         with self._changed:
             return self._changed.wait_for(self._has_work, seconds)
 
@@ -144,18 +139,18 @@ class Scheduler(EngineState, ABC):
 
     @abstractmethod
     def _share(self) -> None:
-        """The open batch also answers requests of another call."""
+        """Let the open batch take requests of another call."""
 
     @abstractmethod
     def _chunk(self, longest: int | None) -> Chunk:
         """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
 
     def step(self) -> bool:
-        """Give free rows to waiting requests, and make one step of all rows. False when there was nothing to do.
+        """Give free rows to waiting requests, and run one step of all rows. False if there was nothing to do.
 
-        An error of the run ends the requests in the batch, and is not raised. Ctrl-C in the middle of it ends them with
-        `interrupted`, and is: `Ticket.cancel` costs the others nothing. Raises what a listener raises, once all have
-        their pieces.
+        An error of the run ends the requests in the batch, and is not raised. Ctrl-C during a step ends them with
+        `interrupted`, and is raised; use `Ticket.cancel` to end a single request. Raises exceptions of listeners after
+        all have received their pieces.
         """
         with self._stepping:
             if self._closed:
@@ -167,7 +162,7 @@ class Scheduler(EngineState, ABC):
             try:
                 step = self._loop.step()
                 if step is None:
-                    raise GenerationError("the generation is over, and requests of it are not")
+                    raise GenerationError("the generation has ended, but some of its requests have not")
             except PartitaError as error:
                 self._lose(error)
                 return True
@@ -179,9 +174,9 @@ class Scheduler(EngineState, ABC):
             return True
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a request that stays. What is no longer in a row is read again.
+        """Begin the next turn of a kept request. Tokens that are no longer cached are prefilled again.
 
-        Raises GenerationError for tokens that it cannot take, UsageError.
+        Raises GenerationError for invalid tokens, UsageError.
         """
         given = tuple(tokens)
         with self._stepping:
@@ -200,8 +195,9 @@ class Scheduler(EngineState, ABC):
                 self._changed.notify_all()
 
     def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove so many tokens from the end of the history of a request that stays. False where its cache cannot go
-        back. Raises GenerationError unless a token is left.
+        """Remove the last `tokens` of a kept request's history. False if its cache cannot be rewound.
+
+        Raises GenerationError if no token remains.
         """
         with self._stepping:
             history = check_rewind(ticket, tokens)
@@ -216,14 +212,14 @@ class Scheduler(EngineState, ABC):
             return back
 
     def release(self, ticket: Ticket) -> None:
-        """Free the row of a request that stays and is over."""
+        """Free the row of a kept request that has finished."""
         with self._stepping:
             if ticket.state == "over":
                 self._free(ticket)
                 ticket.released = True
 
     def close(self) -> None:
-        """End all requests with an error, and take no more."""
+        """End all requests with an error, and accept no more."""
         self._closed = True
         with self._stepping:
             with self._changed:
@@ -234,13 +230,13 @@ class Scheduler(EngineState, ABC):
             pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "over"]
             self._rows = [None] * len(self._rows)
             self._loop = None
-            with suppress(Exception):  # of a listener, which has no one to tell at the end
+            with suppress(Exception):  # exceptions of listeners
                 tell(pieces)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _wake(self, ticket: Ticket) -> None:
-        """A request was cancelled."""
+        """Note that a request was cancelled."""
         with self._changed:
             self._has_cancelled = True
             self._changed.notify_all()
@@ -251,13 +247,13 @@ class Scheduler(EngineState, ABC):
         return ending or self.running > 0 or (bool(self._queue) and self._can_begin())
 
     def _can_begin(self) -> bool:
-        """Whether a row is free, or can be freed, and may begin beside the running ones."""
+        """Whether a row is free, or can be freed, and may begin while others are running."""
         if not self.running:
             return True
         return None in self._rows and self._goes_beside()
 
     def _goes_beside(self) -> bool:
-        """Whether the first waiting request and those in rows are independent. No other request overtakes it."""
+        """Whether the first waiting request is independent of running requests. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
         limit, others = self._rules.alone_beyond, [other for other in self._rows if other is not None]
@@ -267,7 +263,7 @@ class Scheduler(EngineState, ABC):
         return alike and (limit is None or all(other.longest <= limit for other in (first, *others)))
 
     def _end_cancelled(self) -> int:
-        """End those that were cancelled; how many."""
+        """End cancelled requests; return their number."""
         if not self._has_cancelled:
             return 0
         with self._changed:
@@ -281,9 +277,9 @@ class Scheduler(EngineState, ABC):
         return len(gone)
 
     def _admit(self) -> int:
-        """Give free rows to waiting requests, in their order; how many were dealt with.
+        """Give free rows to waiting requests in order; return the number of handled requests.
 
-        Where no row is free and none is running, those of requests that stay are freed.
+        If no row is free and none is running, rows of kept requests are freed.
         """
         if not self._queue or not self._can_begin():
             return 0
@@ -301,23 +297,23 @@ class Scheduler(EngineState, ABC):
         return done
 
     def _begin(self, ticket: Ticket) -> None:
-        """Give a request a row; an error there is its own."""
+        """Give a request a row; an error ends only this request."""
         try:
             if self._loop is None:
                 self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
             row = self._loop.join(self._request(ticket))
         except PartitaError as error:
-            its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # the last: its adapter's file
+            its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # PackageError: its adapter's file
             if not its_own or (isinstance(error, PackageError) and self._loop is None):
                 self._lose(error)
             tell([(ticket, self._over(ticket, "error", error))])
             return
-        except Exception as error:  # out of memory, say
+        except Exception as error:  # e.g. out of memory
             said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
-            self.lost_by = self.lost_by or said  # not of this request alone
+            self.lost_by = self.lost_by or said  # not specific to this request
             tell([(ticket, self._over(ticket, "error", said))])
             raise
-        except BaseException:  # Ctrl-C: the batch may have given it the row
+        except BaseException:  # Ctrl-C: the batch may already have given it the row
             with self._changed:
                 self._queue.appendleft(ticket)
             self._lose(None)
@@ -326,7 +322,7 @@ class Scheduler(EngineState, ABC):
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
 
     def _request(self, ticket: Ticket) -> Request:
-        """A request for the loop. Raises UsageError."""
+        """The loop's request of a ticket. Raises UsageError."""
         work, sampler = ticket.work, make_sampler(ticket.sampling)
         return Request(
             ticket.history,
@@ -340,7 +336,7 @@ class Scheduler(EngineState, ABC):
         )
 
     def _shared(self, ticket: Ticket) -> int:
-        """Tokens that waiting requests begin with, too: what is read of them is kept for those."""
+        """Prompt tokens shared with waiting requests, for the prefix cache."""
         with self._changed:
             waiting = [
                 other for other in islice(self._queue, LOOKAHEAD) if self._adapter(other) == self._adapter(ticket)
@@ -349,11 +345,11 @@ class Scheduler(EngineState, ABC):
         return most_shared([len(commonprefix([ticket.history, other])) for other in begin])
 
     def _adapter(self, ticket: Ticket) -> str | None:
-        """The adapter that a request is answered with."""
+        """The adapter of a request."""
         return self._options.adapter if ticket.work.adapter is None else ticket.work.adapter
 
     def _pass_on(self, step: Step) -> None:
-        """Give every request the tokens of its row, then its listener the piece, then observers the step."""
+        """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces = list[tuple[Ticket, Piece]]()
         if step.copied:
             self.copied_tokens += sum(step.copied)
@@ -361,8 +357,8 @@ class Scheduler(EngineState, ABC):
         for ticket in stepped:
             try:
                 piece = self._take(ticket, step)
-            except Exception as error:  # noqa: BLE001 - its own: the others go on
-                why = GenerationError(f"its tokens make no text: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - ends only this request
+                why = GenerationError(f"its tokens cannot be decoded: {type(error).__name__}: {error}")
                 ticket.completion.stream = None
                 piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else why)
             if piece is not None:
@@ -375,7 +371,7 @@ class Scheduler(EngineState, ABC):
                     on_step(step)
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
-        """What a step added to a request; None when that is nothing."""
+        """The output of a step for a request; None without any."""
         row, completion = ticket.row, ticket.completion
         assert row is not None
         new = step.tokens[row]
@@ -396,8 +392,9 @@ class Scheduler(EngineState, ABC):
         return Piece(text, taken, logprobs, completion.finish)
 
     def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> Piece:
-        """End a request, and free its row unless it stays there; its last piece. `surplus`: tokens that its row has
-        beyond its answer.
+        """End a request and free its row unless it is kept; return its last piece.
+
+        `surplus`: tokens of its row after the end of its answer.
         """
         completion, loop = ticket.completion, self._loop
         before = len(completion.pieces)
@@ -412,24 +409,24 @@ class Scheduler(EngineState, ABC):
         return Piece("".join(completion.pieces[before:]), (), (), reason)
 
     def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
-        """Let a row end where its request has ended."""
+        """End a row at the end of its request's answer."""
         with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:
                 loop.rewind(row, surplus)
             loop.halt(row)
 
     def _free(self, ticket: Ticket) -> None:
-        """Take a request out of its row, if it has one."""
+        """Remove a request from its row, if it has one."""
         row, ticket.row = ticket.row, None
         if row is None:
             return
         self._rows[row] = None
         if self._loop is not None:
-            with suppress(PartitaError):  # as above
+            with suppress(PartitaError):  # see above
                 self._loop.leave(row)
 
     def _lose(self, error: PartitaError | None) -> None:
-        """Drop the batch: all that are running in it are over."""
+        """Drop the batch and end all its running requests."""
         self._loop, self.lost_by = None, error or self.lost_by
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
@@ -440,7 +437,7 @@ class Scheduler(EngineState, ABC):
 
     @contextmanager
     def _lost_if_interrupted(self) -> Iterator[None]:
-        """Drop the batch where Ctrl-C comes: a row may have got tokens by then, or lost some."""
+        """Drop the batch after Ctrl-C, because rows may be inconsistent."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Options of speculative decoding, and the checks that need nothing loaded."""
+"""Options of speculative decoding, and checks that need no loaded package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NGRAM: Literal["ngram"] = "ngram"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculative decoding as it was asked for. At most one of the two is given."""
+    """The requested speculative decoding. At most one of the two fields is set."""
 
     speculate: str | None = None
     """`ngram`: lookup in the row's own text."""
@@ -28,22 +28,22 @@ class Speculation:
 
     @classmethod
     def of(cls, options: SpeculationOptions) -> Self:
-        """The speculation of a verb's options."""
+        """The speculation of a command's options."""
         return cls(options.speculate, None if options.draft is None else str(options.draft))
 
     @property
     def told(self) -> Mapping[str, str]:
-        """As a report repeats it."""
+        """The options as a report shows them."""
         given = {"speculate": self.speculate, "draft": self.draft}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
     def reads(self) -> tuple[Path, ...]:
-        """What is read beside the package."""
+        """Input paths besides the package."""
         return () if self.draft is None else (Path(self.draft),)
 
     def fact(self) -> SpeculationFact | None:
-        """As the facts of a run have it; None without speculative decoding."""
+        """The fact for a run; None without speculative decoding."""
         if self.draft is not None:
             return SpeculationFact("draft", Path(self.draft).name)
         return SpeculationFact(NGRAM) if self.speculate is not None else None
@@ -56,40 +56,41 @@ NO_SPECULATION = Speculation()
 
 
 def check_speculation(folder: Path, manifest: Manifest, asked: Speculation) -> None:
-    """Check what can be checked without a session. Raises UsageError for an option that makes no sense and for a draft
-    of another vocabulary, PackageError for a draft that is no package.
+    """Check the options without a session.
+
+    Raises UsageError for an invalid option or a draft with another vocabulary, PackageError for an invalid draft
+    package.
     """
     if asked.speculate not in (None, NGRAM):
-        raise UsageError(f"`speculate={asked.speculate}`: the only value is {NGRAM}; or give `draft` a package")
+        raise UsageError(f"`speculate={asked.speculate}`: the only value is {NGRAM}; or set `draft` to a package")
     if asked.draft is None:
         return
     if asked.speculate is not None:
-        raise UsageError(f"`speculate={asked.speculate}` and `draft`: give only one of them")
+        raise UsageError(f"`speculate={asked.speculate}` and `draft`: set only one of them")
     if manifest.graph.batch_size != 1:
         raise UsageError(
-            f"`draft={asked.draft}` works at batch size 1, and {folder} has {manifest.graph.batch_size}; "
-            f"give `speculate={NGRAM}`, or export with `batch_size=1`"
+            f"`draft={asked.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
+            f"use `speculate={NGRAM}`, or export with `batch_size=1`"
         )
     other = Path(asked.draft)
     draft = open_folder(other, AS_IT_IS)
     found = differing((folder, manifest.graph.vocab_size), (other, draft.graph.vocab_size))
     if found is not None:
         raise UsageError(
-            f"`draft={asked.draft}`: its vocabulary is another than that of {folder}: {found}; "
-            "a draft needs the same tokenizer"
+            f"`draft={asked.draft}`: its vocabulary differs from that of {folder}: {found}; "
+            "a draft package needs the same tokenizer"
         )
 
 
 FAST = "tokenizer.json"
 OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
-"""Files of tokenizers without a `tokenizer.json`, of which one has to be there in both."""
+"""Tokenizer files of packages without `tokenizer.json`; both packages need one of them."""
 SHOWN = 40
 
 
 def differing(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
-    """How two vocabularies differ, in words; None when they are the same. Each is given as a folder and how many logits
-    the model has, which is often padded.
-    """
+    """How two vocabularies differ, as text; None if equal. Each is a folder and its (possibly padded) number of
+    logits."""
     first, second = _tokens(one[0]), _tokens(other[0])
     if first is None or second is None:
         return _by_file(one, other)
@@ -104,7 +105,7 @@ def _shown(text: str | None) -> str:
 
 
 def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
-    """The same of tokenizers in other files, and of packages without a tokenizer, by the number of tokens."""
+    """The difference of tokenizers in other files, or of vocabulary sizes without a tokenizer."""
     for name in OTHERS:
         files = [folder / name for folder, _ in (one, other)]
         if all(file.is_file() for file in files):
@@ -116,11 +117,11 @@ def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
 
 
 def _tokens(folder: Path) -> Mapping[int, str] | None:
-    """Text of every token by id; None without a `tokenizer.json` that has them."""
+    """Text of every token by id; None without a `tokenizer.json` that lists them."""
     try:
         content: Any = read_json_value(folder / FAST)
         vocabulary = content["model"]["vocab"]
-        if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
+        if isinstance(vocabulary, list):  # Unigram: pairs of token and score
             found = {index: str(entry[0]) for index, entry in enumerate(vocabulary)}
         else:
             found = {int(index): str(token) for token, index in vocabulary.items()}

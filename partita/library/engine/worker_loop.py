@@ -1,6 +1,6 @@
-"""The worker process of a `RemoteEngine`: it steps the engine, handles messages between steps, and pushes pieces.
+"""The worker process of a `RemoteEngine`: steps the engine, handles messages between steps, and sends pieces.
 
-After each step it pushes one `Update` with the pieces of all requests; it never waits for the parent.
+After each step it sends one `Update` with the pieces of all requests, without waiting for the parent.
 """
 
 from __future__ import annotations
@@ -25,20 +25,18 @@ if TYPE_CHECKING:
     from partita.library.engine.local import LocalEngine
 
 End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
-"""How a request ended: its error; when, by `time.perf_counter`, which processes share; the row that it keeps; prompt
-tokens whose cache was copied.
-"""
+"""How a request ended: error; time by `time.perf_counter`, which processes share; kept row; copied prompt tokens."""
 
 
 class Update(NamedTuple):
-    """Changes of a step or a message. It is sent as plain tuples, which pickle writes 20 times as fast as records."""
+    """Changes of a step or a message. Sent as plain tuples, which pickle 20 times as fast as records."""
 
     pieces: tuple[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None], ...]
     """Number of the request, fields of its `Piece`, and how it ended."""
     begun: tuple[tuple[int, float], ...]
-    """Requests that have got a row, and when."""
+    """Requests that were given a row, and when."""
     step: tuple[Any, ...] | None
-    """Fields of the `Step`, where a request wants them."""
+    """Fields of the `Step`, if a request wants them."""
     lost_by: PartitaError | None
     """The error of a run that ended requests."""
 
@@ -56,12 +54,12 @@ def run(channel: Channel) -> None:
                 busy = bool(host.tickets)
             elif busy:
                 busy = host.step()
-        except KeyboardInterrupt:  # it came after the call that was to be interrupted
+        except KeyboardInterrupt:  # it came after the call to interrupt
             continue
 
 
 class Host:
-    """The engine of this process, and its requests by the numbers of the parent."""
+    """The engine of this process, and its requests by the parent's numbers."""
 
     engine: LocalEngine
 
@@ -69,24 +67,24 @@ class Host:
         self._channel = channel
         self._text: Text | None = None
         self.tickets: dict[int, Ticket] = {}
-        """Requests that are not over, and those that stay."""
+        """Unfinished and kept requests."""
         self._waiting: dict[int, Ticket] = {}
         self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
         self._step: Step | None = None
         self.handlers: dict[str, Callable[..., Any]] = {"load": self.load, "submit": self.submit}
 
     def step(self) -> bool:
-        """Make a step and push what it changed. False when there was nothing to do."""
+        """Run a step and send the changes. False if there was nothing to do."""
         did = True
         try:
             did = self.engine.step()
-        except Exception:  # noqa: BLE001 - its requests have their errors, and the others go on
+        except Exception:  # noqa: BLE001 - its requests have their errors, and others continue
             traceback.print_exc()
         self.push()
         return did
 
     def push(self) -> None:
-        """Push what has changed since the last push."""
+        """Send the changes since the last call."""
         begun: tuple[tuple[int, float], ...] = ()
         if self._waiting:
             begun = tuple(
@@ -105,7 +103,7 @@ class Host:
     def load(
         self, folder: Path, where: ChainOptions, choice: Choice, *, observe: bool, refusal_seconds: float, text: bool
     ) -> Opened:
-        """Open the package; with `text` its tokenizer, too. Other verbs are methods of the engine from then on."""
+        """Open the package, and with `text` its tokenizer. Then other verbs are methods of the engine."""
         from partita.library.engine.local import LocalEngine
 
         manifest = open_folder(folder, choice)

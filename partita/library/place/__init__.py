@@ -1,1 +1,1 @@
-"""Placement, probes and support tables, as functions."""
+"""Placement, experiments and support tables."""

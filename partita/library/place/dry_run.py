@@ -1,4 +1,4 @@
-"""CUDA without a GPU: a model is placed over stub CUDA libraries, found by the environment of the worker process."""
+"""Dry runs: CUDA placement without a GPU, with stub CUDA libraries in the worker process's environment."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 SECONDS = 1800.0
 """Time limit of a dry run, which may load and optimise a large model."""
 OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
-"""Reasons that leave out a provider which does start; the report explains them."""
+"""Reasons for leaving out a provider that does start; explained in the report."""
 CAPTURE_OPTION = "enable_cuda_graph"
 NOT_REAL = (
-    "values: memory of the device reads as zeros, so no output means anything",
-    "times: nothing is computed on a device, so none is given",
-    "sizes that follow from values: unknown, and marked so",
-    "memory use, and what depends on how much memory is free",
-    "the device profile: it answers questions about the device; no placement was seen to depend on it",
+    "values: device memory reads as zeros, so outputs are meaningless",
+    "times: nothing is computed on a device, so there are none",
+    "sizes that depend on values: unknown, and marked so",
+    "memory use, and everything that depends on free memory",
+    "the device profile: it simulates device properties; no placement was seen to depend on it",
 )
 
 
 def simulated_device(name: str | None) -> Device:
-    """The device of a dry run; None: the default. Raises UsageError for an unknown one."""
+    """The device of a dry run; None: the default. Raises UsageError for an unknown name."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
 
     return device(DEFAULT_DEVICE if name is None else name)
@@ -86,7 +86,7 @@ def check_dry_run(report: Report, *, started: bool) -> None:
 def with_capture(
     report: Report, chain: Sequence[Resolution], models: Mapping[str, OnnxModel], threads: int | None
 ) -> Report:
-    """The report of a dry run with the verdict on graph capture of each ONNX file."""
+    """The report of a dry run with the graph capture result of each ONNX file."""
     assert report.dry_run is not None
     verdicts = tuple(_try_capture(report, model, chain, threads) for model in models.values())
     return report.model_copy(update={"dry_run": report.dry_run.model_copy(update={"graph_capture": verdicts})})
@@ -95,8 +95,8 @@ def with_capture(
 def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], threads: int | None) -> GraphCapture:
     """Whether CUDA graphs of a session could be captured: ONNX Runtime opens it, and no node of a run prevents it.
 
-    ONNX Runtime refuses control flow and nodes outside the device. It does not check the copies that it inserts later,
-    nor kernels that wait for the host. Nodes that it takes for shape computations it allows with a warning.
+    ONNX Runtime refuses control flow and nodes outside the device. It does not check copies that it inserts later, or
+    kernels that synchronise with the host. It allows assumed shape computations with a warning.
     """
     from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native

@@ -1,4 +1,4 @@
-"""Places one model in this process and makes the report; in a dry run this process has the stub libraries."""
+"""Places one model in this process and builds the report; in a dry run this process uses stub libraries."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from partita.runtime.place.run_phases import Placed, Where, place_model, place_p
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
-NO_EXPERIMENTS = "no experiments were made: with them, too, the process was ended by native code"
+NO_EXPERIMENTS = "no experiments were made: native code crashed in them, too"
 FAILED_DRY = (
-    "a failed run says nothing about the model in a dry run: values computed on the device read as zeros; sizes "
-    "known only from a run are missing, and everything decided before the run holds"
+    "a failed run is no finding in a dry run: values computed on the device read as zeros; sizes "
+    "known only from a run are missing, but everything decided before the run is valid"
 )
 
 
@@ -48,9 +48,9 @@ class _Opened:
     placed: Placed
     models: Mapping[str, OnnxModel]
     sizes: Mapping[str, Mapping[str, Shape]]
-    """For experiments; of a package those of a decode step."""
+    """Input shapes for experiments; of a package, those of a decode step."""
     shapes: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
-    """Fixed shapes; empty for a package."""
+    """Tensors with fixed shapes; empty for a package."""
     package: PackageFacts | None = None
     model: ModelFacts | None = None
 
@@ -103,7 +103,7 @@ def place(
 
 
 def _place_folder(options: PlaceOptions, where: Where, audience: Audience) -> _Opened:
-    """Place a package or a folder of another exporter."""
+    """Place a package or a foreign folder."""
     path = Path(options.model)
     manifest = open_folder(path, Choice.of(options))
     try:

@@ -1,4 +1,4 @@
-"""Placement of any model, as a function: which provider each node runs on."""
+"""Placement of any model: which provider each node runs on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partita.providers.cuda import PROVIDER as CUDA
 
 
 class PlacementError(PartitaError):
-    """The model was placed, and a run of it failed. `report` has where its nodes are; the cause has what failed."""
+    """The model was placed, but a run failed. `report` has the placement; the cause is the error of the run."""
 
     def __init__(self, error: PartitaError, report: Report) -> None:
         super().__init__(error.said, where=error.where, remedy=error.remedy)
@@ -28,15 +28,15 @@ class PlacementError(PartitaError):
 
 @takes(PlaceOptions)
 def place(options: PlaceOptions) -> Report:
-    """The partition report of any ONNX model, package or folder of another exporter, without a generation.
+    """The partition report of any ONNX model, package or foreign folder, without a generation.
 
-    `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
-    `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
-    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
-    `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
-    experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file; None: 120.
-    `max_cpu_nodes`, `max_copies` and `max_copy_bytes_per_token`: limits of the placement.
-    `variant`, `contract` and `max_length` are those of `load`.
+    `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process`: see `load`. `shapes`: sizes
+    of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are generated. `runs`:
+    session runs per phase. `dry_run`: CUDA without a GPU, with stub libraries that simulate the GPU `device`;
+    `graph_capture`: also report whether CUDA graphs could be captured. `probe_seconds`: time limit for experiments on
+    nodes that fell back; 0: none. `run_seconds`: time limit for the runs of an ONNX file; None: 120. `max_cpu_nodes`,
+    `max_copies` and `max_copy_bytes_per_token`: limits of the placement. `variant`, `contract` and `max_length`: see
+    `load`.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
     honoured, and PlacementError, which has the report, when a run failed or a limit is exceeded.
@@ -54,34 +54,34 @@ def place(options: PlaceOptions) -> Report:
 
 
 def read_place(options: PlaceOptions) -> Target:
-    """The chain of a placement, once every option is checked that needs nothing loaded. Raises UsageError."""
+    """The chain of a placement, after checking every option that needs nothing loaded. Raises UsageError."""
     _check_options(options)
     target = read_chain_options(chain_of(options))
     check_limits(Limits.of(options), target.asked_names)
     if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:
         raise UsageError(
-            f"`dry_run=True` is for CUDA: `providers` has to begin with cuda, not with {target.chain[0].ort_name}"
+            f"`dry_run=True` is for CUDA: `providers` must begin with cuda, not with {target.chain[0].ort_name}"
         )
     return target
 
 
 def _check_options(options: PlaceOptions) -> None:
-    """Check what can be checked without a provider. Raises UsageError."""
+    """Check options that need no provider. Raises UsageError."""
     if Path(options.model).is_dir():
         of_files = {
             "shapes": "the sizes of a package are in its manifest",
             "inputs": "a package is run on dummy tokens",
         }
-        of_files["run_seconds"] = "runs of a package have no limit"
+        of_files["run_seconds"] = "runs of a package have no time limit"
         for name, why in of_files.items():
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; {why}")
     elif Choice.of(options).given:
         name = Choice.of(options).given[0]
-        raise UsageError(f"`{name}` is for folders that Partita did not write, not for a file")
+        raise UsageError(f"`{name}` is for foreign folders, not for a file")
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:
-            raise UsageError(f"`{name}` is part of a dry run; add `dry_run=True`")
+            raise UsageError(f"`{name}` needs a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
         needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
         raise UsageError(f"{needs}: only CUDA can be placed without its device")
@@ -90,10 +90,11 @@ def _check_options(options: PlaceOptions) -> None:
 def place_model(
     options: PlaceOptions, target: Target, *, audience: Audience = QUIET
 ) -> tuple[records.Report, PartitaError | None]:
-    """The report, and the error of a run. After a crash of native code it tries again with less; see `jobs`.
+    """The report, and the error of a run. After a crash of native code, it retries with less; see `jobs`.
 
-    The first Ctrl-C ends the current stage and is noted in the report. An error in a dry run is a note in the report.
-    Raises KeyboardInterrupt when there is nothing to report yet, ProviderError, and what `place_run.place` raises.
+    The first Ctrl-C ends the current stage and is noted in the report. In a dry run, an error is only noted in the
+    report. Raises KeyboardInterrupt when there is nothing to report yet, ProviderError, and the errors of
+    `place_run.place`.
     """
     environment, timeout = None, None
     if options.dry_run:

@@ -1,4 +1,4 @@
-"""Experiments on nodes that fell back: after the run, within the user's budget."""
+"""Experiments on nodes that fell back, after a run and within the user's time budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 
 REFUSAL_SECONDS = 20.0
-"""Most time for experiments before a chain is refused: somebody waits for an answer."""
+"""Maximum seconds of experiments before a chain is refused, because the user waits."""
 TITLE = "probing nodes that fell back, one at a time (Ctrl-C: report without it)"
 
 
@@ -28,14 +28,14 @@ def with_probes(
     seconds: float,
     audience: Audience = QUIET,
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
-    """The facts and the chain with what experiments tell. Ctrl-C ends the experiments, not the report."""
+    """The facts and the chain with experiment results. Ctrl-C ends the experiments, not the report."""
     from partita.runtime.lab.probes import probe_run
 
     try:
         with audience.busy(TITLE):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
-        told = "experiments on nodes that fell back were interrupted, so none is in the report"
+        told = "experiments on nodes that fell back were interrupted, so the report has none"
         facts = replace(facts, interrupted=(*facts.interrupted, "experiments"))
     except OSError as error:
         told = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
@@ -45,7 +45,7 @@ def with_probes(
 def probe_package(
     facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float, audience: Audience = QUIET
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
-    """The same for a package, whose symbolic sizes are those of a decode step."""
+    """`with_probes` for a package, whose symbolic sizes are those of a decode step."""
     if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
         return facts, resolutions
     models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
@@ -60,7 +60,7 @@ def why_refused(
     seconds: float,
     audience: Audience = QUIET,
 ) -> ProviderError:
-    """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
+    """The refusal explained by experiments; unchanged without time for them, or if they are interrupted."""
     from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
 
     def explained() -> ProviderError:
@@ -77,7 +77,7 @@ def why_refused(
         with audience.busy(TITLE):
             return explained()
     except KeyboardInterrupt:
-        audience.note("experiments were interrupted, so the refusal says only what was logged")
+        audience.note("experiments were interrupted, so the error is based on the log only")
     except OSError as failed:
         audience.note(f"experiments could not be made: {failed.strerror or failed}")
     return error
@@ -86,13 +86,13 @@ def why_refused(
 def package_refused(
     error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS, audience: Audience = QUIET
 ) -> ProviderError:
-    """The refusal of a package's graph, explained within `seconds`, and in no more than somebody waits for."""
+    """The refusal of a package's graph, explained within `seconds`, at most `REFUSAL_SECONDS`."""
     refused = read_onnx(error.path)
     return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs of a package's graph when it reads one token."""
+    """Shapes of a package graph's inputs in a decode step."""
     return {
         port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape)
         for port in model.inputs

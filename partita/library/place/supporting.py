@@ -1,4 +1,4 @@
-"""Execution providers, as functions: which run here, and which operators one of them supports, as measured."""
+"""Execution providers: which of them run here, and which operators one of them supports (measured)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from partita.support.records import ProviderFacts, SupportTable, Versions
 
 ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHS = ("model.onnx", "decode.onnx")
-"""Graphs of a package, one of which it has."""
+"""Graph files of a package, in order of preference."""
 TITLE = "testing operators on the provider (Ctrl-C: partial table)"
 
 
@@ -39,8 +39,7 @@ def support(options: SupportOptions) -> SupportTable:
     None for the best usable one. `dry_run`: CUDA without a GPU, simulating the GPU `device`. `seconds`: time budget;
     variants not reached are `untried` in the table.
 
-    Raises ArgumentError, PackageError for a model that cannot be read, and ProviderError for a provider that cannot be
-    tested.
+    Raises ArgumentError, PackageError for an unreadable model, and ProviderError for a provider that cannot be tested.
     """
     found, interrupted = measure_support(options)
     if interrupted:
@@ -49,7 +48,7 @@ def support(options: SupportOptions) -> SupportTable:
 
 
 def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
-    """The table, and whether Ctrl-C cut it short. Raises UsageError, PackageError, ProviderError."""
+    """The table, and whether Ctrl-C interrupted it. Raises UsageError, PackageError, ProviderError."""
     _check_options(options)
     target = read_chain_options(chain_of(chain_options(options)))
     provider = _one_of(target, options)
@@ -73,7 +72,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     with audience.busy(TITLE):
         measured = measure(resolution, what, options.seconds, environment)
     if measured.unusable:
-        raise ProviderError(f"{provider.name}: it could not be queried: {measured.unusable}")
+        raise ProviderError(f"{provider.name}: it could not be tested: {measured.unusable}")
     table = build_table(
         measured,
         provider=ProviderFacts(
@@ -89,51 +88,51 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
         budget_seconds=options.seconds,
-        notes=("interrupted: the table has what was known by then",) if measured.interrupted else (),
+        notes=("interrupted: the table is incomplete",) if measured.interrupted else (),
     )
     return table, measured.interrupted
 
 
 def chain_options(options: SupportOptions) -> ProviderChain:
-    """The options of the provider as those of a chain."""
+    """The provider's options as chain options."""
     given, libraries = options.provider_options, options.provider_libraries
     return ProviderChain(options.provider, provider_options=given, provider_libraries=libraries)
 
 
 def _check_options(options: SupportOptions) -> None:
-    """Check what can be checked without a provider. Raises UsageError."""
+    """Check options that need no provider. Raises UsageError."""
     if _operators(options) and options.model is not None:
-        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), or a `model`, or `all`; one of them")
+        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), a `model`, or `all`: exactly one of them")
     if options.device is not None and not options.dry_run:
-        raise UsageError("`device` is part of a dry run; add `dry_run=True`")
+        raise UsageError("`device` needs a dry run; add `dry_run=True`")
     if options.dry_run and options.provider is None:
-        raise UsageError("`dry_run=True` needs `provider=cuda`: only CUDA can be asked without its device")
+        raise UsageError("`dry_run=True` needs `provider=cuda`: only CUDA can be tested without its device")
 
 
 def _operators(options: SupportOptions) -> tuple[str, ...]:
-    """Names of operators; none for all."""
+    """Names of operators; empty for all."""
     return (options.operators,) if isinstance(options.operators, str) else tuple(options.operators or ())
 
 
 def _one_of(target: Target, options: SupportOptions) -> Any:
-    """The provider that is asked: the only one of the chain, or the first of the default one. Raises UsageError."""
+    """The tested provider: the only one of the chain, or the first of the default chain. Raises UsageError."""
     if target.by_default is None and len(target.chain) != 1:
         names = ",".join(provider.name for provider in target.chain)
         raise UsageError(f"`provider={names}`: name one provider; a support table covers exactly one")
     provider = target.chain[0]
     if options.dry_run and provider.ort_name != CUDA.ort_name:
-        raise UsageError(f"`dry_run=True` is for CUDA: `provider` has to be cuda, not {provider.name}")
+        raise UsageError(f"`dry_run=True` is for CUDA: `provider` must be cuda, not {provider.name}")
     return provider
 
 
 def _what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
-    """What the child is told to ask about, and how the table says it. Raises UsageError, PackageError."""
+    """The worker's task, and its description for the table. Raises UsageError, PackageError."""
     if options.model is not None:
         path = _graph_of(Path(options.model))
         from partita.runtime.place.onnx_model import read_onnx
 
-        read_onnx(path)  # whatever is wrong with it is said here, and not by a child
-        return {"model": str(path.resolve())}, f"what {Path(options.model).name} needs"
+        read_onnx(path)  # errors of the file are raised here, not in a worker
+        return {"model": str(path.resolve())}, f"operators of {Path(options.model).name}"
     names = _operators(options)
     if not names:
         return {"operators": None}, "all operators"
@@ -148,12 +147,12 @@ def _graph_of(path: Path) -> Path:
     check_folder(path)
     found = next((path / name for name in GRAPHS if (path / name).is_file()), None)
     if found is None:
-        raise PackageError(f"{path}: it has no {listing(GRAPHS)}; name an ONNX file, or a folder that export wrote")
+        raise PackageError(f"{path}: it has no {listing(GRAPHS)}; choose an ONNX file, or an exported package")
     return found
 
 
 def _named(name: str) -> list[tuple[str, str]]:
-    """Operators of that name, in any case, as (domain, name); with a domain only its own. Raises UsageError."""
+    """Operators of that name, ignoring case, as (domain, name); with a domain only its own. Raises UsageError."""
     from partita.runtime.lab.schema import operators
 
     domain, colon, word = name.rpartition(":")
@@ -164,13 +163,13 @@ def _named(name: str) -> list[tuple[str, str]]:
     ]
     if not fitting:
         spelled = [f"{pair[0]}:{pair[1]}" if pair[0] else pair[1] for pair in known]
-        hint = did_you_mean(nearest(name, spelled, 0.5)).strip() or "operators are called as in ONNX files, e.g. MatMul"
-        raise UsageError(f"no operator is called {name!r}; {hint}")
+        hint = did_you_mean(nearest(name, spelled, 0.5)).strip() or "operators are named as in ONNX files, e.g. MatMul"
+        raise UsageError(f"no operator is named {name!r}; {hint}")
     return fitting
 
 
 def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
-    """The provider as it started in a process of its own, and its devices in words. Raises ProviderError."""
+    """The provider as it started in a worker process, and its devices as text. Raises ProviderError."""
     from partita.runtime.chain.provider_check import check
 
     (tried,) = check([resolution])
@@ -178,7 +177,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
         why = tried.resolution
         dry = "; or add `dry_run=True`, without a GPU" if resolution.provider is CUDA else ""
         raise ProviderError(
-            f"{resolution.provider.name}: it cannot be queried here: {why.reason}: {why.evidence}; {why.remedy}{dry}"
+            f"{resolution.provider.name}: it cannot be tested here: {why.reason}: {why.evidence}; {why.remedy}{dry}"
         )
     software = " (the CPU in place of a GPU)" if tried.software else ""
     words = tuple(f"{device.kind} of {device.vendor or 'unknown vendor'}{software}" for device in tried.devices)
@@ -186,7 +185,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
 
 def _versions(opset: int | None) -> Versions:
-    """Of everything that an answer may depend on."""
+    """Versions of everything that an answer may depend on."""
     from partita.runtime.machine import environment
 
     found = environment()
@@ -203,9 +202,9 @@ def _versions(opset: int | None) -> Versions:
 
 @takes(ProvidersOptions)
 def providers(options: ProvidersOptions) -> MachineReport:
-    """Try every execution provider in a process of its own, and say what keeps those that do not run; takes seconds.
+    """Check every execution provider in a worker process, with the reasons of those that do not run; takes seconds.
 
-    `provider_libraries`: files of plugin providers by name. Raises ArgumentError for a file that is no library.
+    `provider_libraries`: files of plugin providers by name. Raises ArgumentError for an invalid library file.
     """
     from partita.runtime.machine import describe_machine
 

@@ -1,7 +1,7 @@
-"""`--target`: the provider that a package is made for, and the functions that query it about a graph.
+"""`--target`: the provider that a package is exported for, and functions that probe it with a graph.
 
-The provider itself is queried where it runs here. CUDA without a GPU is queried over stub libraries: placement is the
-provider's own there, too. For others a default is taken, only when the user allows it.
+The provider is probed itself if it runs here. CUDA without a GPU is probed over stub libraries, with the provider's own
+placement. For others a default is used, if the user allows it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from partita.runtime.lab.laboratory import Lab
 
 SOURCE = "--target"
-"""Where the target comes from, as a manifest says it."""
+"""Source of the target, as in a manifest."""
 ASK_SECONDS = 120.0
-"""For all questions about one lowering. A graph has some sixty distinct nodes; a GPU may compile for each."""
+"""Seconds for all probes of one lowering. A graph has some sixty distinct nodes; a GPU may compile for each."""
 
 
 def find_target(
@@ -46,10 +46,10 @@ def find_target(
     libraries: Mapping[str, PathText],
     audience: Audience = QUIET,
 ) -> Target:
-    """The provider `name`, or else the one that would lead a chain on this machine.
+    """The provider `name`, or else the first provider of the default chain on this machine.
 
-    `options`: by provider. `libraries`: of plugin providers that the user brings. Raises UsageError for a name or
-    option that makes no sense, ProviderError when the provider cannot be queried here and the default was not allowed.
+    `options`: by provider. `libraries`: plugin providers of the user. Raises UsageError for an invalid name or option,
+    ProviderError when the provider cannot be probed here and the default is not allowed.
     """
     from partita.runtime.chain.provider_check import best_chain, check
     from partita.runtime.ort.registry import available_ort_names
@@ -97,7 +97,7 @@ def find_target(
 def _not_usable(
     target: Callable[..., Target], provider: Provider, tried: Resolution, default_allowed: bool, audience: Audience
 ) -> Target:
-    """A provider that does not run here: queried over stub libraries, or taken by default, or refused."""
+    """The target for a provider that does not run here: probed over stub libraries, default, or refused."""
     cause = f"{tried.reason}: {tried.evidence}"
     if provider is CUDA and tried.reason in ("library_missing", "device_missing", "version_mismatch"):
         from partita.library.place.dry_run import dry_environment
@@ -112,21 +112,21 @@ def _not_usable(
             return target(how=how, ask=_asker(stub, environment), takes=_taker(stub, environment), not_here=cause)
     if not default_allowed:
         raise ProviderError(
-            f"`target={provider.name}`: it cannot be queried here: {cause}; {tried.remedy}; or add "
-            f"`target_default=True` to take `attention={provider.preferred_attention}` without "
-            "asking, or name an `attention` and no `target`"
+            f"`target={provider.name}`: it cannot be probed here: {cause}; {tried.remedy}; or add "
+            f"`target_default=True` to use `attention={provider.preferred_attention}` without "
+            "probing, or set `attention` and no `target`"
         )
-    return target(how=f"which could not be queried: {cause}", not_here=cause)
+    return target(how=f"which could not be probed: {cause}", not_here=cause)
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
-    """The provider called `name`, which may be one of `libraries`.
+    """The provider `name`, which may be in `libraries`.
 
     Raises UsageError for a chain, an unknown name, or a library of another provider.
     """
     chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
-        raise UsageError(f"`target={name}`: name one provider; a package is made for one, and still runs on others")
+        raise UsageError(f"`target={name}`: name one provider; a package is exported for one, and still runs on others")
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         what = f"`target_libraries`: {unused[0]} is not the provider"
@@ -135,7 +135,7 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
 
 
 def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
-    """A function that queries the provider about a graph."""
+    """A function that probes the provider with a graph."""
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
         from partita.runtime.lab.tables import ask as query
@@ -148,7 +148,7 @@ def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None)
 
 
 def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> TakesEach:
-    """A function that queries the provider about nodes, each in a model of its own."""
+    """A function that probes the provider with nodes, each in its own model."""
 
     def takes(questions: Sequence[Question]) -> list[bool]:
         from partita.runtime.lab.tables import takes_each
@@ -161,17 +161,17 @@ def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None)
 
 @contextmanager
 def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Iterator[Lab]:
-    """Experiments on the provider, whose answers are kept. Raises ProviderError when it could not be queried."""
+    """Experiments on the provider, with stored answers. Raises ProviderError when it could not be probed."""
     from partita.runtime.lab.laboratory import Lab, cache_for
 
     with Lab(resolution, cache_for(resolution, environment), time.monotonic() + ASK_SECONDS, environment) as lab:
         yield lab
     if lab.unusable:
-        raise ProviderError(f"`target={resolution.provider.name}`: it could not be queried: {lab.unusable}")
+        raise ProviderError(f"`target={resolution.provider.name}`: it could not be probed: {lab.unusable}")
 
 
 def taken_by_cpu(questions: Sequence[Question]) -> list[bool]:
-    """Whether the CPU provider takes each of these nodes: for a package that no target was named for."""
+    """Whether the CPU provider supports each of these nodes, for a package without a target."""
     from partita.runtime.ort.registry import available_ort_names
 
     (cpu,) = parse_chain("cpu")
@@ -179,7 +179,7 @@ def taken_by_cpu(questions: Sequence[Question]) -> list[bool]:
 
 
 def _replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:
-    """A function that replays the known answer on the provider alone."""
+    """A function that replays the reference logits on the provider alone."""
 
     def replay(folder: Path, manifest: Manifest) -> Verification:
         from partita.runtime.verify.replay import replay as replay_on
@@ -190,7 +190,7 @@ def _replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> R
 
 
 def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smoke:
-    """A function that opens and runs a package on the provider, with the CPU provider after it where it must be."""
+    """A function that opens and runs a package on the provider, followed by CPU if necessary."""
 
     def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
         from partita.runtime.verify.replay import smoke as run
@@ -206,7 +206,7 @@ def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smo
 
 
 def _as_verified(provider: Provider) -> ReplayTarget:
-    """Every package is verified on the CPU provider, unless that was a twin of it: then it is replayed itself."""
+    """A replay on the CPU provider, for a package whose twin was verified instead."""
     itself = _replayer(provider, {})
 
     def replay(folder: Path, manifest: Manifest) -> Verification:

@@ -106,7 +106,7 @@ def replay(
         provider = used_providers(runner)
     verification = Verification(
         status="verified",
-        detail=f"reference logits replayed on {provider}: {len(compared)} steps match{but_for(compared)}{missed}",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps match{but_for(compared)}{missed}",
         provider=provider,
         reference=answer.reference,
         tolerance=limit,

@@ -62,7 +62,7 @@ class There:
             raise self.alone
         if manifest.graph.attention in self.raises:
             raise self.raises[manifest.graph.attention]
-        return Verification(status="verified", detail="10 steps agree")
+        return Verification(status="verified", detail="10 steps match")
 
     def target(self) -> Target:
         return Target("there", "--target", "gqa", "directly", self.ask, self.replay, self.smoke)

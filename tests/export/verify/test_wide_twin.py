@@ -27,7 +27,7 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
     found = read_manifest(mixture).verification
     assert found.status == "verified" and found.twin is None and found.proof == wide_twin.PROOF
-    assert 0 < found.rerouted < 16 and f"but for {found.rerouted} of 32 positions" in found.detail
+    assert 0 < found.rerouted < 16 and f"except {found.rerouted} of 32 positions" in found.detail
     again = verify.replay(mixture, parse_chain("cpu"), threads=1)
     assert (again.status, again.rerouted) == ("verified", found.rerouted), "verify takes it as export did"
     strict = verify.replay(mixture, parse_chain("cpu"), threads=1, tolerance=0.1)

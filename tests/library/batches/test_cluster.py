@@ -165,7 +165,7 @@ def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered
     files = Files(tmp_path, 120)
     with monkeypatch.context() as patched:
         patched.setattr(cluster_module, "Worker", DiesOnOne)
-        with pytest.raises(GenerationError, match=r"no answer to \d+ rows \(.*processes that computed them ended"):
+        with pytest.raises(GenerationError, match=r"no answer to \d+ rows \(.*worker processes ended"):
             files.answer(files.setup())
     assert 60 <= lines_of(files.out) - 1 < 120
     files.answer(files.setup())
@@ -215,7 +215,7 @@ def test_an_address_where_no_cluster_answers_is_one_line(tmp_path, capsys):
     require("ray")
     assert run(Files(tmp_path, 2).words("--address", "127.0.0.1:1")) == 2
     said = capsys.readouterr().err
-    assert "--address 127.0.0.1:1: no cluster answers there" in said and "ray start --head" in said
+    assert "--address 127.0.0.1:1: no cluster at this address" in said and "ray start --head" in said
     assert said.count("\n") == 1
 
 

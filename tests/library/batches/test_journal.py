@@ -83,7 +83,7 @@ def test_a_journal_that_was_cut_off_at_any_byte_goes_on_with_the_whole_lines(out
     ("change", "said"),
     [
         ({"options": {"temperature": 0.5, "stop": ("x",)}}, "temperature.* was 0.0 and is 0.5"),
-        ({"package": "b"}, "the package is another"),
+        ({"package": "b"}, "the package differs"),
     ],
 )
 def test_the_journal_of_another_run_is_left_alone_and_the_difference_is_named(out, change, said):
@@ -137,7 +137,7 @@ with Journal(Path(sys.argv[1]), {}, 1, 100) as journal:
 def test_a_full_disk_damages_no_answer_and_the_next_run_goes_on(out):
     done = in_child(FILLS, out)
     count = int(done.stdout.split()[0])
-    assert count and "cannot be written" in done.stdout and "the same command goes on" in done.stdout
+    assert count and "cannot be written" in done.stdout and "run the same command again" in done.stdout
     assert journal_path(out).read_bytes().endswith(b"}\n")
     with Journal(out, {}, 1, 100) as journal:
         assert journal.resumed == count
@@ -179,7 +179,7 @@ def test_a_damaged_line_is_ignored_and_its_row_is_answered_again(out, line):
 def test_a_damaged_first_line_is_one_error(out, run, seed):
     header = f'{{"schema": "partita.batch/1", "run": {run}, "seed": {seed}}}\n'
     journal_path(out).write_bytes(header.encode() + answer(0).to_line())
-    with pytest.raises(UsageError, match="damaged in its first line"):
+    with pytest.raises(UsageError, match="first line is damaged"):
         Journal(out, {}, 1, 1)
 
 
@@ -204,7 +204,7 @@ def test_an_output_that_this_run_did_not_write_is_left_alone(out):
         Journal(out, RUN, 5, ROWS)
     out.unlink()
     begun(out)
-    with Journal(out, RUN, 5, ROWS) as journal, pytest.raises(UsageError, match="was written while"):
+    with Journal(out, RUN, 5, ROWS) as journal, pytest.raises(UsageError, match="was created by another program"):
         journal.publish(lambda file, written: out.write_bytes(b"theirs"))
     assert out.read_bytes() == b"theirs" and sorted(out.parent.iterdir()) == [out, journal_path(out)]
 

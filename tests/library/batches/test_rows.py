@@ -47,7 +47,7 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
     floats = asked({"tokens": [4.0, 5.0], "stop_token_ids": [2.0]}, text)
     assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
-    with pytest.raises(UsageError, match="a list, and not of token ids alone"):
+    with pytest.raises(UsageError, match="a list of other values than token ids"):
         asked({"tokens": [4.5]}, text)
     with pytest.raises(UsageError, match="system cannot be put before token ids"):
         asked({"tokens": [4, 5], "system": "Be terse"}, text)
@@ -76,7 +76,7 @@ def test_messages_go_through_the_chat_template(text):
     assert asked({"prompt": "hello", "system": "be brief"}, text).prompt == with_system
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
     assert asked({"messages": parts}, text).prompt == expected
-    with pytest.raises(UsageError, match="packages read text alone"):
+    with pytest.raises(UsageError, match="only text is supported"):
         asked({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, text)
 
 
@@ -101,12 +101,12 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({}, "needs one of prompt, messages, tokens; this one has none"),
         ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": 5}, "must be a text"),
-        ({"prompt": [1, "a"]}, "not of token ids alone"),
+        ({"prompt": 5}, "must be a string"),
+        ({"prompt": [1, "a"]}, "of other values than token ids"),
         ({"tokens": "1 2"}, "must be token ids"),
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user"}]}, "role and content"),
-        ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row is one"),
+        ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row has one"),
         ({"prompt": "a", "temperature": "hot"}, "`temperature` is 'hot'; it must be a number"),
         ({"prompt": "a", "stop": 3}, "stop is '3'"),
         ({"prompt": "a", "temperature": 1e-9}, "`temperature` is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
@@ -116,7 +116,7 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "id": [1]}, "the id of a row"),
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
-        ({"messages": "hello"}, "messages is 'hello', a text; .* prompt, with `chat=True`"),
+        ({"messages": "hello"}, "messages is 'hello', a string; .* prompt, with `chat=True`"),
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )
@@ -179,10 +179,10 @@ def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
     assert asked({"messages": said}, text, default).prompt == expected, "the row's own holds"
     assert asked({"messages": [{**said[0], "role": "developer"}, said[1]]}, text, default).prompt == expected
     assert asked({"messages": said, "system": "be brief"}, text).prompt == expected, "the same twice"
-    with pytest.raises(UsageError, match="begin with a system message, and another one is given"):
+    with pytest.raises(UsageError, match="begins with a system message, but system sets another"):
         asked({"messages": said, "system": "be long"}, text)
     prefix = RowDefaults(GREEDY, prefix=Said((1, 2), system="be long"))
-    with pytest.raises(UsageError, match="another one is given"):
+    with pytest.raises(UsageError, match="system sets another"):
         asked({"messages": said}, text, prefix)
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_is_not_a_table_of_prompts_is_refused(tmp_path, rows, match)
         tabled(path, rows)
     with pytest.raises(GenerationError, match=match):
         look_at(path)
-    with pytest.raises(UsageError, match="has to end in one of"):
+    with pytest.raises(UsageError, match="must end in one of"):
         look_at(tmp_path / "in.csv")
 
 

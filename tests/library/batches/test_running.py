@@ -233,4 +233,4 @@ def test_a_prompt_without_text_is_an_error_of_its_row_and_a_missing_library_of_t
         with pytest.raises(InstallationError, match="transformers is not installed"):
             answered(engine, [InputRow(0, {"prompt": "text"})], text=Odd())
     assert [row["finish_reason"] for row in found] == ["error", "length", "length"]
-    assert "make no text" in found[0]["error"]
+    assert "cannot be decoded" in found[0]["error"]

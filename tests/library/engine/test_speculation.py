@@ -112,14 +112,17 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
     with partita.load(package, "cpu", observe=False) as model:
         for options, says in (
             ({"speculate": "tree"}, "`speculate=tree`: the only value is ngram"),
-            ({"speculate": "ngram", "draft": package}, "give only one of them"),
-            ({"draft": other}, r"token id 2 is '<over>' in .* and '<eos>' here; a draft needs the same tokenizer"),
+            ({"speculate": "ngram", "draft": package}, "set only one of them"),
+            (
+                {"draft": other},
+                r"token id 2 is '<over>' in .* and '<eos>' here; a draft package needs the same tokenizer",
+            ),
         ):
             with pytest.raises(partita.ArgumentError, match=says):
                 answered(model, **options)
         with pytest.raises(partita.PackageError, match="nowhere"):
             answered(model, draft=package / "nowhere")
-    says = "works at batch size 1, and .* has 2"
+    says = "requires batch size 1, but .* has 2"
     with partita.load(pair, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
         model.generate([PROMPT, PROMPT], draft=package)
 

@@ -149,12 +149,12 @@ def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
     for tokens, says in (
         ([], "is empty"),
         ([VOCAB], "token id"),
-        ([1] * 30, "30 tokens after 23, and the cache holds"),
+        ([1] * 30, "30 tokens after 23 exceed the cache length of"),
     ):
         with pytest.raises(GenerationError, match=says):
             engine.extend(row, tokens)
     for count in (0, -1, 23, 99):
-        with pytest.raises(GenerationError, match="cannot go back by"):
+        with pytest.raises(GenerationError, match="cannot be rewound by"):
             engine.rewind(row, count)
     engine.extend(row, [9])
     assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 9], 3, KEYS)

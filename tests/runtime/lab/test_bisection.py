@@ -100,7 +100,7 @@ def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
     onnx.save(parser.parse_model(HEAD + text), path)
     found = rejected(cut_graph(read_onnx(path), {}), ScriptedLab(lambda names: "b" in names))
     assert found is not None and found.nodes == ("a", "b")
-    assert found.untried == "the type of its input 'h' is not known"
+    assert found.untried == "the type of its input 'h' is unknown"
 
 
 def test_parts_that_were_not_tried_are_told(chain):

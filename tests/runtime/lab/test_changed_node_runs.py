@@ -89,7 +89,7 @@ PADS = helper.make_attribute("pads", [3, 3, 3, 3])
 UNKNOWN = "g (float[N] x) => (float[K] z) {\n  [n] z = Relu(x)\n}"
 BRAINS = "g (bfloat16[2] x) => (bfloat16[K] z) {\n  [n] z = Relu(x)\n}"
 INVALID = {
-    "opset: other values": (SOFTMAX, Change(opset=11), "opset", "computes something else"),
+    "opset: other values": (SOFTMAX, Change(opset=11), "opset", "compute different results"),
     "type": (ADD, Change(elements={"i0": TensorProto.FLOAT16}), "type", "cannot run"),
     "attribute": (
         POOL,

@@ -162,9 +162,9 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     facts = facts_of(model, "b")
     broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
     after, _ = probed(facts, model=broken)
-    assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
+    assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is unknown")
     assert after.probing is not None and after.probing.experiments == 0 and after.probing.unprobed == ("b",)
-    assert any("the type of its input 'h' is not known: b" in note for note in after.notes)
+    assert any("the type of its input 'h' is unknown: b" in note for note in after.notes)
 
 
 def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
@@ -225,7 +225,7 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
     switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
     _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
     assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
-    assert chain[0].remedy.text == "leave out qnn.htp_bf16_enable=1, without which it opens this graph"
+    assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1, without which it opens this graph"
     assert chain[0].remedy.otherwise is not None, "or change the graph"
     assert asked == [("htp_bf16_enable", "0", [5], False)]
 

@@ -40,7 +40,7 @@ def test_a_file_for_a_newer_operator_is_not_called_damaged(tmp_path: Path) -> No
 
 def test_a_shader_that_cannot_be_built_is_the_providers_trouble() -> None:
     error = run_error("model.onnx", RuntimeError(PIPELINE))
-    assert isinstance(error, ProviderError) and "name another provider" in str(error)
+    assert isinstance(error, ProviderError) and "use another provider" in str(error)
 
 
 ESCAPES = (

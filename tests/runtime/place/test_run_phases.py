@@ -201,7 +201,7 @@ def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["x=1,2"], "takes 3 sizes, not 2"),
+        (["x=1,2"], "needs 3 sizes, not 2"),
         (["nosuch=3"], "'nosuch' is neither an input nor a symbolic size; inputs are x"),
         (["x=2,-3,1"], "must be 1 or more"),
         (["x=2,0,1"], "must be 1 or more"),
@@ -209,7 +209,7 @@ def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
         (["x=two,3,1"], "not a list of sizes"),
         (["x"], "write NAME=SIZES"),
         (["=3"], "write NAME=SIZES"),
-        (["batch=1,2"], "one symbolic size"),
+        (["batch=1,2"], "a symbolic size"),
         (["batch=1", "x=2,3,1"], "conflicting values for the symbolic size"),
         (["x=1,3,2", "y=2,2"], "conflicting values for the symbolic size"),
         (["x=1,3,2", "x=1,3,2"], "given twice"),
@@ -315,8 +315,8 @@ HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".e
         ("x={header}", "not a .npy file"),
         ("x={endless}", "not a .npy file"),
         ("x={several}", "several arrays"),
-        ("x={double}", "is float64, and x is float32"),
-        ("s={good}", "is float32, and s is string"),
+        ("x={double}", "is float64, but x is float32"),
+        ("s={good}", "is float32, but s is string"),
     ],
 )
 def test_values_that_do_not_fit_are_one_line(tmp_path, text, message):
@@ -399,7 +399,7 @@ def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
     result = placed(written(tmp_path / "m.onnx", ENDLESS), run_seconds=0.3)
     assert isinstance(result.error, RunLateError) and "did not end within 0.3 s" in str(result.error)
     assert result.facts.sessions[0].plan == (("loop",),) and result.facts.steps == ()
-    assert any(note.startswith("run 1 of 3 did not end, so what") for note in result.facts.notes)
+    assert any(note.startswith("run 1 of 3 did not end, so measurements") for note in result.facts.notes)
 
 
 @pytest.mark.parametrize("before", [0, 1])

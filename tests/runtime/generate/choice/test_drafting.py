@@ -104,7 +104,7 @@ def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
     for options, says in (
         ({"batch": 2}, "its batch size is 2"),
         ({"graph": "rope"}, "rotary frequencies"),
-        ({"states": ALL}, "take in every token"),
+        ({"states": ALL}, "cannot be rewound"),
     ):
         assert says in str(why_no_draft(opened(**options)))
 

@@ -386,7 +386,7 @@ def test_a_package_without_a_tokenizer_says_that_ids_will_do(package_copy):
     folder = package_copy()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(PackageError, match="no tokenizer; give the prompt as token ids"):
+    with pytest.raises(PackageError, match="no tokenizer; pass the prompt as token ids"):
         load_text(folder)
 
 
