@@ -21,9 +21,10 @@ from partita.options.groups import (
 class BenchOptions(ForeignFolder, PackageOptions):
     """What a benchmark measures."""
 
+    HELP_GROUP = "Measurement"
     prompt: Annotated[
         str | Sequence[int] | None,
-        Option("The prompt; - reads it from stdin. Default: generated tokens.", ("--prompt", "-p")),
+        Option("The prompt; - reads it from stdin. Default: generated tokens.", ("--prompt", "-p"), group="Input"),
     ] = field(default=None, kw_only=False)
     chains: Annotated[
         Chains | None,
@@ -34,6 +35,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
             metavar="CHAIN",
             complete="chains",
             text="list",
+            group="Provider",
         ),
     ] = field(default=None, kw_only=False)
     against: Sequence[PathText] = option(
@@ -44,7 +46,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
         metavar="CHAIN",
         complete="chains",
     )
-    prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS)
+    prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS, group="Input")
     max_new_tokens: int = option(
         "Tokens to generate, greedily; at least 2.", default=32, short="-n", range=Range(2, MAX_TOKENS)
     )
@@ -61,7 +63,10 @@ class BenchOptions(ForeignFolder, PackageOptions):
         range=Range(most=MAX_TOKENS, above=0, words="above 0"),
     )
     reports: PathText | None = option(
-        "Write the partition report of each contender to this folder.", flags=("--report", "-r"), metavar="DIR"
+        "Write the partition report of each contender to this folder.",
+        flags=("--report", "-r"),
+        metavar="DIR",
+        group="Output",
     )
 
 
@@ -78,6 +83,8 @@ class BenchCommand(BenchOptions):
         complete="chains",
         positional=True,
     )
-    token_ids: bool = option("--prompt is token ids, e.g. 1,45,7.", default=False)
-    out: PathText | None = option("Write the result as JSON, for report show and report html; - is stdout.", short="-o")
+    token_ids: bool = option("--prompt is token ids, e.g. 1,45,7.", default=False, group="Input")
+    out: PathText | None = option(
+        "Write the result as JSON, for report show and report html; - is stdout.", short="-o", group="Output"
+    )
     as_json: Json = False

@@ -25,8 +25,9 @@ from partita.options.sampling import Sampling, SamplingValues
 class SpeculationOptions:
     """Speculative decoding."""
 
+    HELP_GROUP = "Speculative decoding"
     speculate: str | None = option(
-        "Speculative decoding by n-gram lookup; the output does not change.", metavar="ngram", complete="speculations"
+        "Speculative decoding by n-gram lookup; the output does not change.", complete="speculations"
     )
     draft: PathText | None = option(
         "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
@@ -102,8 +103,11 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 class TextOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain):
     """What `partita run`, `generate` and `chat` have in common."""
 
-    system: str | None = option("System message; generate applies the chat template.")
-    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
+    HELP_GROUP = "Input"
+    system: str | None = option("System message; generate applies the chat template.", metavar="TEXT")
+    stop: Sequence[str] = option(
+        "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
+    )
     prefix: Prefix = None
     prefill_chunk: PrefillChunk = None
     adapter: Adapter = None
@@ -136,6 +140,7 @@ class RunCommand(TextOptions, ModelOptions):
     once into the cache folder. Prompts go through the chat template where there is one.
     """
 
+    HELP_GROUP = "Input"
     prompts: Sequence[str] = option(
         "The prompt; - reads it from stdin. Default: chat.", default=(), metavar="PROMPT", positional=True
     )
@@ -144,6 +149,7 @@ class RunCommand(TextOptions, ModelOptions):
         "fp32.",
         default="auto",
         complete="precisions",
+        group="Model",
     )
     raw: bool = option("Do not apply the chat template to the prompt.", default=False)
     report: ReportFile = None
@@ -170,6 +176,7 @@ class GenerateCommand(PlacementLimits, RunOptions):
     stderr.
     """
 
+    HELP_GROUP = "Input"
     prompts: Sequence[str] = option(
         "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
         default=(),
@@ -188,22 +195,25 @@ class GenerateCommand(PlacementLimits, RunOptions):
         "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
         "continues when it is started again.",
         short="-o",
+        group="Output",
     )
     address: str | None = option(
         "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
         "is started for this run).",
         metavar="ADDRESS",
+        group="Cluster",
     )
     workers: int | None = option(
         "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
         "with cuda, else one per machine.",
         metavar="N",
         range=Range(1, 10_000),
+        group="Cluster",
     )
     chat: bool = option("Apply the tokenizer's chat template to the prompt.", default=False, short="-c")
     token_ids: bool = option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.", default=False)
     save_prefix: PathText | None = option(
-        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing."
+        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing.", group="Output"
     )
     graph_capture: GraphCapture = False
     report: ReportFile = None
@@ -216,4 +226,5 @@ class ChatCommand(RunOptions):
     Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
     """
 
+    HELP_GROUP = "Input"
     resume: PathText | None = option("Go on with a conversation that /save has written.")

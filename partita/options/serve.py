@@ -23,6 +23,7 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
     honoured.
     """
 
+    HELP_GROUP = "Server"
     packages: Annotated[
         Sequence[PathText],
         Option(
@@ -50,15 +51,16 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
         "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
         "temperature 1.",
         flags=("--sampling",),
-        metavar="checkpoint",
         choices=("checkpoint",),
         argument="sampling",
+        group="Sampling",
     )
     adapter: Adapter = None
     prefix: Sequence[PathText] = option(
         "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
         default=(),
         metavar="FILE",
+        group="Input",
     )
     prefill_chunk: PrefillChunk = None
     max_queue: int = option(
