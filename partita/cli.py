@@ -54,7 +54,7 @@ VERBS = (
     Verb(
         "generate",
         "generation:GenerateCommand",
-        "Generate text from a package or another exporter's folder.",
+        "Generate text with a model; the prompt as it is.",
         (
             'generate ./package "Return the" --max-new-tokens 64 --report run.json',
             'generate ./package "Return the" --temperature 0.8 --top-p 0.95 --seed 1',
@@ -64,7 +64,7 @@ VERBS = (
     Verb(
         "chat",
         "generation:ChatCommand",
-        "Talk to a package whose tokenizer has a chat template.",
+        "Talk to a model whose tokenizer has a chat template.",
         (
             "chat ./package --system 'You answer in one sentence.'",
             "chat ./package --temperature 0.7 --provider cpu",
@@ -73,7 +73,7 @@ VERBS = (
     Verb(
         "serve",
         "serve:ServeCommand",
-        "Serve packages over HTTP with OpenAI's API.",
+        "Serve models over HTTP with OpenAI's API.",
         (
             "serve ./package --provider cpu --port 8000",
             "serve ./package ./package-int4 --name large --name small --api-key secret",
@@ -105,6 +105,12 @@ VERBS = (
             "inspect ./package --against ./other-package",
             "inspect model.onnx --view markdown",
         ),
+    ),
+    Verb(
+        "push",
+        "export:PushCommand",
+        "Upload a package to the Hugging Face hub.",
+        ("push ./package me/my-model", "push ./package me/my-model --private"),
     ),
     Verb(
         "place",
@@ -207,7 +213,7 @@ CACHE_VERBS = (
     Verb(
         "list",
         "generation:CacheListCommand",
-        "List the packages that run has exported.",
+        "List the exported packages.",
         ("list",),
     ),
     Verb(
@@ -241,7 +247,7 @@ app.add_typer(report)
 cache = typer.Typer(
     name="cache",
     cls=group_of(CACHE_VERBS, "run:{name}_cached", "cache "),
-    help="List or remove the packages that `partita run` has exported.",
+    help="List or remove packages that were exported once for `run` and other verbs.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -270,7 +276,7 @@ def common_report(context: typer.Context) -> None:
 
 @cache.callback()
 def common_cache(context: typer.Context) -> None:
-    """List or remove the packages that `partita run` has exported."""
+    """List or remove packages that were exported once for `run` and other verbs."""
     _help_alone(context)
 
 

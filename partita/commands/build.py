@@ -223,6 +223,8 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
+    from partita.export.hub import check_model
+    from partita.options.groups import SourceOptions
     from partita.providers.resolve import parse_chain
 
     libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
@@ -232,7 +234,9 @@ def check_early(options: Any) -> None:
             for chain in (given,) if isinstance(given, str) else given:
                 parse_chain(chain, argument=argument)
     for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
-        if path is not None:
+        if path is not None and isinstance(options, SourceOptions):
+            check_model(str(path))
+        elif path is not None:
             _check_package(Path(path))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables

@@ -9,10 +9,12 @@ from partita.options.groups import (
     Chains,
     ForeignFolder,
     Json,
+    ModelArgument,
     PackageOptions,
     PrefillChunk,
     ProviderLibraries,
     ProviderOptions,
+    SourceOptions,
     Threads,
 )
 
@@ -39,7 +41,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
         ),
     ] = field(default=None, kw_only=False)
     against: Sequence[PathText] = option(
-        "Another package of the same model to compare with; can be repeated.", default=(), metavar="PACKAGE"
+        "Another package of the same model to compare with; can be repeated.", default=(), metavar="MODEL"
     )
     baseline: str | None = option(
         "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
@@ -71,11 +73,12 @@ class BenchOptions(ForeignFolder, PackageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchCommand(BenchOptions):
+class BenchCommand(SourceOptions, BenchOptions):
     """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
     where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """
 
+    package: ModelArgument = field(kw_only=False)
     more: Sequence[str] = option(
         "Additional chains, as positional arguments after --provider.",
         default=(),

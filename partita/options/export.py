@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, Value, option
-from partita.options.groups import Json, ProviderLibraries, ProviderValues
+from partita.options.groups import Json, PackageArgument, ProviderLibraries, ProviderValues, Revision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
     checkpoint: Annotated[
         PathText,
         Option(
-            "Checkpoint folder, or a hub id such as owner/name.",
+            "Checkpoint folder, GGUF file, or hub id (name, owner/name, owner/name@revision).",
             metavar="CHECKPOINT",
             positional=True,
             text="not_empty",
@@ -166,6 +166,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
     out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
         kw_only=False
     )
+    revision: Revision = None
     adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
     with_adapters: Mapping[str, PathText] | None = option(
         "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
@@ -183,3 +184,12 @@ class ExportCommand(ExportOptions):
         "Also print what each pass over the graph does and how often it did it.", default=False, group="Output"
     )
     as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushCommand:
+    """Upload a package to the Hugging Face hub. Every verb that takes a MODEL reads it there by its id."""
+
+    package: PackageArgument
+    repository: Annotated[str, Option("Repository, created if missing.", metavar="OWNER/NAME", positional=True)]
+    private: bool = option("Create a private repository.", default=False)

@@ -22,6 +22,18 @@ PackageArgument = Annotated[
         positional=True,
     ),
 ]
+ModelArgument = Annotated[
+    PathText,
+    Option(
+        "Package, folder of another exporter, checkpoint, GGUF file, or hub id (name, owner/name, "
+        "owner/name@revision). A checkpoint is exported once into the cache folder.",
+        metavar="MODEL",
+        positional=True,
+    ),
+]
+Revision = Annotated[
+    str | None, Option("Branch, tag or commit of a model of the hub.", metavar="REV", text="not_empty", group="Model")
+]
 ProviderOptions = Annotated[
     Mapping[str, ProviderValues] | None,
     Option(
@@ -119,6 +131,21 @@ class ForeignFolder:
     max_length: int | None = option(
         "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.", range=TOKENS
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """How a model that is no package is read and exported."""
+
+    HELP_GROUP = "Model"
+
+    precision: str = option(
+        "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
+        "fp32.",
+        default="auto",
+        complete="precisions",
+    )
+    revision: Revision = None
 
 
 @dataclass(frozen=True, kw_only=True)
