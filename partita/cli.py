@@ -35,104 +35,190 @@ VERBS = (
         "export",
         "export:ExportCommand",
         "Export a checkpoint and check the package against the model.",
-        "export ./my-checkpoint ./package --precision fp16 --max-length 512",
+        (
+            "export ./my-checkpoint ./package --precision fp16 --max-length 512",
+            "export ./my-checkpoint ./package-int4 --precision int4",
+            "export ./my-checkpoint ./for-cuda --target cuda",
+        ),
     ),
     Verb(
         "run",
         "generation:RunCommand",
         "Generate or chat with any model, exported once where needed.",
-        'run ./my-checkpoint "Return the" --max-new-tokens 64',
+        (
+            'run ./my-checkpoint "Return the" --max-new-tokens 64',
+            "run ./package --system 'You answer in one sentence.'",
+            'run openai-community/gpt2 "Once upon a time" --raw',
+        ),
     ),
     Verb(
         "generate",
         "generation:GenerateCommand",
-        "Generate text from a package or another exporter's folder.",
-        'generate ./package "Return the" --max-new-tokens 64 --report run.json',
+        "Generate text with a model; the prompt as it is.",
+        (
+            'generate ./package "Return the" --max-new-tokens 64 --report run.json',
+            'generate ./package "Return the" --temperature 0.8 --top-p 0.95 --seed 1',
+            "generate ./package --input prompts.jsonl --output completions.jsonl",
+        ),
     ),
     Verb(
         "chat",
         "generation:ChatCommand",
-        "Talk to a package whose tokenizer has a chat template.",
-        "chat ./package --system 'You answer in one sentence.'",
+        "Talk to a model whose tokenizer has a chat template.",
+        (
+            "chat ./package --system 'You answer in one sentence.'",
+            "chat ./package --temperature 0.7 --provider cpu",
+        ),
     ),
     Verb(
         "serve",
         "serve:ServeCommand",
-        "Serve packages over HTTP with OpenAI's API.",
-        "serve ./package --provider cpu --port 8000",
+        "Serve models over HTTP with OpenAI's API.",
+        (
+            "serve ./package --provider cpu --port 8000",
+            "serve ./package ./package-int4 --name large --name small --api-key secret",
+        ),
     ),
     Verb(
         "verify",
         "inspection:VerifyCommand",
         "Replay the known answer of a package on a provider.",
-        "verify ./package --provider cpu",
+        (
+            "verify ./package --provider cpu",
+            "verify ./package-int4 --json",
+        ),
     ),
     Verb(
         "evaluate",
         "inspection:EvaluateCommand",
         "Measure the perplexity of a package and of its original.",
-        "evaluate ./package-int4 --provider cpu",
+        (
+            "evaluate ./package-int4 --provider cpu",
+            "evaluate ./package --json",
+        ),
     ),
     Verb(
         "inspect",
         "inspection:InspectCommand",
         "Show what a package holds, without running it.",
-        "inspect ./package --against ./other-package",
+        (
+            "inspect ./package --against ./other-package",
+            "inspect model.onnx --view markdown",
+        ),
+    ),
+    Verb(
+        "push",
+        "export:PushCommand",
+        "Upload a package to the Hugging Face hub.",
+        ("push ./package me/my-model", "push ./package me/my-model --private"),
     ),
     Verb(
         "place",
         "placement:PlaceCommand",
         "Show where the nodes of any ONNX model would run, and why.",
-        "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
+        (
+            "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
+            "place model.onnx --shape x=1,3,224,224 --provider cpu --report now.json",
+        ),
     ),
     Verb(
         "support",
         "placement:SupportCommand",
         "Measure which operators a provider supports.",
-        "support Resize com.microsoft:MatMulNBits --provider webgpu",
+        (
+            "support Resize com.microsoft:MatMulNBits --provider webgpu",
+            "support --model model.onnx --provider cpu --out support.json",
+        ),
     ),
     Verb(
         "bench",
         "bench:BenchCommand",
         "Benchmark one prompt on several providers.",
-        "bench ./package --providers webgpu cpu",
+        (
+            "bench ./package --providers webgpu cpu",
+            "bench ./package --against ./package-int4 --provider cpu",
+        ),
     ),
     Verb(
         "providers",
         "inspection:ProvidersCommand",
         "Show which execution providers run on this machine.",
-        "providers --json",
+        (
+            "providers --json",
+            "providers --view markdown",
+        ),
     ),
 )
 """In the order of the help."""
 REPORT_VERBS = (
-    Verb("show", "reports:ShowCommand", "Show a report: what happened, what to do, the tables.", "show run.json"),
-    Verb("html", "reports:HtmlCommand", "Write a report as one HTML page.", "html run.json --out run.html"),
+    Verb(
+        "show",
+        "reports:ShowCommand",
+        "Show a report: what happened, what to do, the tables.",
+        (
+            "show run.json",
+            "show run.json --full",
+        ),
+    ),
+    Verb(
+        "html",
+        "reports:HtmlCommand",
+        "Write a report as one HTML page.",
+        ("html run.json --out run.html",),
+    ),
     Verb(
         "markdown",
         "reports:MarkdownCommand",
         "Write a report as Markdown, for CI job summaries.",
-        "markdown run.json >> $GITHUB_STEP_SUMMARY",
+        (
+            "markdown run.json >> $GITHUB_STEP_SUMMARY",
+            "markdown run.json --out run.md",
+        ),
     ),
     Verb(
         "explain",
         "reports:ExplainCommand",
         "Show everything known about one node.",
-        "explain run.json layers.0.mlp.up_proj/MatMul",
+        (
+            "explain run.json layers.0.mlp.up_proj/MatMul",
+            "explain run.json layers.0.mlp.up_proj/MatMul --json",
+        ),
     ),
-    Verb("diff", "reports:DiffCommand", "Show what changed between two reports.", "diff last-week.json today.json"),
+    Verb(
+        "diff",
+        "reports:DiffCommand",
+        "Show what changed between two reports.",
+        (
+            "diff last-week.json today.json",
+            "diff last-week.json today.json --view markdown",
+        ),
+    ),
     Verb(
         "check",
         "reports:CheckCommand",
         "Check a report against limits, for CI.",
-        "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
+        (
+            "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
+            "check today.json --baseline last-week.json",
+        ),
     ),
 )
 CACHE_VERBS = (
-    Verb("list", "generation:CacheListCommand", "List the packages that run has exported.", "list"),
-    Verb("remove", "generation:CacheRemoveCommand", "Remove one of them.", "remove my-checkpoint"),
+    Verb(
+        "list",
+        "generation:CacheListCommand",
+        "List the exported packages.",
+        ("list",),
+    ),
+    Verb(
+        "remove",
+        "generation:CacheRemoveCommand",
+        "Remove one of them.",
+        ("remove my-checkpoint",),
+    ),
 )
-HELP = {"help_option_names": ["-h", "--help"]}
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 1000}
+"""Lines of the help are as long as the terminal is wide, 80 columns without one."""
 USAGE = 2
 """Exit code of a command line that makes no sense."""
 app = typer.Typer(
@@ -155,7 +241,7 @@ app.add_typer(report)
 cache = typer.Typer(
     name="cache",
     cls=group_of(CACHE_VERBS, "run:{name}_cached", "cache "),
-    help="List or remove the packages that `partita run` has exported.",
+    help="List or remove packages that were exported once for `run` and other verbs.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
@@ -184,7 +270,7 @@ def common_report(context: typer.Context) -> None:
 
 @cache.callback()
 def common_cache(context: typer.Context) -> None:
-    """List or remove the packages that `partita run` has exported."""
+    """List or remove packages that were exported once for `run` and other verbs."""
     _help_alone(context)
 
 

@@ -13,6 +13,7 @@ MANIFEST = "manifest.json"
 CONFIG = "config.json"
 GENAI_CONFIG = "genai_config.json"
 ONNX, ONNX_FOLDER = ".onnx", "onnx"
+GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
 DEEPEST, MOST_FOLDERS = 3, 500
 """Limits of the search for models: levels below the folder, and number of folders."""
 SHOWN = 8
@@ -35,6 +36,8 @@ class Stranger:
 
     what: str
     remedy: Remedy
+    is_checkpoint: bool = False
+    """A checkpoint folder or GGUF file, which can be exported."""
 
 
 def recognise(path: Path) -> Stranger:
@@ -64,7 +67,9 @@ def _recognise_folder(folder: Path) -> Stranger:
         what = "a folder with an ONNX model" if len(nested) == 1 else f"{len(nested)} folders with ONNX models"
         return Stranger(f"contains no model, but {what} below it: {shown}{more}", NAME.filled(path=nested[0]))
     if is_checkpoint:
-        return Stranger("a checkpoint, not a package", _exporting(folder))
+        return Stranger("a checkpoint, not a package", _exporting(folder), is_checkpoint=True)
+    if any(folder.glob(f"*{GGUF}")):
+        return Stranger("a folder with a GGUF file, not a package", _exporting(folder), is_checkpoint=True)
     models = sorted(folder.glob("*.onnx"))
     if models:
         return Stranger(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
@@ -98,6 +103,8 @@ def _recognise_file(path: Path) -> Stranger:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return Stranger("not a package; a package is a folder", lfs_pull(path))
+    if path.suffix == GGUF or _begins_with(path, GGUF_MAGIC):
+        return Stranger("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
     if (folder / MANIFEST).is_file():
         return Stranger("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
     if path.suffix == ".onnx":
@@ -110,9 +117,18 @@ def _recognise_file(path: Path) -> Stranger:
     return Stranger("a file; a package is a folder", CHOOSE)
 
 
-def _exporting(folder: Path) -> Remedy:
+def _begins_with(path: Path, magic: bytes) -> bool:
+    """Whether a regular file begins with these bytes."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(magic)) == magic
+
+
+def _exporting(path: Path) -> Remedy:
     """The command that exports a checkpoint to a package in the working directory."""
-    return EXPORT.filled(checkpoint=folder, out=f"{folder.absolute().name or 'checkpoint'}-package")
+    name = path.absolute().name.removesuffix(GGUF) or "checkpoint"
+    return EXPORT.filled(checkpoint=path, out=f"{name}-package")
 
 
 def _placing(path: Path) -> Remedy:

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from partita.cli import CACHE_VERBS, REPORT_VERBS, VERBS, app, run
-from partita.commands.build import read_size
+from partita.commands.build import GROUPS, read_size
 from partita.options.fields import PathText, described
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -96,6 +96,33 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
     assert f"Usage: partita {' '.join(path)}".strip() in capsys.readouterr().out
     names = [name for parameter in (command.params if command else ()) for name in parameter.opts]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("path", "command"), EVERY, ids=["-".join(path) for path, _ in EVERY])
+def test_the_help_has_every_option_under_a_heading_and_examples(path, command, capsys):
+    assert {each.group for each in command.fields if not each.option.positional} <= {*GROUPS, ""}
+    assert run([*path, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.partition("Examples:")[0].splitlines())) <= 80
+    headings = re.findall(r"^(\w[\w ]*):\n", shown, re.MULTILINE)
+    order = ("Arguments", *GROUPS, "Other", "Examples")
+    assert headings == [name for name in order if name in headings] and "Options" not in headings
+    for parameter in command.params:
+        name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+        assert len(re.findall(rf"^  (?:-\w, )?{re.escape(name)}(?![\w-])", shown, re.MULTILINE)) == 1, name
+    examples = shown.partition("Examples:\n")[2].splitlines()
+    assert examples and all(line.startswith(f"  partita {' '.join(path)}") for line in examples)
+
+
+def test_the_help_shows_choices_and_is_as_wide_as_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert run(["export", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--precision [auto|fp32|fp16|bf16|int8|int4]" in shown and "--cache [fixed|window|growing]" in shown
+    assert "--quantiser, --quantizer [gptq|nearest|refit]" in shown and "--target PROVIDER" in shown
+    assert 120 < max(map(len, shown.splitlines())) <= 150
+    assert run(["providers", "--help"]) == 0
+    assert "--view [brief|html|json|markdown|text]" in capsys.readouterr().out
 
 
 def test_a_size_that_is_beyond_all_numbers_is_refused():

@@ -18,7 +18,6 @@ from onnx import parser
 from partita import cli
 from tests.conftest import REPOSITORY, TinyCheckpoint, require
 
-PREFIX = "Example: "
 PAGES = (
     "README.md",
     "docs/batches.md",
@@ -41,8 +40,8 @@ def helped() -> Iterator[tuple[str, str]]:
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for name in getattr(command, "commands", {}):
             yield from below(command.get_command(None, name), (*words, name))
-        if command.epilog:
-            yield f"{' '.join(words)} --help", command.epilog.removeprefix(PREFIX)
+        for line in (command.epilog or "").splitlines():
+            yield f"{' '.join(words)} --help", line
 
     yield from below(typer.main.get_command(cli.app), ())
 
@@ -62,8 +61,16 @@ MAKES_THE_PACKAGE = "partita export ./my-checkpoint ./package --precision fp16 -
 """The example whose package the others take."""
 MAKES_THE_PACKED_ONE = "partita export ./my-checkpoint ./package-int4 --precision int4"
 """The one whose package those on packed weights take."""
-ELSEWHERE = ("partita export partita/demo/checkpoint build/for-cuda --target cuda",)
-"""Carried out on a smaller model by tests/test_export_target.py: exports of the embedded checkpoint take their time."""
+ELSEWHERE = {
+    "partita export partita/demo/checkpoint build/for-cuda --target cuda": ("target", "cuda"),
+    "partita export ./my-checkpoint ./for-cuda --target cuda": ("target", "cuda"),
+    'partita run openai-community/gpt2 "Once upon a time" --raw': ("package", Path("openai-community/gpt2")),
+    "partita push ./package me/my-model": ("repository", "me/my-model"),
+    "partita push ./package me/my-model --private": ("private", True),
+}
+"""Examples that are only parsed, and the value of a parameter: tests/test_export_target.py and
+tests/test_run_command.py run the same on small models.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +116,15 @@ def test_an_example_works(
         return
     if example in ELSEWHERE:
         group: Any = typer.main.get_command(cli.app)
-        assert group.get_command(None, words[1]).make_context(words[1], words[2:]).params["target"] == "cuda"
+        name, value = ELSEWHERE[example]
+        assert group.get_command(None, words[1]).make_context(words[1], words[2:]).params[name] == value
         return
     arguments = [*words[1:], *(["--rounds", "2"] if words[1] == "bench" else [])]
     if "--dry-run" in arguments or "cuda" in arguments:
         pytest.importorskip("elftools")
     monkeypatch.chdir(place_of_examples)
     shutil.copytree(place_of_examples / KEPT, place_of_examples, dirs_exist_ok=True)
-    if pipe or words[1] == "chat":  # which asks for messages until there are no more
+    if pipe or words[1] == "chat" or "--system" in words:  # a chat reads messages until there are no more
         text = " ".join(shlex.split(before)[1:]) if pipe else "Hello"
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     code = cli.run(arguments)

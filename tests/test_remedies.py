@@ -109,7 +109,7 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("runtime.chain.rehearsal", "--contract"): RUN,
     ("runtime.chain.run_errors", "--provider-option"): RUN,
     ("runtime.chain.run_errors", "--provider"): RUN,
-    ("runtime.generate.text.tokens", "--token-ids"): ("generate", "bench"),
+    ("runtime.generate.text.tokens", "--token-ids"): ("generate", "run", "bench"),
     ("serve.run", "--port"): ("serve",),
     ("serve.run", "--host"): ("serve",),
 }
@@ -124,6 +124,7 @@ TRIED = {
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {
     "ray": "comes with the extra ray",
+    "hf": "comes with huggingface_hub",
     "apt-get": "Debian's own, as root: .ci and CONTRIBUTING.md install the packages by it",
     "nvidia-smi": "comes with the NVIDIA driver",
     "rocminfo": "comes with ROCm",

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
 from partita.cli import run
-from partita.export.hub_id import HUB_ID
+from partita.errors import UsageError
+from partita.export.hub import HUB_ID
 from partita.library import models
+from partita.library.audience import Audience
+from partita.options.export import ExportOptions
+from partita.package.folder import read_manifest, write_manifest
 from tests.conftest import DEMO_CHECKPOINT
+from tests.local_hub import Hub, local_hub
 
+Partita = Callable[..., tuple[int, str, str]]
 WORDS = ("Return the", "--raw", "--max-new-tokens", "4", "--provider", "cpu")
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -68,11 +72,22 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
         assert texts(capsys, "run", checkpoint, "--max-new-tokens", 3, "--provider", "cpu").strip()
         patch.setattr(models, "run_export", lambda options, *others: (_ for _ in ()).throw(KeyError(options.precision)))
-        for changed in ("config.json", None):
-            if changed:
-                os.utime(checkpoint / changed, (1, 1))
-            with pytest.raises(KeyError, match="auto" if changed else "fp16"):
-                models.folder_of(str(checkpoint), "auto" if changed else "fp16", "cpu")
+        with pytest.raises(KeyError, match="fp16"):
+            models.folder_of(str(checkpoint), "fp16", "cpu")
+        os.utime(checkpoint / "config.json", (1, 1))
+        (checkpoint / "README.md").write_text("of no interest")
+        assert models.folder_of(str(checkpoint), "auto", "cpu") == package, "the content of the config is the same"
+        text = (checkpoint / "config.json").read_text()
+        for file, content in (("config.json", text + "\n"), ("config.json", text), ("model.safetensors", None)):
+            if content is None:
+                os.utime(checkpoint / file, (1, 1))
+            else:
+                (checkpoint / file).write_text(content)
+            if content == text:
+                assert models.folder_of(str(checkpoint), "auto", "cpu") == package
+                continue
+            with pytest.raises(KeyError, match="auto"):
+                models.folder_of(str(checkpoint), "auto", "cpu")
     listed = texts(capsys, "cache", "list")
     assert package.name in listed and "fp32" in listed
     texts(capsys, "cache", "remove", package.name)
@@ -94,15 +109,94 @@ def test_a_folder_of_another_exporter_is_used_where_it_is(exported: Path, tmp_pa
     assert models.folder_of(str(folder), "auto", None) == folder
 
 
+def test_every_verb_that_runs_a_model_exports_it(
+    cache: Path, exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One export, by whichever verb comes first."""
+    asked = []
+
+    def copy(options: ExportOptions, *others: object) -> SimpleNamespace:
+        asked.append((options.checkpoint, options.precision, options.target))
+        shutil.copytree(exported, options.out)
+        return SimpleNamespace(notes=())
+
+    monkeypatch.setattr(models, "run_export", copy)
+    model = (DEMO_CHECKPOINT, "--precision", "int8")
+    short = ("--provider", "cpu", "--max-new-tokens", 4)
+    text = texts(capsys, "generate", *model, "Return the", *short)
+    assert text == texts(capsys, "generate", exported, "Return the", *short)
+    assert text == texts(capsys, "run", *model, "Return the", *short, "--raw")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
+    assert texts(capsys, "chat", *model, *short).strip()
+    assert "tokens/s" in texts(capsys, "bench", *model, "--against", exported, "--rounds", 1, *short)
+    served: list[Path] = []
+
+    def refuse(name: str, package: Path, *others: object) -> None:
+        served.append(package)
+        raise UsageError(name)
+
+    monkeypatch.setattr("partita.serve.served.open_served", refuse)
+    assert run(["serve", *map(str, (*model, exported)), "--provider", "cpu", "--port", "0"]) == 2
+    assert "checkpoint" in capsys.readouterr().err
+    (package,) = cache.glob("[!.]*")
+    assert served == [package] and asked == [(str(DEMO_CHECKPOINT), "int8", "cpu")]
+
+
+def test_a_second_run_waits_for_the_export_of_the_first(
+    cache: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
+    exports = []
+
+    def slow(options: ExportOptions, *others: object) -> SimpleNamespace:
+        exports.append(options.out)
+        entered.set()
+        assert go_on.wait(60)
+        shutil.copytree(exported, options.out)
+        return SimpleNamespace(notes=())
+
+    monkeypatch.setattr(models, "run_export", slow)
+    found: list[Path] = []
+    heard = Audience(lambda text: waiting.set() if "waiting for it" in text else None)
+    call = lambda: found.append(models.folder_of(str(DEMO_CHECKPOINT), audience=heard))  # noqa: E731
+    runs = [threading.Thread(target=call) for _ in range(2)]
+    for each in runs:
+        each.start()
+        assert entered.wait(60)
+    assert waiting.wait(60)
+    go_on.set()
+    for each in runs:
+        each.join()
+    assert len(exports) == 1 and found == exports * 2 and not list(cache.glob(".*lock"))
+
+
+def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(exported, tmp_path / "package", ignore=shutil.ignore_patterns("tokenizer*"))
+    manifest = read_manifest(folder)
+    files = tuple(each for each in manifest.files if not each.name.startswith("tokenizer"))
+    write_manifest(folder, manifest.model_copy(update={"files": files, "tokenizer": "none"}))
+    assert run(["run", str(folder), "hi", "--provider", "cpu", "--raw"]) == 1
+    assert "no tokenizer; give the prompt as token ids" in (err := capsys.readouterr().err) and "--token-ids" in err
+    short = ("--provider", "cpu", "--max-new-tokens", 3, "--token-ids")
+    assert len(texts(capsys, "run", folder, "1,2,3", *short).split()) == 3
+    assert run(["run", str(DEMO_CHECKPOINT), "not ids", "--token-ids"]) == 2, "before an export"
+    assert "is not a list of token ids" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("absent", "hi"), 1, "no such folder, and not a hub id"),
+        (("absent/from/here", "hi"), 1, "no such folder, and not a hub id"),
         (("",), 2, "MODEL"),
         ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is for a prompt"),
         ((DEMO_CHECKPOINT, "hi", "--provider", "gpu9"), 2, "gpu9"),
         ((DEMO_CHECKPOINT, "hi", "--precision", "fp3"), 2, "fp3"),
-        ((DEMO_CHECKPOINT / "config.json", "hi"), 1, "a file, not a checkpoint folder"),
+        ((DEMO_CHECKPOINT / "config.json", "hi"), 1, "a file of a checkpoint, not a package"),
+        ((DEMO_CHECKPOINT, "hi", "--revision", "v1"), 2, "--revision v1 is for a model of the hub"),
+        ((Path(__file__), "hi"), 1, "a file; a package is a folder"),
+        ((DEMO_CHECKPOINT.parent, "hi"), 1, "not a Partita package"),
         (("../owner/name@main", "hi"), 1, "not a hub id"),
     ],
 )
@@ -132,6 +226,8 @@ def test_without_a_cache_folder_nothing_is_exported(
         ("owner/name@v1.0", "owner/name", "v1.0"),
         ("hf://owner/name@refs/pr/2", "owner/name", "refs/pr/2"),
         ("hf:/owner/name", "owner/name", None),
+        ("gpt2", "gpt2", None),
+        ("gpt2@v1", "gpt2", "v1"),
     ],
 )
 def test_hub_ids(given: str, name: str, revision: str | None) -> None:
@@ -139,62 +235,98 @@ def test_hub_ids(given: str, name: str, revision: str | None) -> None:
     assert found is not None and (found["name"], found["revision"]) == (name, revision)
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's API that a download uses: one repository with the embedded checkpoint."""
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        path = self.path.partition("?")[0]
-        name = path.rpartition("/")[2]
-        if path == "/api/models/me/tiny/revision/v1":
-            files = [{"rfilename": each.name} for each in DEMO_CHECKPOINT.iterdir()]
-            data, kind = json.dumps({"id": "me/tiny", "sha": COMMIT, "siblings": files}).encode(), "application/json"
-        elif path == f"/api/models/me/tiny/tree/{COMMIT}":
-            found = [(each.name, each.stat().st_size) for each in DEMO_CHECKPOINT.iterdir()]
-            listed = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in found]
-            data, kind = json.dumps(listed).encode(), "application/json"
-        elif path == f"/me/tiny/resolve/{COMMIT}/{name}" and (DEMO_CHECKPOINT / name).is_file():
-            data, kind = (DEMO_CHECKPOINT / name).read_bytes(), "application/octet-stream"
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        for header, value in {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT, "Content-Type": kind}.items():
-            self.send_header(header, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A hub on this machine with the embedded checkpoint."""
+    with local_hub() as found:
+        found.add("me/tiny", DEMO_CHECKPOINT)
+        yield found
 
 
 @pytest.fixture
-def hub() -> Iterator[str]:
-    """The address of a hub on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+def partita(hub: Hub, tmp_path: Path, cache: Path) -> Partita:
+    """The command in a process of its own, with that hub; the exit code, stdout and stderr."""
+
+    def call(*words: object, **variables: str) -> tuple[int, str, str]:
+        at_hub = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_x"}
+        command = [sys.executable, "-m", "partita", *map(str, words)]
+        environment = {**os.environ, **at_hub, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
 
 
-def test_a_model_of_the_hub_is_downloaded_and_exported_once(hub: str, cache: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "partita", "run", "hf://me/tiny@v1", *WORDS]
-    first = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert first.returncode == 0 and first.stdout.strip(), first.stderr
-    (package,) = cache.iterdir()
+def test_a_model_of_the_hub_is_exported_once_for_each_commit(
+    hub: Hub, partita: Partita, cache: Path, tmp_path: Path
+) -> None:
+    command = ("run", "hf://me/tiny@v1", *WORDS)
+    code, text, said = partita(*command)
+    assert code == 0 and text.strip(), said
+    (package,) = cache.glob("[!.]*")
     assert package.name.startswith("tiny-v1-auto-")
-    gone = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "nothing")}
-    again = subprocess.run(command, env=gone, capture_output=True, text=True, check=False)
-    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
-    command[4] = "me/tiny@v2"
-    absent = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert absent.returncode == 1 and "could not be downloaded" in absent.stderr and "Traceback" not in absent.stderr
+    assert read_manifest(package).source.checkpoint == f"me/tiny@{hub.commit('me/tiny')}"
+    gone = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "nothing")}
+    assert partita(*command, **gone)[:2] == (0, text), "without a connection: the commit that was found last"
+    assert partita("run", "me/tiny", "--revision", "v1", *WORDS, **gone)[:2] == (0, text)
+
+
+@pytest.mark.usefixtures("cache")
+def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(options: ExportOptions, *others: object) -> None:
+        raise KeyError(options.checkpoint)
+
+    monkeypatch.setattr(models, "run_export", refuse)
+    for sha in ("a" * 40, "b" * 40):
+        info = SimpleNamespace(sha=sha, siblings=[])
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *given, info=info, **settings: info)
+        with pytest.raises(KeyError, match=f"me/tiny@{sha}"):
+            models.folder_of("me/tiny", revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("me/tiny@v2",), "me/tiny@v2: the Hugging Face hub has no such revision of the model"),
+        (("me/tiny", "--revision", "v2"), "me/tiny@v2: the Hugging Face hub has no such revision"),
+        (("me/tiny@v1", "--revision", "v2"), "--revision v2 and the revision in me/tiny@v1 differ; keep one"),
+        (("nothing",), "nothing: no such folder, and no such model on the Hugging Face hub"),
+        (("me/gated",), "gated on the Hugging Face hub; accept its conditions on https://huggingface.co/me/gated"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(hub: Hub, partita: Partita, words: tuple[str, ...], said: str) -> None:
+    hub.add("me/gated", DEMO_CHECKPOINT)
+    hub.gated.add("me/gated")
+    code, text, err = partita("run", *words, "hi")
+    last = err.splitlines()[-1]
+    assert code in (1, 2) and text == "" and said in last and "Traceback" not in err, err
+    assert code == 2 or "revision" in last or last.endswith("hf auth login")
+
+
+def test_a_package_is_pushed_and_used_as_it_is(
+    hub: Hub, partita: Partita, exported: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text, said = partita("push", exported, "me/pushed", "--private")
+    assert (code, text) == (0, f"{hub.url}/me/pushed/commit/{hub.commit('me/pushed')}\n"), said
+    names = {each.name for each in read_manifest(exported).files}
+    assert set(hub.repositories["me/pushed"]) == {*names, "manifest.json"} and hub.private == {"me/pushed"}
+    code, text, said = partita("run", "me/pushed", *WORDS)
+    assert (code, text) == (0, texts(capsys, "run", exported, *WORDS)), said
+    assert not list(cache.glob("[!.]*")), "nothing was exported"
+    assert partita("run", "me/pushed", *WORDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text)
+    hub.read_only = True
+    code, text, said = partita("push", exported, "me/pushed")
+    assert (code, text) == (2, "") and said.count("\n") == 1
+    assert "me/pushed: the hub refused the upload" in said and said.endswith("may write: hf auth login\n")
+
+
+def test_what_is_no_package_is_not_pushed(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = shutil.copytree(exported, tmp_path / "broken")
+    (broken / "model.onnx").unlink()
+    for words, said in (
+        ((DEMO_CHECKPOINT, "me/x"), "a checkpoint, not a package"),
+        ((broken, "me/x"), "missing from the package"),
+        ((exported, "me/x/y"), "is not of the form OWNER/NAME"),
+    ):
+        assert run(["push", *map(str, words)]) in (1, 2)
+        assert said in capsys.readouterr().err

@@ -18,6 +18,8 @@ from tests.remedy_of import remedy_of
 
 POINTER = LFS_HEAD + b"\noid sha256:" + b"0" * 64 + b"\nsize 10498464\n"
 VERBS = (("generate", "hi"), ("verify",), ("place",))
+READ_PACKAGES = VERBS[1:]
+"""Verbs that do not export."""
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+@pytest.mark.parametrize("verb", READ_PACKAGES, ids=lambda verb: verb[0])
 def test_a_checkpoint_is_to_be_exported_first(
     verb: tuple[str, ...],
     tiny_checkpoint: TinyCheckpoint,
@@ -50,9 +52,9 @@ def test_a_checkpoint_is_to_be_exported_first(
     shutil.copytree(tiny_checkpoint("llama"), "my checkpoint")
     line = told(capsys, verb[0], "my checkpoint", *verb[1:], "--provider", "cpu")
     assert "a checkpoint, not a package" in line and 'partita export "my checkpoint" "my checkpoint-package"' in line
-    if verb[0] == "generate":  # one export is enough
+    if verb[0] == "verify":  # one export is enough
         command = remedy_of(verb[0], "my checkpoint", *verb[1:], "--provider", "cpu").command
-        assert cli.run([*command[1:], "--max-length", "32", "--no-verify"]) == 0
+        assert cli.run([*command[1:], "--max-length", "32"]) == 0
         assert cli.run([verb[0], command[3], *verb[1:], "--provider", "cpu"]) == 0
 
 
@@ -92,9 +94,9 @@ def test_a_link_that_leads_nowhere_is_called_one(
 
 
 def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert remedy_of("generate", "owner/name", "hi").command == ("partita", "export", "owner/name", "name-package")
-    assert remedy_of("generate", "nothing", "hi").command == ("partita", "export", "CHECKPOINT", "nothing")
-    assert "no such folder" in told(capsys, "generate", "nothing", "hi")
+    assert remedy_of("verify", "owner/name").command == ("partita", "export", "owner/name", "name-package")
+    assert remedy_of("verify", "nothing").command == ("partita", "export", "CHECKPOINT", "nothing")
+    assert "no such folder" in told(capsys, "verify", "nothing")
 
 
 # Git LFS

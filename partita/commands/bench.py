@@ -14,6 +14,7 @@ from pathlib import Path
 
 from partita.bench.records import Bench
 from partita.commands.generate_options import parse_ids, read_prompts
+from partita.commands.models import package_of
 from partita.commands.outputs import Sink, claim_output, say_written, show_and_write
 from partita.commands.terminal import note, stderr
 from partita.errors import INTERRUPTED, UsageError
@@ -28,7 +29,9 @@ def run(options: BenchCommand) -> int:
     contender that failed, and KeyboardInterrupt when no turn was counted yet.
     """
     chains = (*(options.chains or ()), *options.more)
-    plan = Plan(replace(options, chains=chains or None, prompt=read_prompt(options)))
+    options = replace(options, chains=chains or None, prompt=read_prompt(options))
+    package, *against = (package_of(model, options) for model in (options.package, *options.against))
+    plan = Plan(replace(options, package=package, against=against))
     out = options.out
     sink = (
         None if out is None else claim_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")

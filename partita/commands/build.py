@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit
 
 from partita.errors import PackageError, UsageError
@@ -24,6 +24,25 @@ SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 """Bytes of each unit."""
 CHAINS = {"providers": "providers", "provider": "providers", "target": "target", "chains": "chains", "more": "chains"}
 """Options that name providers, and the argument that a message names."""
+GROUPS = (
+    "Input",
+    "Model",
+    "Comparison",
+    "Precision",
+    "Graph",
+    "Verification",
+    "Sampling",
+    "Speculative decoding",
+    "Provider",
+    "Dry run",
+    "Measurement",
+    "Limits",
+    "Server",
+    "Cluster",
+    "Output",
+)
+"""Headings of options, in the order of the help."""
+OTHER = "Other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +54,8 @@ class Verb:
     """Module and class in `partita.options`; the docstring of the class is the help of the command."""
     help: str
     """Its line in the list of commands."""
-    example: str
-    """Without the names of the program and of the group."""
+    examples: tuple[str, ...]
+    """Command lines without the names of the program and of the group."""
 
     def record(self) -> type[Any]:
         """The class of its options."""
@@ -77,10 +96,42 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
     return Verbs
 
 
+class VerbCommand(TyperCommand):
+    """A command whose help has its options under headings, and its examples one per line."""
+
+    fields: Sequence[Field] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then a section per group of options."""
+        by_name = {each.name: each for each in self.fields}
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS, OTHER)}
+        for parameter in self.get_params(ctx):
+            each = by_name.get(parameter.name or "")
+            if each is not None and not parameter.metavar and (names := _completer(each)("")):
+                parameter.metavar = f"[{'|'.join(names)}]"
+            name, help_text = parameter.get_help_record(ctx) or ("", "")
+            if each is not None and each.option.positional:
+                heading, name = "Arguments", name.partition(" <")[0]  # without the Python type
+            else:
+                heading = OTHER if each is None else each.group or OTHER
+            sections[heading].append((name, help_text))
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples as they are typed, without line breaks."""
+        with formatter.section("Examples"):
+            for line in (self.epilog or "").splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
 def _command(verb: Verb, run: str, prefix: str) -> Any:
     """The command of a verb."""
     record = verb.record()
-    parameters = [_parameter(each) for each in sorted(described(record), key=lambda e: not e.option.positional)]
+    fields = described(record)
+    parameters = [_parameter(each) for each in sorted(fields, key=lambda e: not e.option.positional)]
 
     def call(**given: Any) -> None:
         options = checked(record(**_values(record, given)))
@@ -92,8 +143,11 @@ def _command(verb: Verb, run: str, prefix: str) -> Any:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(verb.name, epilog=f"Example: partita {prefix}{verb.example}")(call)
-    return typer.main.get_command(app)
+    epilog = "\n".join(f"partita {prefix}{example}" for example in verb.examples)
+    app.command(verb.name, cls=VerbCommand, epilog=epilog)(call)
+    command: Any = typer.main.get_command(app)
+    command.fields = fields
+    return command
 
 
 def _parameter(each: Field) -> inspect.Parameter:
@@ -101,7 +155,7 @@ def _parameter(each: Field) -> inspect.Parameter:
     option, default = each.option, each.field.default
     several = each.several or option.text in LISTS
     item, parser = _item(each)
-    settings: dict[str, Any] = {"help": _help(each), "metavar": option.metavar or ("FILE" if each.is_path else None)}
+    settings: dict[str, Any] = {"help": option.help, "metavar": option.metavar or ("FILE" if each.is_path else None)}
     if parser is not None:
         settings["parser"] = parser
     if option.complete or option.views or option.choices:
@@ -134,15 +188,8 @@ def _item(each: Field) -> tuple[Any, Callable[[str], Any] | None]:
     return (each.type if each.type in (bool, int, float) else str), None
 
 
-def _help(each: Field) -> str:
-    text = each.option.help
-    if "{names}" not in text:
-        return text
-    return text.replace("{names}", ", ".join(_completer(each)("")))
-
-
 def _completer(each: Field) -> Callable[[str], list[Any]]:
-    """A function that completes the value of an option."""
+    """A function that completes the value of an option; it returns nothing for an option without known values."""
 
     def complete(incomplete: str) -> list[Any]:
         if each.option.views:
@@ -176,6 +223,8 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
+    from partita.export.hub import check_model
+    from partita.options.groups import SourceOptions
     from partita.providers.resolve import parse_chain
 
     libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
@@ -185,7 +234,9 @@ def check_early(options: Any) -> None:
             for chain in (given,) if isinstance(given, str) else given:
                 parse_chain(chain, argument=argument)
     for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
-        if path is not None:
+        if path is not None and isinstance(options, SourceOptions):
+            check_model(str(path))
+        elif path is not None:
             _check_package(Path(path))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables

@@ -15,6 +15,7 @@ from partita.capped import parsed_record, read_capped
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import RunGroups, argument_text
 from partita.commands.generation import open_batch, open_with, say_notes
+from partita.commands.models import package_of
 from partita.commands.outputs import say_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
@@ -64,6 +65,7 @@ def run(given: ChatCommand) -> int:
     """Check everything that can be checked, then talk; returns the exit code."""
     options = group(given, ChatOptions)
     target = read_chain_options(options.where)
+    options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.check.limits import check_limits
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, parse_ids, read_prompts
+from partita.commands.models import package_of
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.files import STDIN, claim
 from partita.foreign.folder import open_folder
@@ -32,6 +33,10 @@ def run(given: GenerateCommand) -> int:
     check_limits(options.limits, target.asked_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
     prompts = [] if without else read_prompts(prompts_given)
+    if options.token_ids:
+        for prompt in prompts:
+            parse_ids(prompt)
+    options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)

@@ -1,17 +1,15 @@
-"""`partita run`: any model, exported once where needed, then `generate` or `chat`; `partita cache`: its exports."""
+"""`partita run`: a prompt or a chat with any model; `partita cache`: the packages that were exported for it."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from partita.commands import chat, generate
-from partita.commands.audience import TERMINAL
-from partita.commands.generate_options import argument_text
-from partita.commands.terminal import Bars, note, write_stdout
+from partita.commands.models import package_of
+from partita.commands.terminal import note, write_stdout
 from partita.errors import UsageError
 from partita.library import models
-from partita.library.models import cached_packages, folder_of
+from partita.library.models import cached_packages
 from partita.observations.text_format import human_bytes
 from partita.options.generation import (
     CacheListCommand,
@@ -19,32 +17,38 @@ from partita.options.generation import (
     ChatCommand,
     GenerateCommand,
     RunCommand,
-    TextOptions,
+    RunOptions,
 )
-from partita.providers.resolve import parse_chain
 from partita.runtime.generate.text.chat_templates import has_template
 
 
 def run(options: RunCommand) -> int:
-    """Export the model where it is no package, then generate, or chat without a prompt; returns the exit code."""
+    """Generate, or chat without a prompt; returns the exit code."""
     if not options.prompts:
-        unused = {"--report": options.report, "--json": options.as_json, "--raw": options.raw}
+        unused = {
+            "--report": options.report,
+            "--json": options.as_json,
+            "--raw": options.raw,
+            "--token-ids": options.token_ids,
+        }
         if given := [name for name, value in unused.items() if value]:
             raise UsageError(f"{given[0]} is for a prompt; give one")
-    target = None
-    if isinstance(options.providers, str) and not options.provider_libraries:
-        target = parse_chain(options.providers)[0].name
-    source = argument_text(os.fspath(options.model_source), "MODEL")
-    with Bars() as bars:
-        package = folder_of(source, options.precision, target, bars, TERMINAL)
-    common = {each.name: getattr(options, each.name) for each in fields(TextOptions)}
+    package = package_of(options.package, options)
+    options = replace(options, package=package, revision=None)
+    common = {each.name: getattr(options, each.name) for each in fields(RunOptions)}
     if not options.prompts:
-        return chat.run(ChatCommand(package, **common))
-    templated = not options.raw and has_template(package)
-    asked = GenerateCommand(
-        package, prompts=options.prompts, chat=templated, report=options.report, as_json=options.as_json, **common
+        return chat.run(ChatCommand(**common))
+    templated = not (options.raw or options.token_ids) and has_template(package)
+    return generate.run(
+        GenerateCommand(
+            **common,
+            prompts=options.prompts,
+            chat=templated,
+            token_ids=options.token_ids,
+            report=options.report,
+            as_json=options.as_json,
+        )
     )
-    return generate.run(asked)
 
 
 def list_cached(options: CacheListCommand) -> None:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from partita.check.limits import Limits, check_limits
 from partita.commands.audience import TERMINAL, say, say_target
+from partita.commands.models import package_of
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
+from partita.export.hub import HUB_ID
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import chain_of, read_chain_options
 from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
 from partita.observations.text_format import plural
+from partita.options.fields import PathText
 from partita.options.serve import ServeCommand
 from partita.remedies import Remedy
 
@@ -51,9 +54,9 @@ def run(options: ServeCommand) -> int:
     from partita.serve.run import Server, bind, is_loopback, url_of
     from partita.serve.served import Serving, adapters_of, open_served
 
-    packages = tuple(map(Path, options.packages))
-    names = _names(packages, tuple(options.name))
-    _check_count("prefix", options.prefix, packages)
+    names = _names(options.packages, tuple(options.name))
+    _check_count("prefix", options.prefix, names)
+    packages = tuple(package_of(model, options) for model in options.packages)
     prefixes = tuple(map(Path, options.prefix)) or (None,) * len(packages)
     manifests = [open_folder(package, choice) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
@@ -94,25 +97,30 @@ def run(options: ServeCommand) -> int:
         return server.run()
 
 
-def _names(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
-    """The name of each package: as given, or that of its folder. Raises UsageError where two are the same."""
-    _check_count("name", given, packages)
-    names = tuple(given) or tuple(package.resolve().name for package in packages)
+def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:
+    """The name of each model: as given, or the last part of its path or id. Raises UsageError for equal names."""
+    _check_count("name", given, models)
+    names = tuple(given) or tuple(_name_of(str(model)) for model in models)
     for name in names:
         if not name or not name.isprintable():
             raise UsageError(f"`name` is {name!r}; it must have characters, and no control characters")
         if names.count(name) > 1:
             remedy = NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
-            raise UsageError(f"two packages are called {name}", remedy=remedy)
+            raise UsageError(f"two models are called {name}", remedy=remedy)
     return names
 
 
-def _check_count(option: str, given: Sequence[object], packages: Sequence[Path]) -> None:
-    """Raise UsageError unless an option is given for every package or for none."""
-    if given and len(given) != len(packages):
+def _name_of(model: str) -> str:
+    """The last part of a path, or of a hub id without its revision."""
+    found = None if os.path.lexists(model) else HUB_ID.fullmatch(model)
+    return Path(found["name"]).name if found else Path(model).resolve().name
+
+
+def _check_count(option: str, given: Sequence[object], models: Sequence[object]) -> None:
+    """Raise UsageError unless an option is given for every model or for none."""
+    if given and len(given) != len(models):
         raise UsageError(
-            f"`{option}` is given {len(given)} times, for {len(packages)} packages; give it once for each, in their "
-            "order"
+            f"`{option}` is given {len(given)} times, for {len(models)} models; give it once for each, in their order"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partita.capped import read_json_value
 from partita.errors import CheckpointError, UsageError
-from partita.export.hub_id import check_model
+from partita.export.hub import check_model
 from partita.export.options import ExportOptions, check_options
 from partita.export.publish import check_target
 from partita.package.contract import CONTEXT_LENGTHS

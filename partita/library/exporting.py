@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.demo import heldout_path
 from partita.errors import UsageError
 from partita.export.before_loading import check
+from partita.export.hub import at_revision
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
@@ -76,6 +77,7 @@ def export(options: Options) -> Exported:
 def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> Summary:
     """Find the target, and export for it. Raises a PartitaError."""
     check_before_loading(given)
+    given = _at_revision(given)
     shown = progress or Silent()
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.asked import asked_options
@@ -113,6 +115,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
 
 def check_before_loading(options: Options) -> None:
     """Check options that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
+    options = _at_revision(options)
     if options.target is None and options.target_libraries:
         raise UsageError("`target_libraries` needs `target`, the name of its provider; add it")
     if options.target is None and options.target_options:
@@ -120,6 +123,13 @@ def check_before_loading(options: Options) -> None:
     if options.target is not None and not options.target_libraries:  # a library may contain a provider of another name
         parse_chain(options.target, argument="target")
     check(group(options, ExportOptions))
+
+
+def _at_revision(options: Options) -> Options:
+    """The options with `revision` as a part of the hub id. Raises UsageError for a checkpoint on disk."""
+    if options.revision is None:
+        return options
+    return replace(options, checkpoint=at_revision(os.fspath(options.checkpoint), options.revision), revision=None)
 
 
 def _warn_without_integer_unit(audience: Audience) -> None:

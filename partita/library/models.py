@@ -8,23 +8,33 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 import partita
 from partita.errors import PackageError, UsageError
-from partita.export.hub_id import check_model
+from partita.export.hub import at_revision, check_model, find_model, package_folder
 from partita.export.progress import Progress
 from partita.foreign.folder import is_foreign
 from partita.library.audience import QUIET, Audience
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
-from partita.package.folder import is_package, read_manifest
+from partita.package.folder import is_package, read_manifest, sha256_of
 from partita.paths import CACHE_VARIABLE, cache_folder
+from partita.strangers import GGUF, WEIGHTS, recognise
 
 KIND = "packages"
 """The part of the cache folder that packages are in."""
+COMMITS = ".commits"
+"""Folder in it with the commit of each hub id, for runs without a connection."""
+WEIGHT_SUFFIXES = WEIGHTS | {GGUF, ".onnx"}
+LARGEST_HASHED_BYTES = 64 << 20
+LARGEST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file (its reference implementation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +50,79 @@ class CachedPackage:
 
 
 def folder_of(
-    model: str, precision: str, target: str | None, progress: Progress | None = None, audience: Audience = QUIET
+    model: str,
+    precision: str = "auto",
+    target: str | None = None,
+    *,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    audience: Audience = QUIET,
 ) -> Path:
-    """`model` itself where it is a package or a folder of another exporter, else the package that it was exported to.
+    """The folder that runs `model`: a package or folder of another exporter as it is, else its export in the cache.
 
-    A checkpoint or GGUF file is exported again when one of its files has changed; a hub id, when its package was
-    removed from the cache. Raises PackageError, UsageError, and what an export raises.
+    A checkpoint or GGUF file is exported again when its content has changed (`_content_key`), a hub id when it stands
+    for another commit. A package on the hub is downloaded and used as it is. Raises PackageError, CheckpointError,
+    UsageError, and what an export raises.
     """
     path = Path(model)
-    if path.is_dir() and (is_package(path) or is_foreign(path)):
-        return path
-    check_model(model)
+    if os.path.lexists(path):
+        at_revision(model, revision)
+        if path.is_dir() and (is_package(path) or is_foreign(path)):
+            return path
+        found = recognise(path)
+        if not found.is_checkpoint:
+            raise PackageError(f"{path}: {found.what}", remedy=found.remedy)
+        source, key = model, _content_key(path)
+    else:
+        check_model(model)
+        given = at_revision(model, revision)
+        hub = find_model(given, _cache_home(model) / COMMITS)
+        if hub.is_package:
+            return package_folder(hub)
+        source, key, path = hub.pinned, [hub.name, hub.commit], Path(given)
+    home = _cache_home(model)
+    key = [partita.__version__, precision, target, *key]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    out = home / f"{_file_name(path)}-{precision}-{digest}"
+    if not is_package(out):
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f".{out.name}.lock", model, audience):
+            if not is_package(out):  # another process may have exported it meanwhile
+                audience.note(f"exporting {model} once to {out}")
+                _export(ExportOptions(source, out, precision=precision, target=target), progress, audience)
+    return out
+
+
+def _cache_home(model: str) -> Path:
+    """The folder of exported packages. Raises UsageError when there is no cache folder."""
     home = cache_folder(KIND)
     if home is None:
         raise UsageError(f"{model} has to be exported, and there is no cache folder; name one in {CACHE_VARIABLE}")
-    key = [partita.__version__, precision, target, *_identity(path, model)]
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    out = home / f"{_file_name(path)}-{precision}-{digest}"
-    if is_package(out):
-        return out
-    home.mkdir(parents=True, exist_ok=True)
-    audience.note(f"exporting {model} once to {out}")
-    options = ExportOptions(model, out, precision=precision, target=target)
+    return home
+
+
+@contextmanager
+def _locked(path: Path, model: str, audience: Audience) -> Iterator[None]:
+    """Hold a lock file, after waiting for another process that holds it."""
+    lock = FileLock(path)
     try:
-        with own_compile_cache():
-            summary = run_export(options, progress, audience)
-        for line in summary.notes:
-            audience.note(line)
-    except PackageError:
-        if not is_package(out):  # another process was faster
-            raise
-    return out
+        lock.acquire(timeout=0)
+    except Timeout:
+        audience.note(f"another process is exporting {model}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before its release: filelock retries when the file it locked has no name
+        lock.release()
+
+
+def _export(options: ExportOptions, progress: Progress | None, audience: Audience) -> None:
+    """Export, and pass the notes on."""
+    with own_compile_cache():
+        summary = run_export(options, progress, audience)
+    for line in summary.notes:
+        audience.note(line)
 
 
 def cached_packages() -> Iterator[CachedPackage]:
@@ -95,12 +147,30 @@ def remove_cached(name: str) -> CachedPackage:
     return found[0]
 
 
-def _identity(path: Path, model: str) -> list[object]:
-    """What a package has to be made again for: names, sizes and times of the files, or the hub id."""
-    if not path.exists():
-        return [model]
-    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
-    return [os.fspath(path.resolve()), *([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files)]
+def _content_key(path: Path) -> list[object]:
+    """The content of a checkpoint folder or GGUF file, where reading it is cheap, and its path.
+
+    Weight files, and others above 64 MiB: name, size, modification time and the SHA-256 of the safetensors header.
+    Other files, such as the config and the tokenizer: name and SHA-256. Hidden files and Markdown are left out.
+    """
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    found: list[object] = [os.fspath(path.resolve())]
+    for file in files:
+        stat = file.stat()
+        if file.suffix in WEIGHT_SUFFIXES or file == path or stat.st_size > LARGEST_HASHED_BYTES:
+            found.append([file.name, stat.st_size, stat.st_mtime_ns, _header_sha256(file)])
+        elif file.suffix != ".md" and not file.name.startswith("."):
+            found.append([file.name, sha256_of(file)])
+    return found
+
+
+def _header_sha256(file: Path) -> str:
+    """SHA-256 of the header of a safetensors file; empty for another format."""
+    if file.suffix != ".safetensors":
+        return ""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        return hashlib.sha256(stream.read(min(size, LARGEST_HEADER_BYTES))).hexdigest()
 
 
 def _file_name(path: Path) -> str:

@@ -9,10 +9,12 @@ from partita.options.groups import (
     Chains,
     ForeignFolder,
     Json,
+    ModelArgument,
     PackageOptions,
     PrefillChunk,
     ProviderLibraries,
     ProviderOptions,
+    SourceOptions,
     Threads,
 )
 
@@ -21,9 +23,10 @@ from partita.options.groups import (
 class BenchOptions(ForeignFolder, PackageOptions):
     """What a benchmark measures."""
 
+    HELP_GROUP = "Measurement"
     prompt: Annotated[
         str | Sequence[int] | None,
-        Option("The prompt; - reads it from stdin. Default: generated tokens.", ("--prompt", "-p")),
+        Option("The prompt; - reads it from stdin. Default: generated tokens.", ("--prompt", "-p"), group="Input"),
     ] = field(default=None, kw_only=False)
     chains: Annotated[
         Chains | None,
@@ -34,17 +37,18 @@ class BenchOptions(ForeignFolder, PackageOptions):
             metavar="CHAIN",
             complete="chains",
             text="list",
+            group="Provider",
         ),
     ] = field(default=None, kw_only=False)
     against: Sequence[PathText] = option(
-        "Another package of the same model to compare with; can be repeated.", default=(), metavar="PACKAGE"
+        "Another package of the same model to compare with; can be repeated.", default=(), metavar="MODEL"
     )
     baseline: str | None = option(
         "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
         metavar="CHAIN",
         complete="chains",
     )
-    prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS)
+    prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS, group="Input")
     max_new_tokens: int = option(
         "Tokens to generate, greedily; at least 2.", default=32, short="-n", range=Range(2, MAX_TOKENS)
     )
@@ -61,16 +65,20 @@ class BenchOptions(ForeignFolder, PackageOptions):
         range=Range(most=MAX_TOKENS, above=0, words="above 0"),
     )
     reports: PathText | None = option(
-        "Write the partition report of each contender to this folder.", flags=("--report", "-r"), metavar="DIR"
+        "Write the partition report of each contender to this folder.",
+        flags=("--report", "-r"),
+        metavar="DIR",
+        group="Output",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchCommand(BenchOptions):
+class BenchCommand(SourceOptions, BenchOptions):
     """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
     where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """
 
+    package: ModelArgument = field(kw_only=False)
     more: Sequence[str] = option(
         "Additional chains, as positional arguments after --provider.",
         default=(),
@@ -78,6 +86,8 @@ class BenchCommand(BenchOptions):
         complete="chains",
         positional=True,
     )
-    token_ids: bool = option("--prompt is token ids, e.g. 1,45,7.", default=False)
-    out: PathText | None = option("Write the result as JSON, for report show and report html; - is stdout.", short="-o")
+    token_ids: bool = option("--prompt is token ids, e.g. 1,45,7.", default=False, group="Input")
+    out: PathText | None = option(
+        "Write the result as JSON, for report show and report html; - is stdout.", short="-o", group="Output"
+    )
     as_json: Json = False

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, Value, option
-from partita.options.groups import Json, ProviderLibraries, ProviderValues
+from partita.options.groups import Json, PackageArgument, ProviderLibraries, ProviderValues, Revision
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """The provider that a package is built for."""
 
+    HELP_GROUP = "Provider"
     target: str | None = option(
         "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
         "the best usable one.",
@@ -33,21 +34,10 @@ class TargetOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(TargetOptions):
-    """What to export, and how. Sizes in tokens."""
+class PrecisionOptions:
+    """Data types of weights, cache and arithmetic."""
 
-    checkpoint: Annotated[
-        PathText,
-        Option(
-            "Checkpoint folder, or a hub id such as owner/name.",
-            metavar="CHECKPOINT",
-            positional=True,
-            text="not_empty",
-        ),
-    ] = field(kw_only=False)
-    out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
-        kw_only=False
-    )
+    HELP_GROUP = "Precision"
     precision: str = option(
         "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
         "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
@@ -79,7 +69,7 @@ class ExportOptions(TargetOptions):
         text="pairs",
     )
     quantiser: str | None = option(
-        "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
+        "int8, int4: method that quantises the weights. Default: refit, or gptq with --calibrate.",
         flags=("--quantiser", "--quantizer"),
         complete="quantisers",
     )
@@ -97,14 +87,18 @@ class ExportOptions(TargetOptions):
         text="size",
         range=Range(1, words="a number of bytes"),
     )
-    quality_text: PathText | None = option(
-        "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
-        "ships with Partita."
+    cache_precision: str | None = option(
+        "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+        "--quality-text. Default: the type of the activations.",
+        complete="cache_precisions",
     )
-    quality_tokens: int | None = option(
-        "Tokens of the quality text to compare on. Default: 512; more with --max-perplexity-ratio.",
-        range=Range(32, MAX_TOKENS),
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """Sizes and operators of the graph. Sizes in tokens."""
+
+    HELP_GROUP = "Graph"
     max_length: int | None = option(
         "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
         range=Range(2, MAX_TOKENS),
@@ -115,36 +109,16 @@ class ExportOptions(TargetOptions):
         default="fixed",
         choices=("fixed", "window", "growing"),
     )
-    cache_precision: str | None = option(
-        "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
-        "--quality-text. Default: the type of the activations.",
-        complete="cache_precisions",
-    )
     batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
     attention: str = option(
-        "Lowering of attention and cache: {names}; auto queries the target.", default="auto", complete="attentions"
+        "Lowering of attention and cache; auto queries the target.", default="auto", complete="attentions"
     )
     static_shapes: bool = option("Write prefill.onnx and decode.onnx with static shapes only.", default=False)
     prefill_chunk: int | None = option(
         "Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS
     )
-    verify: bool = option(
-        "Skip the comparison with the original model; the package is marked unverified.", default=True
-    )
-    verify_length: int | None = option(
-        "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
-        "Default: 1,024.",
-        range=TOKENS,
-    )
-    force: bool = option("Replace an existing package.", default=False, short="-f")
-    adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
-    with_adapters: Mapping[str, PathText] | None = option(
-        "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
-        metavar="NAME=FOLDER",
-        text="folders",
-    )
     opset: int | None = option("ONNX opset. Default: the one that the attention lowering needs.")
-    exporter: str = option("Exporter to use: {names}.", default="native", complete="exporters")
+    exporter: str = option("Exporter to use.", default="native", complete="exporters")
     without_pass: Sequence[str] = option(
         "Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.",
         default=(),
@@ -153,8 +127,69 @@ class ExportOptions(TargetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerificationOptions:
+    """How the package is compared with the source model."""
+
+    HELP_GROUP = "Verification"
+    verify: bool = option(
+        "Skip the comparison with the original model; the package is marked unverified.", default=True
+    )
+    verify_length: int | None = option(
+        "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+        "Default: 1,024.",
+        range=TOKENS,
+    )
+    quality_text: PathText | None = option(
+        "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
+        "ships with Partita."
+    )
+    quality_tokens: int | None = option(
+        "Tokens of the quality text to compare on. Default: 512; more with --max-perplexity-ratio.",
+        range=Range(32, MAX_TOKENS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetOptions):
+    """A checkpoint to export, and how."""
+
+    HELP_GROUP = "Model"
+    checkpoint: Annotated[
+        PathText,
+        Option(
+            "Checkpoint folder, GGUF file, or hub id (name, owner/name, owner/name@revision).",
+            metavar="CHECKPOINT",
+            positional=True,
+            text="not_empty",
+        ),
+    ] = field(kw_only=False)
+    out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
+        kw_only=False
+    )
+    revision: Revision = None
+    adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
+    with_adapters: Mapping[str, PathText] | None = option(
+        "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+        metavar="NAME=FOLDER",
+        text="folders",
+    )
+    force: bool = option("Replace an existing package.", default=False, short="-f", group="Output")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportOptions):
     """Export a checkpoint to a package and check it against the original model."""
 
-    explain: bool = option("Also print what each pass over the graph does and how often it did it.", default=False)
+    explain: bool = option(
+        "Also print what each pass over the graph does and how often it did it.", default=False, group="Output"
+    )
     as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushCommand:
+    """Upload a package to the Hugging Face hub. Every verb that takes a MODEL reads it there by its id."""
+
+    package: PackageArgument
+    repository: Annotated[str, Option("Repository, created if missing.", metavar="OWNER/NAME", positional=True)]
+    private: bool = option("Create a private repository.", default=False)

@@ -83,6 +83,8 @@ class Option:
     """Name of the Python argument, where the field has another."""
     views: str = ""
     """Folder of the views that `--view` names."""
+    group: str = ""
+    """Heading in the help. Default: `HELP_GROUP` of the class that declares the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ def option(help: str, *, default: Any = None, **settings: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, **settings)})
 
 
+def view_option(module: str, usual: str = "text") -> Any:
+    """The field `view` of a verb: `module` has the views, `usual` is the default."""
+    return option(f"View. Default: {usual}.", views=module, group="Output")
+
+
 def sampling_option(help: str, **settings: Any) -> Any:
     """A field with a `SamplingOption` of these settings."""
     return field(default=None, metadata={"option": SamplingOption(help, **settings)})
@@ -118,6 +125,8 @@ class Described:
     """None is allowed."""
     option: Option
     field: Field[Any]
+    group: str
+    """Heading in the help; empty: the last one."""
 
     @property
     def argument(self) -> str:
@@ -159,13 +168,20 @@ def _descriptions(cls: type[Any]) -> Iterator[Described]:
         if get_origin(hint) is Annotated:
             hint, found = get_args(hint)
         if isinstance(found, Option):
-            yield _describe(each, hint, found)
+            yield _describe(each, hint, found, found.group or _group_of(cls, each.name))
 
 
-def _describe(field: Field[Any], hint: Any, option: Option) -> Described:
+def _group_of(cls: type[Any], name: str) -> str:
+    """The `HELP_GROUP` of the class that declares a field."""
+    declaring = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
+    return str(vars(declaring).get("HELP_GROUP", ""))
+
+
+def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> Described:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     given = tuple(part for part in parts if part is not NoneType)
-    return Described(field.name, given[0] if len(given) == 1 else Union[given], NoneType in parts, option, field)  # noqa: UP007
+    kind = given[0] if len(given) == 1 else Union[given]  # noqa: UP007
+    return Described(field.name, kind, NoneType in parts, option, field, group)
 
 
 def checked(options: T) -> T:

@@ -10,13 +10,14 @@ from partita.options.groups import (
     ForeignFolder,
     GraphCapture,
     Json,
-    PackageOptions,
+    ModelArgument,
     PlacementLimits,
     PrefillChunk,
     Prefix,
     ProbeSeconds,
     ProviderChain,
     ReportFile,
+    SourceOptions,
 )
 from partita.options.sampling import Sampling, SamplingValues
 
@@ -25,8 +26,9 @@ from partita.options.sampling import Sampling, SamplingValues
 class SpeculationOptions:
     """Speculative decoding."""
 
+    HELP_GROUP = "Speculative decoding"
     speculate: str | None = option(
-        "Speculative decoding by n-gram lookup; the output does not change.", metavar="ngram", complete="speculations"
+        "Speculative decoding by n-gram lookup; the output does not change.", complete="speculations"
     )
     draft: PathText | None = option(
         "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
@@ -99,53 +101,44 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain):
+class ModelOptions:
+    """The model of a run."""
+
+    package: ModelArgument = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
     """What `partita run`, `generate` and `chat` have in common."""
 
-    system: str | None = option("System message; generate applies the chat template.")
-    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
+    HELP_GROUP = "Input"
+
+    system: str | None = option("System message; generate applies the chat template.", metavar="TEXT")
+    stop: Sequence[str] = option(
+        "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
+    )
     prefix: Prefix = None
     prefill_chunk: PrefillChunk = None
     adapter: Adapter = None
     probe_seconds: ProbeSeconds = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(TextOptions, PackageOptions):
-    """What `partita generate` and `partita chat` have in common."""
+TokenIdsFlag = Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The model of `partita run`."""
-
-    model_source: Annotated[
-        PathText,
-        Option(
-            "Package, folder of another exporter, checkpoint, GGUF file, or hub id (owner/name, owner/name@revision).",
-            metavar="MODEL",
-            positional=True,
-            text="not_empty",
-        ),
-    ] = field(kw_only=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunCommand(TextOptions, ModelOptions):
-    """Generate text with any model, or chat when no prompt is given. A checkpoint, a GGUF file or a hub id is exported
-    once into the cache folder. Prompts go through the chat template where there is one.
+class RunCommand(RunOptions):
+    """Generate text with any model, or chat when no prompt is given. Prompts go through the chat template where there
+    is one.
     """
+
+    HELP_GROUP = "Input"
 
     prompts: Sequence[str] = option(
         "The prompt; - reads it from stdin. Default: chat.", default=(), metavar="PROMPT", positional=True
     )
-    precision: str = option(
-        "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
-        "fp32.",
-        default="auto",
-        complete="precisions",
-    )
     raw: bool = option("Do not apply the chat template to the prompt.", default=False)
+    token_ids: TokenIdsFlag = False
     report: ReportFile = None
     as_json: Json = False
 
@@ -166,10 +159,9 @@ class CacheRemoveCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand(PlacementLimits, RunOptions):
-    """Generate text from a package, or from another exporter's folder. Text goes to stdout as it comes, timings to
-    stderr.
-    """
+    """Generate text with a model. Text goes to stdout as it comes, timings to stderr."""
 
+    HELP_GROUP = "Input"
     prompts: Sequence[str] = option(
         "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
         default=(),
@@ -188,22 +180,25 @@ class GenerateCommand(PlacementLimits, RunOptions):
         "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
         "continues when it is started again.",
         short="-o",
+        group="Output",
     )
     address: str | None = option(
         "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
         "is started for this run).",
         metavar="ADDRESS",
+        group="Cluster",
     )
     workers: int | None = option(
         "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
         "with cuda, else one per machine.",
         metavar="N",
         range=Range(1, 10_000),
+        group="Cluster",
     )
     chat: bool = option("Apply the tokenizer's chat template to the prompt.", default=False, short="-c")
-    token_ids: bool = option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.", default=False)
+    token_ids: TokenIdsFlag = False
     save_prefix: PathText | None = option(
-        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing."
+        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing.", group="Output"
     )
     graph_capture: GraphCapture = False
     report: ReportFile = None
@@ -212,8 +207,9 @@ class GenerateCommand(PlacementLimits, RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatCommand(RunOptions):
-    """Talk to a package whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
+    """Talk to a model whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
     Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
     """
 
+    HELP_GROUP = "Input"
     resume: PathText | None = option("Go on with a conversation that /save has written.")

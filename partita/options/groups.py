@@ -12,6 +12,8 @@ Providers: TypeAlias = str | Sequence[str | tuple[str, ProviderValues]]
 Chains: TypeAlias = str | Sequence[str | Sequence[str]]
 """A chain for each contender, `["webgpu,cpu", "cpu"]` or `[["webgpu", "cpu"], ["cpu"]]`; a text is a single one."""
 Process: TypeAlias = Literal["auto", "this", "child"]
+DRY_RUN = "Dry run"
+"""Heading of its options in the help."""
 PackageArgument = Annotated[
     PathText,
     Option(
@@ -19,6 +21,18 @@ PackageArgument = Annotated[
         metavar="PACKAGE",
         positional=True,
     ),
+]
+ModelArgument = Annotated[
+    PathText,
+    Option(
+        "Package, folder of another exporter, checkpoint, GGUF file, or hub id (name, owner/name, "
+        "owner/name@revision). A checkpoint is exported once into the cache folder.",
+        metavar="MODEL",
+        positional=True,
+    ),
+]
+Revision = Annotated[
+    str | None, Option("Branch, tag or commit of a model of the hub.", metavar="REV", text="not_empty", group="Model")
 ]
 ProviderOptions = Annotated[
     Mapping[str, ProviderValues] | None,
@@ -28,33 +42,51 @@ ProviderOptions = Annotated[
         metavar="PROVIDER.NAME=VALUE",
         complete="provider_options",
         text="provider_options",
+        group="Provider",
     ),
 ]
 ProviderLibraries = Annotated[
     Mapping[str, PathText] | None,
-    Option("Shared library of a plugin provider.", ("--provider-library",), metavar="NAME=PATH", text="libraries"),
+    Option(
+        "Shared library of a plugin provider.",
+        ("--provider-library",),
+        metavar="NAME=PATH",
+        text="libraries",
+        group="Provider",
+    ),
 ]
-VIEWS = "View: {names}. Default: text."
-GraphCapture = Annotated[bool, Option("Record a decode step once and replay it; cuda and webgpu can.")]
-PrefillChunk = Annotated[int | None, Option("Prompt tokens per run. Default: 512.", range=TOKENS)]
+GraphCapture = Annotated[
+    bool, Option("Record a decode step once and replay it; supported by cuda and webgpu.", group="Provider")
+]
+PrefillChunk = Annotated[int | None, Option("Prompt tokens per run. Default: 512.", range=TOKENS, group="Model")]
 ProbeSeconds = Annotated[
     float,
     Option(
         "Time budget for probing nodes that fell back; 0 disables probing.",
         metavar="SECONDS",
         range=Range(0, 3600, "between 0, for no experiments, and 3,600"),
+        group="Output",
     ),
 ]
 Adapter = Annotated[
-    str | None, Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME")
+    str | None,
+    Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME", group="Model"),
 ]
-Prefix = Annotated[PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.")]
-Threads = Annotated[int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))]
-DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")]
-Device = Annotated[str | None, Option("GPU to simulate in the dry run, e.g. h100.", complete="devices")]
-Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",))]
-Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", short="-o", metavar="F")]
-ReportFile = Annotated[PathText | None, Option("Write the partition report to a file.", short="-r")]
+Prefix = Annotated[
+    PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.", group="Input")
+]
+Threads = Annotated[
+    int | None,
+    Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS), group="Provider"),
+]
+DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.", group=DRY_RUN)]
+Device = Annotated[
+    str | None,
+    Option("GPU to simulate in the dry run, e.g. h100.", metavar="GPU", complete="devices", group=DRY_RUN),
+]
+Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",), group="Output")]
+Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", short="-o", metavar="F", group="Output")]
+ReportFile = Annotated[PathText | None, Option("Write the partition report to a file.", short="-r", group="Output")]
 ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`.", positional=True)]
 
 
@@ -62,6 +94,7 @@ ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`."
 class ProviderChain:
     """The execution providers of a run."""
 
+    HELP_GROUP = "Provider"
     providers: Annotated[
         Providers | None,
         Option(
@@ -86,8 +119,9 @@ class ProviderChain:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFolder:
-    """What the user says of a folder that Partita did not write."""
+    """Options for a folder that another exporter wrote."""
 
+    HELP_GROUP = "Model"
     variant: str | None = option(
         "Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"
     )
@@ -100,9 +134,25 @@ class ForeignFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """How a model that is no package is read and exported."""
+
+    HELP_GROUP = "Model"
+
+    precision: str = option(
+        "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
+        "fp32.",
+        default="auto",
+        complete="precisions",
+    )
+    revision: Revision = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacementLimits:
     """Limits on where nodes run and what is copied."""
 
+    HELP_GROUP = "Limits"
     max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
     max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
     max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes than this.", range=COUNT)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import Option, PathText, option
-from partita.options.groups import VIEWS, ForeignFolder, Json, Out, PackageOptions, ProviderChain, ProviderLibraries
+from partita.options.fields import Option, PathText, option, view_option
+from partita.options.groups import ForeignFolder, Json, Out, PackageOptions, ProviderChain, ProviderLibraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class ProvidersOptions:
 class ProvidersCommand(ProvidersOptions):
     """Show which execution providers run on this machine, and why the others do not."""
 
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.machine.document")
+    view: str | None = view_option("partita.machine.document")
     out: Out = None
     as_json: Json = False
 
@@ -27,6 +27,7 @@ class ProvidersCommand(ProvidersOptions):
 class InspectOptions(ForeignFolder):
     """What a package, folder or ONNX file holds."""
 
+    HELP_GROUP = "Comparison"
     package: Annotated[
         PathText, Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True)
     ] = field(kw_only=False)
@@ -34,7 +35,9 @@ class InspectOptions(ForeignFolder):
     against_variant: str | None = option("As --variant, of the folder after --against.", metavar="NAME")
     against_contract: PathText | None = option("As --contract, of the folder after --against.", metavar="FILE.toml")
     hashes: bool = option(
-        "Compute the SHA-256 of files for which no manifest and no hub snapshot has one.", default=False
+        "Compute the SHA-256 of files for which no manifest and no hub snapshot has one.",
+        default=False,
+        group="Output",
     )
 
 
@@ -42,7 +45,7 @@ class InspectOptions(ForeignFolder):
 class InspectCommand(InspectOptions):
     """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
 
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.inspection.document")
+    view: str | None = view_option("partita.inspection.document")
     out: Out = None
     as_json: Json = False
 
@@ -51,6 +54,7 @@ class InspectCommand(InspectOptions):
 class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
     """Whether a package computes what its model computes."""
 
+    HELP_GROUP = "Model"
     reference: str | None = option(
         "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
         metavar="CHECKPOINT",

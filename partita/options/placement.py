@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import DAY_SECONDS, Option, PathText, Range, option
+from partita.options.fields import DAY_SECONDS, Option, PathText, Range, option, view_option
 from partita.options.groups import (
-    VIEWS,
+    DRY_RUN,
     Device,
     DryRun,
     ForeignFolder,
@@ -40,6 +40,7 @@ class ModelOptions:
 class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     """Where the nodes of a model run."""
 
+    HELP_GROUP = "Input"
     shapes: Mapping[str, int | Sequence[int]] | None = option(
         "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
         flags=("--shape",),
@@ -49,14 +50,15 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     inputs: Mapping[str, PathText] | None = option(
         "Values of an input; the others are generated.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
     )
-    runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000))
+    runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000), group="Measurement")
     dry_run: DryRun = False
     device: Device = None
-    graph_capture: bool = option("In a dry run: report whether CUDA graphs could be captured.", default=False)
+    graph_capture: bool = option("Report whether CUDA graphs could be captured.", default=False, group=DRY_RUN)
     run_seconds: float | None = option(
         "Time limit for the runs of an ONNX file. Default: 120.",
         metavar="SECONDS",
         range=Range(most=DAY_SECONDS, above=0),
+        group="Measurement",
     )
     probe_seconds: ProbeSeconds = 120.0
     process: Process = "auto"
@@ -74,6 +76,7 @@ class PlaceCommand(PlaceOptions):
 class SupportOptions:
     """Which operators a provider supports."""
 
+    HELP_GROUP = "Input"
     operators: Annotated[
         str | Sequence[str] | None,
         Option(
@@ -91,17 +94,19 @@ class SupportOptions:
             ("--provider", "-e"),
             metavar="NAME",
             complete="providers",
+            group="Provider",
         ),
     ] = field(default=None, kw_only=False)
     model: PathText | None = option("Only what this ONNX file needs.")
     provider_options: ProviderOptions = None
     provider_libraries: ProviderLibraries = None
-    dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False)
+    dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False, group=DRY_RUN)
     device: Device = None
     seconds: float = option(
         "Time budget; variants not reached are listed as untried.",
         default=300.0,
         range=Range(most=DAY_SECONDS, above=0),
+        group="Measurement",
     )
 
 
@@ -109,11 +114,12 @@ class SupportOptions:
 class SupportCommand(SupportOptions):
     """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
 
+    HELP_GROUP = "Output"
     everything: bool = option(
-        "Every operator of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all"
+        "Every operator of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all", group="Input"
     )
     out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
     markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
     html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.support.sections")
+    view: str | None = view_option("partita.support.sections")
     as_json: Json = False

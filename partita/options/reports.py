@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from partita.options.fields import COUNT, NUMBER, Option, PathText, option
-from partita.options.groups import VIEWS, Json, Out, PlacementLimits, ReportArgument
+from partita.options.fields import COUNT, NUMBER, Option, PathText, option, view_option
+from partita.options.groups import Json, Out, PlacementLimits, ReportArgument
 
 REPORT_VIEWS = "partita.partition_reports.views"
 
@@ -15,9 +15,9 @@ class ShowCommand:
     """Show what a report says in at most ten lines: what happened, why, and what to do about it."""
 
     file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
-    view: str | None = option(VIEWS, metavar="NAME", views=REPORT_VIEWS)
+    view: str | None = view_option(REPORT_VIEWS, "brief")
     out: Out = None
-    full: bool = option("All tables; short for --view text.", default=False)
+    full: bool = option("All tables; short for --view text.", default=False, group="Output")
     as_json: Json = False
 
 
@@ -27,7 +27,10 @@ class HtmlCommand:
 
     file: ReportArgument
     out: PathText | None = option(
-        "File for the page; - is stdout. Default: FILE with the suffix .html.", short="-o", metavar="PAGE"
+        "File for the page; - is stdout. Default: FILE with the suffix .html.",
+        short="-o",
+        metavar="PAGE",
+        group="Output",
     )
 
 
@@ -47,7 +50,7 @@ class ExplainCommand:
 
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.explain.document")
+    view: str | None = view_option("partita.explain.document")
     out: Out = None
     as_json: Json = False
 
@@ -56,6 +59,7 @@ class ExplainCommand:
 class DiffCommand:
     """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
 
+    HELP_GROUP = "Comparison"
     before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
     after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
     force: bool = option("Compare reports of different models (otherwise an error, exit code 1).", default=False)
@@ -63,7 +67,7 @@ class DiffCommand:
         "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
         default=False,
     )
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.diff.document")
+    view: str | None = view_option("partita.diff.document")
     out: Out = None
     as_json: Json = False
 
@@ -72,6 +76,7 @@ class DiffCommand:
 class CheckOptions(PlacementLimits):
     """What is required of a report."""
 
+    HELP_GROUP = "Limits"
     max_unexplained: int | None = option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
     cache_in_place: bool = option(
         "Require every cache state to stay in one buffer.", default=False, flags=("--require-cache-in-place",)
@@ -98,8 +103,10 @@ class CheckCommand(CheckOptions):
 
     file: ReportArgument
     baseline: PathText | None = option(
-        "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.", metavar="A"
+        "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
+        metavar="A",
+        group="Limits",
     )
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.check.document")
+    view: str | None = view_option("partita.check.document")
     out: Out = None
     as_json: Json = False

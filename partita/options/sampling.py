@@ -13,6 +13,7 @@ from partita.options.fields import MAX_SEED, TOKENS, Range, SamplingOption, desc
 class SamplingValues:
     """How the next token is chosen, and how many."""
 
+    HELP_GROUP = "Sampling"
     temperature: float | None = sampling_option(
         "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
         flags=("--temperature", "--temp", "-t"),
@@ -68,10 +69,10 @@ class SamplingValues:
 class Sampling(SamplingValues):
     """The sampling of a request. None: not given, which is greedy, or as the checkpoint suggests."""
 
+    HELP_GROUP = "Sampling"
     source: str | None = option(
         "Sample as the checkpoint's generation_config.json suggests; options given explicitly take precedence.",
         flags=("--sampling",),
-        metavar="checkpoint",
         choices=("checkpoint",),
         argument="sampling",
     )

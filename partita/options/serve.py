@@ -14,25 +14,28 @@ from partita.options.groups import (
     PrefillChunk,
     ProbeSeconds,
     ProviderChain,
+    SourceOptions,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain):
-    """Serve packages over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
+class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain, SourceOptions):
+    """Serve models over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
     honoured.
     """
 
+    HELP_GROUP = "Server"
     packages: Annotated[
         Sequence[PathText],
         Option(
-            "Package folders, or folders of ONNX decoders of another exporter; each is a model of the API.",
-            metavar="PACKAGE...",
+            "Packages, folders of another exporter, checkpoints, GGUF files or hub ids; each is a model of the API. A "
+            "checkpoint is exported once into the cache folder.",
+            metavar="MODEL",
             positional=True,
         ),
     ]
     name: Sequence[str] = option(
-        "Name of a package in the API, once for each. Default: its folder's.", default=(), metavar="MODEL"
+        "Name of a model in the API, once for each. Default: the last part of MODEL.", default=(), metavar="NAME"
     )
     host: str = option("Address to listen on; the default accepts clients of this machine only.", default="127.0.0.1")
     port: int = option(
@@ -50,19 +53,20 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
         "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
         "temperature 1.",
         flags=("--sampling",),
-        metavar="checkpoint",
         choices=("checkpoint",),
         argument="sampling",
+        group="Sampling",
     )
     adapter: Adapter = None
     prefix: Sequence[PathText] = option(
-        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
+        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each model.",
         default=(),
         metavar="FILE",
+        group="Input",
     )
     prefill_chunk: PrefillChunk = None
     max_queue: int = option(
-        "Maximum number of prompts of a package that wait for a slot.", default=256, range=Range(0, MAX_COUNT)
+        "Maximum number of prompts of a model that wait for a slot.", default=256, range=Range(0, MAX_COUNT)
     )
     max_body: int = option(
         "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)

@@ -272,42 +272,6 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert "modeling.py:12" in said
 
 
-def test_the_timeline_has_every_event_of_every_run(deep: Element) -> None:
-    report = pages.deep_report(layers=3, repeats=1)
-    figures = section(deep, "timeline").all("figure")
-    assert len(figures) == len(report.timeline)
-    for figure, run_ in zip(figures, report.timeline, strict=True):
-        found = []
-        for element in figure.all("path", "g"):
-            boxes = re.findall(r"M(\d+) 0h(\d+)v10h-\2z", element["d"] or element["data-d"])
-            found += [
-                (place, int(start), int(host))
-                for place, (start, host) in zip(positions(element["data-p"]), boxes, strict=True)
-            ]
-        assert sorted(found) == sorted(run_.events)
-        assert "Memcpy nodes, wait and copy together" in words(figure)
-
-
-def positions(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def test_positions_are_written_short() -> None:
-    assert timeline.ranges([0, 1, 2, 5, 4, 7, 8]) == "0-2,5,4,7-8"
-    assert positions("0-2,5,4,7-8") == [0, 1, 2, 5, 4, 7, 8]
-
-
-def test_without_a_timeline_the_page_says_why() -> None:
-    assert "A dry run has no times" in words(section(read(html.to_text(dry_report())), "timeline"))
-    phases = tuple(phase.model_copy(update={"observed_runs": 0}) for phase in pages.cpu_report().phases)
-    unseen = pages.cpu_report().model_copy(update={"timeline": (), "phases": phases})
-    assert "No run was profiled" in words(section(read(html.to_text(unseen)), "timeline"))
-
-
 def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
     report = pages.mixed_report()
     whole = words(mixed)

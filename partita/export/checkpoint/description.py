@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub import snapshot_download
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.capped import check_size
@@ -34,7 +33,7 @@ from partita.export.checkpoint.weight_files import (
     refuse_pointer,
     unreadable,
 )
-from partita.export.hub_id import HUB_ID
+from partita.export.hub import HUB_ID, check_model, download, hub_error
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
 
 EMBEDDED = "adapter_config.json"
@@ -210,21 +209,13 @@ def _locate(given: str) -> Path:
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
     refuse_dangling(path)  # a dangling link is no hub id
+    check_model(given)
     found = HUB_ID.fullmatch(given)
-    if found is None:
-        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
+    assert found is not None
     try:
-        return Path(
-            snapshot_download(
-                found["name"], revision=found["revision"], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED
-            )
-        )
+        return download(found["name"], found["revision"], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED)
     except Exception as error:  # the hub's client, its HTTP library and its transfer share no base class
-        raise CheckpointError(
-            f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "
-            f"({first_line(error)}); check the "
-            "name and the network, or download it on another machine and give its folder"
-        ) from error
+        raise hub_error(given, error) from error
 
 
 def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:

@@ -1,0 +1,155 @@
+"""Models on the Hugging Face hub: their ids, the commit behind an id, downloads, uploads, and errors in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.errors import CheckpointError, PartitaError, UsageError
+from partita.package.folder import MANIFEST, is_of_others, is_package
+from partita.remedies import Remedy
+
+HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
+"""owner/name, name, owner/name@revision, hf://owner/name, also as a path, which has one slash."""
+TIMEOUT_SECONDS = 10.0
+LOGIN = ("hf", "auth", "login")
+PRIVATE = Remedy("check the name, or for a private model log in", LOGIN)
+GATED = Remedy("accept its conditions on https://huggingface.co/{name} and log in", LOGIN)
+MAY_UPLOAD = Remedy("log in with a token that may write", LOGIN)
+NOT_UPLOADED = (".*",)
+"""Files of a package folder that are not part of the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the hub at one commit."""
+
+    name: str
+    commit: str
+    is_package: bool
+    """The repository is a Partita package."""
+
+    @property
+    def pinned(self) -> str:
+        """Its id with the commit as revision."""
+        return f"{self.name}@{self.commit}"
+
+
+def check_model(given: str) -> None:
+    """Raise CheckpointError when `given` is neither on disk nor a hub id."""
+    if not os.path.lexists(given) and not HUB_ID.fullmatch(given):
+        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
+
+
+def at_revision(given: str, revision: str | None) -> str:
+    """The hub id `given` at this revision. Raises UsageError when it is on disk or names another revision."""
+    if revision is None:
+        return given
+    found = HUB_ID.fullmatch(given)
+    if os.path.lexists(given) or found is None:
+        raise UsageError(f"`revision={revision}` is for a model of the hub, and {given} is on disk")
+    if found["revision"] not in (None, revision):
+        raise UsageError(f"`revision={revision}` and the revision in {given} differ; keep one")
+    return f"{found['name']}@{revision}"
+
+
+def find_model(given: str, known: Path) -> HubModel:
+    """The commit of a hub id. Without a connection, the commit that was found last, or that the hub's cache holds.
+
+    `known`: folder that remembers commits. Raises CheckpointError.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    found = HUB_ID.fullmatch(given)
+    assert found is not None
+    name, revision = found["name"], found["revision"]
+    record = known / f"{hashlib.sha256(f'{name}@{revision}'.encode()).hexdigest()[:16]}.json"
+    try:
+        info = HfApi().model_info(name, revision=revision, timeout=TIMEOUT_SECONDS)
+        model = HubModel(name, str(info.sha), _has_package(name, info))
+    except Exception as error:  # the hub's client and its HTTP library share no base class
+        if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
+            raise hub_error(given, error) from error
+        if record.is_file():
+            return HubModel(**json.loads(record.read_text(encoding="utf-8")))
+        with suppress(Exception):
+            folder = download(name, revision, local_files_only=True)
+            return HubModel(name, folder.name, is_package(folder))
+        raise hub_error(given, error) from error
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(asdict(model)), encoding="utf-8")
+    return model
+
+
+def _has_package(name: str, info: Any) -> bool:
+    """Whether a repository has the manifest of a package."""
+    from huggingface_hub import hf_hub_download
+
+    if MANIFEST not in {each.rfilename for each in info.siblings or ()}:
+        return False
+    return not is_of_others(Path(hf_hub_download(name, MANIFEST, revision=info.sha)))
+
+
+def download(name: str, revision: str | None, **settings: Any) -> Path:
+    """The folder of a repository in the hub's cache. `settings`: of `snapshot_download`, whose errors are raised."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, revision=revision, **settings))
+
+
+def package_folder(model: HubModel) -> Path:
+    """The folder of a package on the hub, downloaded once. Raises CheckpointError."""
+    try:
+        return download(model.name, model.commit)
+    except Exception as error:
+        raise hub_error(model.name, error) from error
+
+
+def upload(folder: Path, name: str, message: str, *, private: bool) -> str:
+    """Upload a folder to a repository, which is created where there is none; its address. Raises UsageError."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*NOT_UPLOADED]
+        )
+    except Exception as error:
+        raise hub_error(name, error, upload=True) from error
+    return str(done.commit_url)
+
+
+def hub_error(given: str, error: BaseException, *, upload: bool = False) -> PartitaError:
+    """An error of the hub's client in one line: what the hub refused, and what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalTokenNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if upload:
+        if isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError) or status in (401, 403):
+            return UsageError(f"{given}: the hub refused the upload ({said})", remedy=MAY_UPLOAD)
+        return UsageError(f"{given}: not uploaded to the Hugging Face hub ({said}); check the name and the network")
+    if isinstance(error, GatedRepoError):
+        name = given.partition("@")[0]
+        return CheckpointError(f"{given}: gated on the Hugging Face hub", remedy=GATED.filled(name=name))
+    if isinstance(error, RevisionNotFoundError):
+        return CheckpointError(f"{given}: the Hugging Face hub has no such revision of the model; check its name")
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
+        return CheckpointError(f"{given}: no such folder, and no such model on the Hugging Face hub", remedy=PRIVATE)
+    return CheckpointError(
+        f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub ({said}); check the name "
+        "and the network, or download it elsewhere and give its folder"
+    )
