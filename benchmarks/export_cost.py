@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partita.export.progress import Unit
 from partita.process import peak_rss_bytes, rss_bytes
 
 RESET, REFS = "5", Path("/proc/self/clear_refs")
@@ -50,7 +51,7 @@ class Table:
         self.rows: list[Row] = []
         self.between = Row("imports")
 
-    def start(self, title: str, total_bytes: int | None) -> Row:
+    def start(self, title: str, total: int | None, unit: Unit) -> Row:
         """A stage begins."""
         self.rows.append(self.between.end())
         return Row(title)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from partita import cli
+from partita.export.progress import Unit
 from tests.adapters import save_adapter
 from tests.conftest import TinyCheckpoint
 
@@ -145,9 +146,9 @@ def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
     shown: list[str] = []
     start = Bars.start
 
-    def started(self: Bars, title: str, total_bytes: int | None) -> Any:
+    def started(self: Bars, title: str, total: int | None, unit: Unit) -> Any:
         shown.append(title)
-        return start(self, title, total_bytes)
+        return start(self, title, total, unit)
 
     monkeypatch.setattr(Bars, "start", started)
     assert exporting("--attention", "gqa", "--target", "cpu", "--no-verify")[0] == 0

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.observations.facts import RunWindow, Swap, Trial
 from partita.observations.records import RemedyRecord, remedy_records
-from partita.partition_reports.records import TimelineRun
 from partita.remedies import Remedy
 
 WINDOW = RunWindow(run=3, phase="decode", tokens=1, start_us=10, host_us=20)
@@ -29,16 +28,16 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
 
 
 def test_what_the_other_lacks_is_given_and_stands_before_what_it_has():
-    run = TimelineRun.taken_from(WINDOW, file="m.onnx", events=(), tokens=7)
-    assert (run.run, run.phase, run.start_us, run.host_us) == (3, "decode", 10, 20)
-    assert (run.file, run.events, run.tokens) == ("m.onnx", (), 7)
+    trial = Trial("type", "float16 in place of float32", "taken", "", cached=True)
+    record = TrialRecord.taken_from(trial, now="float16", outcome="left")
+    assert (record.factor, record.cached, record.now, record.outcome) == ("type", True, "float16", "left")
 
 
 def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
-    with pytest.raises(ValidationError, match="file"):
-        TimelineRun.taken_from(WINDOW, events=())
+    with pytest.raises(ValidationError, match="factor"):
+        TrialRecord.taken_from(WINDOW, change="", outcome="taken", said="", cached=False)
     with pytest.raises(ValidationError, match="place"):
-        TimelineRun.taken_from(WINDOW, file="m.onnx", events=(), place="here")
+        TrialRecord.taken_from(Trial("type", "", "taken", "", cached=True), place="here")
 
 
 def test_a_remedy_and_what_else_helps_are_records():

@@ -75,24 +75,26 @@ def test_the_hook_checks_the_reports_that_it_gets(folder: Path):
         act(folder, model="model.onnx", place_options="--shape x=1,3,224,224", report="a.report.json").returncode == 0
     )
     (hook,) = yaml.safe_load((REPOSITORY / ".pre-commit-hooks.yaml").read_text())
-    command = [BIN / "python", "-m", *shlex.split(hook["entry"]), "--max-copies", "0", "a.report.json"]
+    command = [str(BIN / "python"), "-m", *shlex.split(hook["entry"]), "--max-copies", "0", "a.report.json"]
     subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
 
 
 def test_the_distribution_is_built_and_valid(tmp_path: Path):
     """What `pip install partita` gets: the command, the type marker and the embedded checkpoint."""
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, REPOSITORY]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
     subprocess.run(build, check=True, capture_output=True)
     files = sorted(tmp_path.iterdir())
     assert [file.suffix for file in files] == [".whl", ".gz"]
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)], check=True, capture_output=True
+    )
     names = zipfile.ZipFile(files[0]).namelist()
     assert {"partita/py.typed", "partita/demo/checkpoint/config.json"} <= set(names)
     assert not any(name.startswith(("tests/", "tools/")) for name in names)
 
 
 def test_the_site_builds_in_strict_mode(tmp_path: Path):
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=REPOSITORY, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     interface = (tmp_path / "reference" / "api.html").read_text()
