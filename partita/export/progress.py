@@ -1,4 +1,4 @@
-"""How a long stage tells how far it is. The command line draws bars; a library caller may pass nothing."""
+"""Progress of long stages: the command line shows bars, a library caller may ignore it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Stage(Protocol):
     """Progress of one long part of an export, counted in bytes."""
 
     def advance(self, amount: int) -> None:
-        """`amount` more bytes are done."""
+        """Report `amount` more bytes."""
 
 
 class Progress(Protocol):
