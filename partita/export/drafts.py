@@ -260,7 +260,7 @@ def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bo
 
 
 def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
-    """The fixed sizes of one graph; `length`: S, None when it is symbolic; `oldest`: opset that weights need."""
+    """The sizes of one graph; `length`: S or None; `oldest`: the opset that quantised weights need."""
     opset = options.opset or max(oldest, lowering(way.attention).opset)
     return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 

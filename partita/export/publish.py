@@ -70,9 +70,7 @@ class Reservation:
 
 
 def is_written(path: Path, folder: Path) -> bool:
-    """Whether a file is of the package that is made in the hidden folder `folder`, or of what is put beside it for a
-    while: what goes by the name of either, and temporary files.
-    """
+    """Whether a file belongs to the package in the hidden folder `folder`, or is temporary."""
     if is_temporary(path):
         return True
     parent = Path(os.path.abspath(folder.parent))  # noqa: PTH100 - a link keeps its name
@@ -86,11 +84,10 @@ def is_written(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
-    """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not
-    published is removed at the end.
+    """Reserve `out` for one export, which reads the folders `read`, the checkpoint first.
 
-    Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
-    cannot be made.
+    Cleans up at the end. Raises PackageError when `out` is taken by a file or another running export, and OSError when
+    its folder cannot be created.
     """
     if out.name in ("", ".."):  # temporary names are derived from it
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
@@ -108,7 +105,10 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
 
 
 def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
-    """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
+    """Raise PackageError unless `out` is free, or a package that may be replaced.
+
+    The checkpoint, and files that it links to, are never replaced.
+    """
     if not os.path.lexists(out):
         return
     if not force:

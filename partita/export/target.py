@@ -118,8 +118,9 @@ def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
 
 
 def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
-    """Ways from best to worst: those that anything is known of, fewest nodes off the provider, then lowerings as they
-    were asked, and of one lowering the form with fewer and larger operators.
+    """Variants from best to worst, without those that have no result.
+
+    Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
     """
     places = list(dict.fromkeys(way.attention for way in order))
 

@@ -209,8 +209,9 @@ class PhaseQuality(Record):
 
 
 class LikelyDivergence(Record):
-    """The divergence over the tokens that the original thinks most likely, all others taken as one: at most that of the
-    whole distributions. The package keeps what it takes, so any provider can be asked for it again.
+    """The divergence over the source model's likeliest tokens, with all others as one.
+
+    It is a lower bound of the full divergence. The package contains the data to measure it again on any provider.
     """
 
     tokens: int

@@ -43,7 +43,7 @@ Refusal = UnsupportedModelError | ParityError
 
 @dataclass(slots=True)
 class _Attempt:
-    """The one graph that optimum writes."""
+    """The graph that optimum writes."""
 
     exported: Exported
     target: Target | None
@@ -160,7 +160,7 @@ def _check(options: ExportOptions) -> None:
 
 
 def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
-    """The refusal with optimum as the remedy where the installed one covers the type and the options; else as it is."""
+    """The error, with optimum as the remedy where it supports the type and the options."""
     of_option = isinstance(error, UnsupportedModelError) and error.option is not None
     if options.exporter == NAME or error.remedy is not None or of_option or checkpoint.file is not None:
         return error

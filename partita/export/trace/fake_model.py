@@ -227,9 +227,7 @@ def translated(what: str) -> Iterator[None]:
     except PartitaError:
         raise
     except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
-        ):  # an exception of Rust libraries
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by Rust code
             raise
         cause: BaseException | None = error
         while cause is not None:

@@ -81,7 +81,7 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
         )
     if spec.sequence_length is not None:
         raise UnsupportedModelError(
-            f"{said}: the model can only be traced for a fixed number of tokens, which this layout does not have; leave it out",
+            f"{said}: the model can only be traced for a fixed number of tokens, which this layout lacks; leave it out",
             option="cache",
         )
 

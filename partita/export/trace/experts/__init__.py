@@ -54,7 +54,8 @@ _active: list[Forms] = []
 def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
     """Write experts as `form` in the block. `tokens`: B*S, None when it is symbolic.
 
-    `stacked`: the model has experts that transformers passes to the registered function; otherwise signs are not tracked.
+    `stacked`: the model has experts that transformers passes to the registered function; otherwise no signs are
+    tracked.
     """
     from partita.export.trace.experts.signs import Signs
 
