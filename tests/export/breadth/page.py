@@ -49,7 +49,7 @@ def page(results: Results) -> str:
             "tokens. The number is the largest relative error. Where rows of unequal length alone are refused, the "
             "remark says so.",
             "- **refused**: the exporter says why, and writes nothing.",
-            "- **not equal**: the exporter found that its graph does not compute what the model computes, and wrote "
+            "- **not equal**: the exporter found that its graph does not match the source model, and wrote "
             "nothing (exit code 4).",
             "- **not tried**: no tiny checkpoint can be made.",
             "- An empty cell was not run.",
