@@ -1,1 +1,1 @@
-"""Checkpoint to package. The only folder that imports torch; it never imports `partita.runtime`."""
+"""Checkpoint to package. The only folder that imports torch; it does not import `partita.runtime`."""

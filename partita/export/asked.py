@@ -1,4 +1,4 @@
-"""What an export was asked for, as the options that ask for it again. A manifest keeps it."""
+"""The options of an export, as recorded in the manifest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import described
 
 Asked = Mapping[str, tuple[str, ...]]
-"""Name of an option of `partita export`, without dashes before it, to the values that it was given; none for a flag."""
+"""Name of an option of `partita export` without dashes -> its values; empty for a flag."""
 _OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
-"""Options that another export has different values of."""
+"""Options that are not recorded."""
 
 
 def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
-    """Every option that was given. Of files and folders it is the name alone."""
+    """Every option that was set. Files and folders are recorded by name."""
     found = {}
     for each in described(Options):
         value = getattr(options, each.name)
@@ -37,7 +37,7 @@ def _values(value: Any) -> tuple[str, ...]:
 
 
 def _pair(name: str, value: Any) -> list[str]:
-    """NAME=VALUE; of options by provider PROVIDER.NAME=VALUE for each."""
+    """NAME=VALUE; for options by provider PROVIDER.NAME=VALUE each."""
     if isinstance(value, Mapping):
         return [f"{name}.{option}={entry}" for option, entry in value.items()]
     return [f"{name}={_value(value)}"]

@@ -1,6 +1,6 @@
-"""In which way a model is written: the target is asked about one after the other, until it takes one whole.
+"""Choice of a lowering: probe the target with each until one is fully supported.
 
-What it takes it may still compute wrongly. Such a way is set aside, and the next one is asked about.
+A supported lowering may still compute wrong results; it is then rejected, and the next is probed.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from partita.package.records import TargetRecord, Verification
 
 
 class Choices(Protocol):
-    """Which way is tried next, and what is said of the one that is taken."""
+    """The order of lowerings, and the reasons for the choice."""
 
     @property
     def target(self) -> Target | None:
-        """The provider that the package is for; None when nobody is asked."""
+        """The provider of the package; None where it is not probed."""
 
     @property
     def wanted(self) -> str:
         """A lowering by name, or auto."""
 
     def best(self) -> Way | None:
-        """The way to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+        """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
     def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
-        """Do not try a way again: it does not run, or it `ran` and computed something else."""
+        """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
     def left_out(self) -> list[str]:
-        """Every way that was not taken, with its reason."""
+        """The rejected variants with their reasons."""
 
     def reason(self, way: Way) -> str:
-        """Why it is `way`, in one sentence."""
+        """The reason for `way`, in one sentence."""
 
     def record(self, result: Verification | None) -> TargetRecord:
-        """What the manifest keeps of the target. `result`: of the known answer on it."""
+        """The manifest record of the target. `result`: of the known answer on it."""
 
     def instead(self, way: Way) -> Choices:
-        """Choices among which `way` is the only one."""
+        """Choices with `way` alone."""
 
 
 @dataclass(slots=True)
 class Choosing:
-    """Ways to write one draft, and what the target said of each."""
+    """The variants of one draft, with the results of probing the target."""
 
     draft: Draft
     target: Target
     wanted: str
-    """A lowering by name, which is taken whatever the answer, or auto."""
+    """A lowering by name, used whatever the result, or auto."""
     answers: dict[Way, Answer] = field(default_factory=dict)
     unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
-    """Ways that the model does not fit."""
+    """Variants that the model does not fit."""
     disagrees: dict[Way, str] = field(default_factory=dict)
-    """Ways that the target takes and computes wrongly, and what the replay said."""
+    """Variants with wrong results on the target -> detail of the replay."""
     stopped: dict[Way, str] = field(default_factory=dict)
-    """Ways that did not open or run, and what was said."""
+    """Variants that did not open or run -> the error."""
 
     def best(self) -> Way | None:
-        """The best way that is not ruled out, after asking the target until one leaves no node; None when none is left.
+        """The best remaining variant, after probing until the target supports one completely; None when none is left.
 
-        Raises UnsupportedModelError when the model fits no way.
+        Raises UnsupportedModelError when the model fits no variant.
         """
         for way in self.ways():
             left = self.left()
@@ -86,22 +86,22 @@ class Choosing:
         return next(iter(self.left()), None)
 
     def other_form(self, way: Way) -> Way | None:
-        """The same lowering with experts and recurrences in the other form, where asking about that may tell more."""
+        """The same lowering with experts and recurrences in the other form, where it may be better."""
         if self.target.ask is None:
             return None
         both = self.draft.graphs(way).traced[-1].routed or bool(used_by(self.draft.fake.module))
         return instead_of(way, self.answers[way], has_both=both)
 
     def ways(self) -> list[Way]:
-        """Ways to ask about, and those that an answer has led to."""
+        """Variants to probe, including those added because of results."""
         return list(dict.fromkeys([*candidates(self.target, self.wanted), *self.answers]))
 
     def left(self) -> list[Way]:
-        """Ways with an answer that are still to be tried, best first."""
+        """Probed variants that are not rejected, best first."""
         return [way for way in rank(self.answers, self.ways()) if way not in {*self.disagrees, *self.stopped}]
 
     def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
-        """Rule out a way: it disagrees with the model, or (`ran` false) it did not open or run."""
+        """Reject a variant: wrong results, or (`ran` false) it did not open or run."""
         if ran:
             self.disagrees[way] = detail
             return
@@ -109,20 +109,20 @@ class Choosing:
         self.answers[way] = replace(self.answers[way], fails=detail)
 
     def left_out(self) -> list[str]:
-        """Every way that was not taken, with its reason."""
+        """The rejected variants with their reasons."""
         return [*told(self.stopped), *told({way: str(error) for way, error in self.unfit.items()})]
 
     def instead(self, way: Way) -> Choosing:
-        """Choices with `way` alone, which counts as accepted by the target."""
+        """Choices with `way` alone, which counts as fully supported."""
         return Choosing(self.draft, self.target, way.attention, {way: Answer(0, {}, "")})
 
     def ask(self, way: Way) -> None:
-        """Ask the target about one way, once."""
+        """Probe the target with one variant, once."""
         if way in self.answers or way in self.unfit:
             return
         work = self.draft.work
         try:
-            # The last graph is the one for decode; a step of one token is what is asked about.
+            # The last graph is the decode graph, probed with one token.
             traced = self.draft.graphs(way).traced[-1]
         except UnsupportedModelError as error:
             self.unfit[way] = error
@@ -131,12 +131,12 @@ class Choosing:
             self.answers[way] = Answer(len(list(traced.model.graph)), {}, "")
             return
         if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
-            return  # this model's are written in standard operators in both forms
+            return  # the model's experts and recurrences are in standard operators in both forms
         with stage(work.progress, "ask target", work.seconds, of=str(way)):
             self.answers[way] = self.target.ask(skeleton(traced.model), _one_token(traced))
 
     def reason(self, way: Way) -> str:
-        """Why it is `way`, in one sentence."""
+        """The reason for `way`, in one sentence."""
         head = "asked for" if self.wanted != AUTO else AUTO
         if self.target.ask is None:
             default = f"the default for {self.target.provider}"
@@ -148,7 +148,7 @@ class Choosing:
         return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[way])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord:
-        """What the manifest keeps. `result`: of the known answer on the target."""
+        """The manifest record. `result`: of the known answer on the target."""
         told = self.answers if self.target.ask is not None else {}
         return TargetRecord(
             provider=self.target.provider,
@@ -162,8 +162,8 @@ class Choosing:
 
 
 def _one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
-    """Sizes of the inputs of a graph that reads one token."""
-    sizes = {TOTAL: traced.spec.max_length + 1}  # a cache that grows, and has its most rows before the step
+    """Input shapes of a graph for one token."""
+    sizes = {TOTAL: traced.spec.max_length + 1}  # a growing cache at its maximum before the step
     ports = {
         port.name: tuple(size if isinstance(size, int) else sizes.get(size, 1) for size in port.shape)
         for port in traced.inputs
@@ -172,13 +172,13 @@ def _one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
 
 
 def told(reasons: Mapping[Way, str]) -> list[str]:
-    """Ways and their reasons, for a sentence."""
+    """`way reason` for each, for a sentence."""
     return [f"{way} {reason}" for way, reason in reasons.items()]
 
 
 @dataclass(slots=True)
 class Unasked:
-    """Ways to write one draft where there is no target to ask: as on the CPU provider."""
+    """The variants of one draft without a target to probe, e.g. for the CPU provider."""
 
     draft: Draft
     wanted: str
@@ -187,7 +187,7 @@ class Unasked:
     target: None = None
 
     def best(self) -> Way | None:
-        """The default way, then, for `auto`, the others that the model fits. None: no way is left."""
+        """The default variant; then, for `auto`, the others that the model fits. None: none is left."""
         first, _ = _without_target(self.wanted, self.draft.fake)
         for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
             if way in self.stopped or way in self.unfit:
@@ -203,20 +203,20 @@ class Unasked:
         return None
 
     def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
-        """Rule out a way, with what was said of it."""
+        """Reject a variant, with the reason."""
         self.stopped[way] = detail
 
     def left_out(self) -> list[str]:
-        """Every way that was not taken, with its reason."""
+        """The rejected variants with their reasons."""
         return [*told(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
 
     def reason(self, way: Way) -> str:
-        """Why it is `way`, in one sentence."""
+        """The reason for `way`, in one sentence."""
         first, why = _without_target(self.wanted, self.draft.fake)
         return why if way == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
 
     def record(self, result: Verification | None) -> TargetRecord:
-        """Never asked for: there is no target."""
+        """Not called: there is no target."""
         raise NotImplementedError
 
     def instead(self, way: Way) -> Unasked:
@@ -225,7 +225,7 @@ class Unasked:
 
 
 def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
-    """The way where nobody is to be asked, and why."""
+    """The default variant without a target, and the reason."""
     if wanted != AUTO:
         return usual(wanted), "asked for"
     best, *others = ranked()

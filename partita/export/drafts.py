@@ -1,4 +1,4 @@
-"""A model on the way to a package: its graphs in one way or another, traced and rewritten, nothing written yet."""
+"""The graphs of a model before they are written: traced and rewritten."""
 
 from __future__ import annotations
 
@@ -50,70 +50,68 @@ from partita.package.records import Calibration, PackedKind
 
 @dataclass(slots=True)
 class Graphs:
-    """The graphs of a package, written in one way."""
+    """The graphs of a package in one variant."""
 
     draft: Draft
     way: Way
     chosen: Lowering
     phases: list[Phase]
     traced: list[Traced]
-    """One for each phase."""
+    """One per phase."""
     passes: dict[str, int]
     unused: list[str] = field(default_factory=list)
-    """Tensors of the checkpoint that no graph uses, by module."""
+    """Checkpoint tensors that no graph uses, by module."""
     packing: Outcome = field(default_factory=Outcome)
-    """What became of the weights, where the precision packs them."""
+    """The outcome of quantisation."""
     prompts: Outcome = field(default_factory=Outcome)
-    """The same of the weights that a graph for prompts has for itself."""
+    """The outcome of quantisation for weights of the prefill graph alone."""
     branches: dict[str, Branch] = field(default_factory=dict)
-    """Paths for adapters beside products, by the name of their first input."""
+    """Name of input A -> adapter branch."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
-    """Copies from before that, where it may be done again with other widths."""
+    """Copies from before quantisation, to repeat it with other bits."""
     freed: bool | None = None
-    """Whether they take fewer rows than the batch has, too; None until that was tried."""
+    """Whether they also run smaller batches; None until tested."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """What does not depend on the way in which it is written."""
+    """The parts of a model that do not depend on the variant."""
 
     work: Work
     checkpoint: Checkpoint
     fake: FakeModel
     max_length: int
     target: Target | None = None
-    """The provider that the package is for; None when nobody is asked."""
+    """The provider of the package; None where it is not probed."""
     plan: Plan | None = None
-    """How weights are packed; None when they are not."""
+    """The quantisation plan; None without quantised weights."""
     text: Text | None = None
-    """What they are rounded on; None without one."""
+    """The calibration text; None without one."""
     beside: Plan | None = None
-    """A graph for prompts that computes otherwise; None where none was asked for."""
+    """The quantisation plan of a separate prefill graph; None without one."""
     narrow: Narrow | None = None
-    """How weights are kept in 16 bits that are computed with in float32; None when none are."""
+    """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
-    """By the length of the prompt, the weights that are packed, and the adapter."""
+    """By prompt length, quantised weights, and adapter."""
 
     def graphs(self, way: Way) -> Graphs:
-        """The graphs written in one way; made once. Raises UnsupportedModelError when the model does not fit it."""
+        """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
         if way not in self.known:
             self.known[way] = self._trace(way)
         return self.known[way]
 
     @property
     def takes(self) -> TakesEach | None:
-        """Asks the provider that the package is for about nodes; None when nobody can be asked."""
+        """Probes the provider of the package with nodes; None where it is not probed."""
         return self.work.takes if self.target is None else self.target.takes
 
     def known_answer(self, graphs: Graphs, adapter: Switched | None = None) -> known_answer.KnownAnswer:
-        """What the original model computes; run once. Long enough that a graph which takes no padding is run twice.
+        """The outputs of the source model, with `adapter` if given; cached.
 
-        With `adapter` it is what the original computes with that one.
-
-        Where weights are packed it is given the rounded ones, which have to be written by then; for the prompt those of
-        the graph for prompts, where there is one.
+        The prompt is long enough for two chunks of a graph without padding. With quantised weights the source model
+        gets them back from the written file; for the prompt, those of the prefill graph.
         """
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
@@ -150,8 +148,9 @@ class Draft:
         return self.answers[key]
 
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
-        """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written.
-        Returns what was done, and how weights are packed now.
+        """Calibrate the weights of `graphs`, into `folder`, from which they are written later.
+
+        Returns the records of the calibration and of the weights.
         """
         _, left = self.calibrated(graphs, folder, stage)
         assert self.plan is not None and self.text is not None
@@ -166,7 +165,7 @@ class Draft:
         return found, summary(self.plan, graphs.packing).kinds
 
     def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
-        """The original with the weights of `graphs` rounded on the text, into `folder`, and those that could not be."""
+        """The calibrated source model, and the weights that could not be calibrated. Results go into `folder`."""
         assert self.plan is not None and self.plan.rounded is not None and self.text is not None
         placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
         held = spilled.resident_parameters(self.checkpoint.tensors, self.work.scratch)
@@ -174,7 +173,7 @@ class Draft:
         rounded.begin(folder)
         sources = match_names(fake.module, self.checkpoint.tensors)
         model = known_answer.load(self.checkpoint, self.work.scratch)
-        if text_config(model)._attn_implementation == "eager":  # it keeps the weights of attention
+        if text_config(model)._attn_implementation == "eager":  # eager attention stores the attention weights
             calibration.check_memory(placed, held, fake.hidden_size, self.text, fake.heads, loaded=held)
         return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
 
@@ -222,7 +221,7 @@ class Draft:
         try:
             return self._trace_all(way, current, fixed=False)
         except UnsupportedModelError as error:
-            # A model that was given 0 for the number of cached tokens would take a branch without a word.
+            # A model that got 0 cached tokens might silently take a branch for it.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
                 raise
             tell(
@@ -248,13 +247,13 @@ class Draft:
 
 
 def _takes_any_length(fake: FakeModel, form: Form) -> bool:
-    """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
+    """Whether a graph for any number of tokens is possible: not where a recurrence loops over tokens."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
     return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:
-    """The graphs that a package has: one for any number of tokens, or one for a fixed chunk and one for a token."""
+    """The phases of a package: one graph for any number of tokens, or one for a fixed chunk and one for a token."""
     if not fixed:
         return [("model.onnx", "any", None)]
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
@@ -263,13 +262,13 @@ def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bo
 
 
 def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
-    """The fixed sizes of one graph; `length`: S, None when it is symbolic; `oldest`: opset that weights need."""
+    """The sizes of one graph; `length`: S or None; `oldest`: the opset that quantised weights need."""
     opset = options.opset or max(oldest, lowering(way.attention).opset)
     return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
 def repacked(graphs: Graphs, plan: Plan) -> Graphs:
-    """The same graphs with their weights packed by another plan."""
+    """The same graphs with their weights quantised by another plan."""
     draft = replace(graphs.draft, plan=plan)
     sources = match_names(draft.fake.module, draft.checkpoint.tensors)
     packing, prompts, traced = Outcome(gathered=graphs.packing.gathered), Outcome(gathered=graphs.packing.gathered), []
@@ -287,7 +286,7 @@ def repacked(graphs: Graphs, plan: Plan) -> Graphs:
 
 
 def _rewrite(graphs: Graphs) -> None:
-    """Give the graphs their weights by reference, and run every pass."""
+    """Attach the weights lazily, and run every pass."""
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
@@ -315,7 +314,7 @@ def _rewrite(graphs: Graphs) -> None:
     graphs.packing.gathered = gathered(item.model for item in graphs.traced)
     for item, context in zip(graphs.traced, contexts, strict=True):
         model = item.model
-        if draft.plan is not None:  # by module, so nodes need their names first
+        if draft.plan is not None:  # after nodes have names: settings are by module
             if work.options.searches or draft.beside is not None:
                 graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
@@ -338,14 +337,14 @@ def _rewrite(graphs: Graphs) -> None:
             tell(work, note)
         for each in without_weights(draft.plan.keep, graphs.packing):
             said = f"`keep={each.pattern}={each.precision}`"
-            tell(work, f"{said} made no difference: no weight that could be packed is known by such a name")
+            tell(work, f"{said} has no effect: no quantisable weight matches")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         tell(work, f"left out, because the logits do not depend on it: {left_out(unused)}")
 
 
 def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) -> None:
-    """Put a graph for prompts before the only graph there is. Raises UnsupportedModelError where that cannot be."""
+    """Add a prefill graph before the only graph. Raises UnsupportedModelError where that is impossible."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
     reason = _only_one(graphs)
@@ -354,7 +353,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) 
     counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
     if not own.placed:
         said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        why = reason or "no product of the model can be packed so"
+        why = reason or "no product of the model can be quantised so"
         raise UnsupportedModelError(f"{said}: {why}; leave it out", option="prefill_precision")
     counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)
     name_nodes(model)
@@ -367,7 +366,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) 
 
 
 def _only_one(graphs: Graphs) -> str:
-    """Why prompts cannot have a graph of their own, whatever it computes in; empty where they can."""
+    """The reason why there can be no separate prefill graph; empty where there can."""
     if graphs.draft.fake.probed.recurs:
         return "the model has convolution or recurrent states, with which it is written as one graph"
     if len(graphs.traced) > 1 or graphs.phases[0][2] is not None:

@@ -1,4 +1,4 @@
-"""What a user can ask of an export, and what of that makes no sense."""
+"""The options of an export, with their checks."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
 RECURRENT_PREFILL_CHUNK = 16
-"""Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
+"""Smaller, because these models cannot pad a chunk: the rest of a prompt runs token by token."""
 INTEGERS = "int8"
-"""Activations that the graph itself rounds."""
+"""Activations that the graph quantises."""
 CACHE_LOWERING = "gqa"
-"""The lowering of attention that keeps a cache of integers, or of a window."""
+"""The lowering of attention that supports an int8 or window cache."""
 FIXED = "fixed"
 WINDOW = "window"
 BLOCK_SIZES = (32, 64, 128)
-"""Weights that may share a scale."""
+"""Possible numbers of weights per scale."""
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-"""It is part of the names of files."""
+"""It becomes part of file names."""
 AUTO = "auto"
 PACKED = "int4"
-"""What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
+"""A possible value of `auto`: options of quantised weights are allowed with it."""
 OLDEST_OPSET = 18
-"""The oldest that torch writes."""
+"""The minimum that torch writes."""
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
 
 
 class ExportOptions(Options):
-    """The options of an export, and what follows from them."""
+    """The options of an export, and values derived from them."""
 
     @property
     def folder(self) -> Path:
@@ -56,18 +56,18 @@ class ExportOptions(Options):
 
     @property
     def named(self) -> str:
-        """The name of the precision; before a checkpoint has settled `auto`, that of one of floats."""
+        """The name of the precision; a float precision while `auto` is not settled."""
         return EXACT.name if self.precision == AUTO else self.precision
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Folders that are read, as they were given."""
+        """Folders that are read, as given."""
         adapters = (self.with_adapters or {}).values()
         return tuple(os.fspath(path) for path in (self.checkpoint, self.adapter, *adapters) if path is not None)
 
     @property
     def computing(self) -> Precision:
-        """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
+        """The precision of the package. Raises KeyError for an unknown name."""
         found = PRECISIONS[self.named]
         if found.bits is None and found is not EXACT and self.activations == "fp32":
             return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
@@ -75,27 +75,27 @@ class ExportOptions(Options):
 
     @property
     def rounds(self) -> bool:
-        """Whether weights or the cache are rounded to integers."""
+        """Whether weights or the cache are quantised to integers."""
         return self.computing.bits is not None or self.cache_precision is not None
 
     @property
     def measures(self) -> bool:
-        """Whether anything is rounded, to integers or to 16 bits, so that the quality has to be measured."""
+        """Whether anything is rounded, so that the quality must be measured."""
         return self.rounds or self.computing is not EXACT
 
     @property
     def searches(self) -> bool:
-        """Whether widths are chosen by what they cost."""
+        """Whether the bits of weights are searched."""
         return self.max_perplexity_ratio is not None or self.max_weight_size is not None
 
     @property
     def rounding(self) -> str:
-        """The quantiser that is used."""
+        """The quantiser."""
         return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
 
 
 def check_options(options: ExportOptions) -> None:
-    """Check what needs no checkpoint. Raises UsageError."""
+    """Check the options without a checkpoint. Raises UsageError."""
     checked(options)
     if options.named not in PRECISIONS:
         names = ", ".join((AUTO, *PRECISIONS))
@@ -123,7 +123,7 @@ def check_options(options: ExportOptions) -> None:
 
 
 def _check_adapters(options: ExportOptions) -> None:
-    """Check what is said of adapters. Raises UsageError."""
+    """Check the options of adapters. Raises UsageError."""
     said = "`with_adapters`"
     if options.adapter is not None and options.with_adapters:
         raise UsageError(f"{said} keeps adapters apart from weights into which `adapter` merges one; choose")
@@ -133,26 +133,26 @@ def _check_adapters(options: ExportOptions) -> None:
             "own; leave one of the two out"
         )
     names = list(options.with_adapters or {})
-    files = [name.casefold() for name in names]  # which some disks do not tell apart
+    files = [name.casefold() for name in names]  # some file systems ignore case
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
         if files.count(name.casefold()) > 1:
-            raise UsageError(f"{said}: {name} is given more than once; large and small letters are no difference")
+            raise UsageError(f"{said}: {name} is given more than once; names ignore case")
 
 
 def with_layout(options: ExportOptions) -> ExportOptions:
-    """The options with the lowering of attention that the layout of the cache asks for."""
+    """The options with the lowering that the cache layout requires."""
     lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
     return replace(options, attention=lowerings[options.cache])
 
 
 def _check_layout(options: ExportOptions) -> None:
-    """Check what is said of the layout of the cache. Raises UsageError."""
+    """Check the options of the cache layout. Raises UsageError."""
     said = f"`cache={options.cache}`"
     if options.cache == FIXED:
         if options.attention == GROWING:
-            raise UsageError(f"`attention={GROWING}`: ask for it with `cache={GROWING}`")
+            raise UsageError(f"`attention={GROWING}`: use `cache={GROWING}`")
         return
     only = with_layout(options).attention
     others = {
@@ -164,11 +164,11 @@ def _check_layout(options: ExportOptions) -> None:
     }
     for other, given in others.items():
         if given:
-            raise UsageError(f"{said}: that layout is written in one way, without {other}; leave one of the two out")
+            raise UsageError(f"{said}: this layout does not support {other}; leave one of the two out")
 
 
 def _check_cache(options: ExportOptions) -> None:
-    """Check what is said of the cache. Raises UsageError."""
+    """Check the cache precision. Raises UsageError."""
     if options.cache_precision is None:
         return
     said = f"`cache_precision={options.cache_precision}`"
@@ -183,14 +183,12 @@ def _check_cache(options: ExportOptions) -> None:
             f"{said}: cannot be verified with {options.computing.dtype} activations; add `activations=fp32`"
         )
     if not options.verify:
-        raise UsageError(
-            f"{said} is written with its quality, which takes the original model: leave `verify=False` out"
-        )
+        raise UsageError(f"{said} requires a quality measurement with the source model: leave `verify=False` out")
 
 
 def _check_packing(options: ExportOptions) -> None:
-    """Check what is said of packed weights. Raises UsageError."""
-    known = options.precision != AUTO  # which a quantised checkpoint settles, and then this is checked again
+    """Check the options of quantised weights. Raises UsageError."""
+    known = options.precision != AUTO  # `auto` is checked again when the checkpoint settles it
     allowed = multiplied_with(PRECISIONS[options.named if known else PACKED])
     if options.activations is not None and options.activations not in allowed:
         raise UsageError(
@@ -213,7 +211,7 @@ def _check_packing(options: ExportOptions) -> None:
         ):
             if value is None or (name == "calibrate" and options.rounds):
                 continue
-            raise UsageError(f"`{name}={value}` is about packed weights: it needs `precision=int4` or int8")
+            raise UsageError(f"`{name}={value}` applies to quantised weights: it needs `precision=int4` or int8")
         _check_quality(options)
         return
     calibrates = options.rounding in quantisers.CALIBRATING
@@ -221,7 +219,7 @@ def _check_packing(options: ExportOptions) -> None:
         raise UsageError(f"`quantiser={options.rounding}` rounds on a text: add `calibrate`")
     if options.calibrate is not None and not calibrates:
         raise UsageError(
-            f"`quantiser={options.rounding}` takes no text: leave `calibrate` out, or choose "
+            f"`quantiser={options.rounding}` uses no text: leave `calibrate` out, or choose "
             f"`quantiser={quantisers.CALIBRATED}`"
         )
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
@@ -231,20 +229,20 @@ def _check_packing(options: ExportOptions) -> None:
     _check_prefill(options)
     if not options.verify:
         raise UsageError(
-            f"`precision={options.precision}` is written with its quality, which takes the original model: "
+            f"`precision={options.precision}` requires a quality measurement with the source model: "
             "leave `verify=False` out"
         )
 
 
 def _check_quality(options: ExportOptions) -> None:
-    """Check that there is a quality to measure, of weights that are not packed. Raises UsageError."""
+    """Check the quality options for weights that are not quantised. Raises UsageError."""
     for name in ("quality_text", "quality_tokens"):
         value = getattr(options, name)
         if value is None:
             continue
-        if not options.measures and options.precision != AUTO:  # of `auto` it shows when the checkpoint is known
+        if not options.measures and options.precision != AUTO:  # for `auto` it is known with the checkpoint
             raise UsageError(
-                f"`{name}={value}` is about what rounding costs, and `precision={options.precision}` rounds nothing: "
+                f"`{name}={value}` measures the loss by rounding, but `precision={options.precision}` rounds nothing: "
                 "choose another, or leave it out"
             )
         if not options.verify:
@@ -255,7 +253,7 @@ def _check_quality(options: ExportOptions) -> None:
 
 
 def _check_activations(options: ExportOptions) -> None:
-    """Check what packed weights are to be multiplied with. Raises UsageError."""
+    """Check the activations of quantised weights. Raises UsageError."""
     said = f"`activations={options.activations}`"
     if options.activations != INTEGERS:
         return
@@ -266,7 +264,7 @@ def _check_activations(options: ExportOptions) -> None:
 
 
 def _check_prefill(options: ExportOptions) -> None:
-    """Check what is said of a graph for prompts beside one of packed weights. Raises UsageError."""
+    """Check the options of a separate prefill graph. Raises UsageError."""
     if options.prefill_precision is None:
         return
     said = f"`prefill_precision={options.prefill_precision}`"
@@ -289,23 +287,23 @@ def _check_prefill(options: ExportOptions) -> None:
 
 
 def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:
-    """Name and value of the longest text that a config says; None where it says none."""
+    """Name and value of the config's maximum length; None where it has none."""
     for name in CONTEXT_LENGTHS:
         found = getattr(config, name, None)
-        if is_number(found) and isinstance(found, int) and found >= 1:  # some have -1 for any number
+        if is_number(found) and isinstance(found, int) and found >= 1:  # some have -1 for no limit
             return getattr(type(config), "attribute_map", {}).get(name, name), found
     return "", None
 
 
 def most_positions(checkpoint: Checkpoint) -> int | None:
-    """Largest N of an export of the checkpoint; None where nothing limits it."""
+    """The largest N of an export of the checkpoint; None without a limit."""
     config = checkpoint.config.get_text_config(decoder=True)
     _, made_for = _made_for(config)
     return None if made_for is None else int(min(made_for * _stretch(config), 1 << 62))
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
-    """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
+    """N: as requested, else the model's maximum length, at most `DEFAULT_MAX_LENGTH`."""
     name, made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
@@ -322,7 +320,7 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
 
 
 def _stretch(config: PreTrainedConfig) -> float:
-    """How many times longer than its config says a text may be: dynamic rope grows with the text, by its factor."""
+    """The factor by which dynamic rope extends the maximum length."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     return max(float(part.get("factor") or 1.0) if part.get("rope_type") == "dynamic" else 1.0 for part in kinds)

@@ -1,8 +1,7 @@
-"""The export itself, stage by stage: describe, trace, choose a lowering, write, verify, publish.
+"""The export, stage by stage: describe, trace, choose a lowering, write, verify, publish.
 
-Everything is written to a hidden folder next to the target and renamed at the end, the manifest last: a killed or
-failed export leaves nothing that looks like a package. Running what was written needs the runtime, which this folder
-may not import: the caller passes functions.
+Everything is written to a hidden folder next to the target and renamed at the end, so that a killed or failed export
+leaves no package. The caller passes the functions that run a package, because this folder may not import the runtime.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from partita.observations.text_format import plural
 
 Refusal = UnsupportedModelError | ParityError
 Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
-"""The refusal of a model, with what else may export it."""
+"""Adds to the error for a model another way to export it."""
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
 
@@ -62,14 +61,13 @@ def export(
     read_folder: ReadFolder | None = None,
     asked: Asked | None = None,
 ) -> Summary:
-    """Export a checkpoint to a package, for `target` where there is one.
+    """Export a checkpoint to a package.
 
-    `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
-    no target, `reader` reads what only generate reads. `scorer` is for what is rounded, whose quality is measured on
-    `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it;
-    `read_folder` reads what another exporter wrote;
-    `asked` is what the manifest keeps of the options, where those given here are not as somebody asked for them.
-    Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
+    `replay`, `smoke` and `scorer` run the package on the CPU provider; `takes` probes that provider without a `target`;
+    `reader` reads files that only generate uses. Quality is measured with `scorer` on `options.quality_text`, else on
+    `quality_text`. `offer` adds another exporter to the error for a model; `read_folder` reads the result of another
+    exporter; `asked`: the options to record, where they differ from `options`. Raises a PartitaError; no partial
+    package is left behind.
     """
     check_options(options)
     asked = asked_options(options) if asked is None else asked
@@ -91,8 +89,8 @@ def export(
         except OSError as error:
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
-            # What rounds is not written without its quality, which takes the original model.
-            skips = "" if options.rounds else ", or `verify=False`, which skips the original model"
+            # A quantised package needs its quality measurement, and that the source model.
+            skips = "" if options.rounds else ", or `verify=False`, which skips the source model"
             raise ResourceError(
                 f"{options.checkpoint}: out of memory; use a smaller `max_length` or `batch_size`{skips}"
             ) from error
@@ -123,13 +121,13 @@ def _run(
     try:
         return _first_that_runs(attempts, first, work, runtime)
     except ParityError as error:
-        if offer is None or isinstance(error, TargetParityError):  # on the CPU the graph is right
+        if offer is None or isinstance(error, TargetParityError):  # the graph is correct on the CPU provider
             raise
         raise offer(error, checkpoint, options) from error
 
 
 def _settled(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
-    """The options with what follows from the precision and the target."""
+    """The options with defaults that depend on the precision and the target."""
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)
     if options.measures and options.verify and options.quality_text is None:
@@ -138,7 +136,7 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
 
 
 def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
-    """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
+    """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
     failed: list[NotRunningError | SetAsideError] = []
     missed: list[MissedRatioError] = []
     while exported is not None:
@@ -165,7 +163,7 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
 
 
 def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
-    """The error when no mix of widths keeps the ratio that was asked for."""
+    """The error when no mix keeps the requested ratio."""
     options, best = work.options, min(missed, key=lambda error: error.ratio)
     said = f"`max_perplexity_ratio={options.max_perplexity_ratio}`"
     within = "" if options.max_weight_size is None else " and `max_weight_size`"
@@ -176,7 +174,7 @@ def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
 
 
 def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
-    """What to do about a way that was asked for and does not run, as the end of a sentence: others are tried."""
+    """The remedy for a requested variant that does not run, as the end of a sentence: others are tried."""
     for other in attempts.others():
         try:
             exported = other.best()
@@ -187,7 +185,7 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
             continue
         finally:
             _empty(work)
-        if work.options.cache == WINDOW:  # for which there is one way
+        if work.options.cache == WINDOW:  # has only one lowering
             return f"; leave `cache={WINDOW}` out: {exported.label} runs there, and caches the whole length"
         return f"; {exported.label} runs there; `attention=auto` would choose it"
     precision = " or `precision`" if work.options.computing is not EXACT else ""
@@ -197,6 +195,6 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
 
 
 def _empty(work: Work) -> None:
-    """Remove what was written of graphs that are not taken."""
+    """Remove the files of rejected graphs."""
     for path in work.folder.iterdir():
         path.unlink()

@@ -1,8 +1,7 @@
-"""Where a package goes: it appears there whole or not at all, and replaces nothing but the package it was told to.
+"""Publication of a package: it appears at OUT complete, and replaces nothing but a package, if allowed.
 
-While an export works for OUT it holds a lock on `.OUT.partita-lock`, so that no other export writes to the same place,
-and whatever hidden folder of an export lies beside OUT belongs to one that was killed. Knows folders and manifests;
-knows nothing of what is in a package.
+During an export for OUT a lock on `.OUT.partita-lock` is held. Hidden folders of exports next to OUT then belong to
+killed exports.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from partita.remedies import Remedy, is_temporary
 from partita.signals import held
 
 Snapshot = frozenset[tuple[str, int, int, int]]
-"""Every file of a folder: path, inode, size in bytes, time of the last change in ns."""
+"""Every file of a folder: path, inode, size in bytes, modification time in ns."""
 PARTIAL, OLD = ".partial-", ".old-"
-"""In the names of hidden folders beside OUT: an unfinished package, and one that is just being replaced."""
+"""Parts of the names of hidden folders next to OUT: an unfinished package, and one being replaced."""
 TAKEN = Remedy("choose another folder", otherwise=Remedy("replace the package", options=("--force",)))
 UNIQUE = "[a-z0-9_]{8}"
-"""What tempfile makes a name unique with."""
+"""The random part of names by tempfile."""
 
 
 class TakenError(Exception):
-    """At OUT is something that was not there, or not like this, when the export began; the message says what."""
+    """OUT is new or has changed since the export began; the message has details."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """A place for a package, and a hidden folder beside it to make the package in."""
+    """A place for a package, and a hidden folder next to it for the work."""
 
     out: Path
     seen: Snapshot | None
-    """The package that may be replaced; None when there was nothing."""
+    """The package that may be replaced; None where there was nothing."""
     folder: Path
     notes: list[str] = field(default_factory=list)
-    """What was found of exports that were killed."""
+    """Notes on remains of killed exports."""
 
     def publish(self) -> None:
         """Move the finished folder to its place.
 
-        Raises PackageError, which says where the finished package is, when another thing has appeared at OUT or the
-        package there has changed since the export began.
+        Raises PackageError, which names the finished package's folder, when OUT was created or changed since the export
+        began.
         """
         with suppress(OSError):  # a file system without modes
             self.folder.chmod(0o777 & ~_umask())
@@ -71,9 +70,7 @@ class Reservation:
 
 
 def is_written(path: Path, folder: Path) -> bool:
-    """Whether a file is of the package that is made in the hidden folder `folder`, or of what is put beside it for a
-    while: what goes by the name of either, and temporary files.
-    """
+    """Whether a file belongs to the package in the hidden folder `folder`, or is temporary."""
     if is_temporary(path):
         return True
     parent = Path(os.path.abspath(folder.parent))  # noqa: PTH100 - a link keeps its name
@@ -87,13 +84,12 @@ def is_written(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
-    """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not
-    published is removed at the end.
+    """Reserve `out` for one export, which reads the folders `read`, the checkpoint first.
 
-    Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
-    cannot be made.
+    Cleans up at the end. Raises PackageError when `out` is taken by a file or another running export, and OSError when
+    its folder cannot be created.
     """
-    if out.name in ("", ".."):  # what is made beside it is called after it
+    if out.name in ("", ".."):  # temporary names are derived from it
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)
     with ExitStack() as cleanup:
@@ -109,14 +105,17 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
 
 
 def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
-    """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
+    """Raise PackageError unless `out` is free, or a package that may be replaced.
+
+    The checkpoint, and files that it links to, are never replaced.
+    """
     if not os.path.lexists(out):
         return
     if not force:
         raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
         raise PackageError(f"{out}: a link or a file, not a package; `force=True` replaces packages only")
-    if Path.cwd().is_relative_to(out.resolve()):  # it would be gone, and whoever stands in it nowhere
+    if Path.cwd().is_relative_to(out.resolve()):  # it would be removed under the current process
         raise PackageError(f"{out}: is the current folder, or holds it; go to another one to replace it")
     for index, given in enumerate(read):
         what = "adapter" if index else "checkpoint"
@@ -131,15 +130,13 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
 
 
 def _is_linked_into(path: Path, out: Path) -> bool:
-    """Whether a file is in `out` by a link. One that lies there by its path is of the package that is replaced, which
-    may lie in the folder of its checkpoint.
-    """
+    """Whether a file outside of `out` links into it."""
     lies = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     return not lies and resolved(path).is_relative_to(out.resolve())
 
 
 def _not_ours(folder: Path) -> str | None:
-    """Why `folder` is not just a package or empty; None when it is."""
+    """The reason why `folder` is not just a package or empty; None when it is."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     if not names:
         return None
@@ -158,14 +155,14 @@ def _not_ours(folder: Path) -> str | None:
 
 
 def _umask() -> int:
-    """The mask of this process, which can be read only by setting another."""
+    """The umask of this process, which can be read only by setting another."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Make the folder that OUT goes into; `cleanup` removes what was made, where it is empty then."""
+    """Create the parent folders of OUT; `cleanup` removes those that are empty at the end."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
         with held():
@@ -181,9 +178,9 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _hold(out: Path, cleanup: ExitStack) -> None:
-    """Take the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
+    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
 
-    The system gives the lock back when its process ends, in whatever way.
+    The operating system releases the lock when the process ends.
     """
     path = out.parent / f".{out.name}.partita-lock"
     lock = FileLock(path, timeout=0)
@@ -196,21 +193,21 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
             ) from error
         except OSError as error:
             if not os.path.lexists(path):
-                raise  # it is the folder that takes no files
+                raise  # the folder is not writable
             raise PackageError(
                 f"{path}: cannot be locked ({error.strerror or error}); remove it if no export is running, or choose "
                 "another folder"
             ) from error
         cleanup.callback(lock.release)
-        # Removed while it is still held: filelock notices a lock on a file that has no name any more, and tries again.
+        # Removed while held: filelock detects a lock on an unlinked file and retries.
         cleanup.callback(path.unlink, missing_ok=True)
 
 
 def _recover(out: Path, *, force: bool) -> list[str]:
-    """Clear away what exports to `out` left that were killed; what was done, in sentences.
+    """Clean up after killed exports to `out`; returns notes.
 
-    Only while the lock is held. A package that one of them had put aside comes back; raises PackageError then, unless
-    `force` allows to replace it.
+    Requires the lock. Restores a package that was moved aside; raises PackageError then, unless `force` allows to
+    replace it.
     """
     notes = []
     name = re.escape(out.name)
@@ -222,7 +219,7 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             notes.append(f"removed {path}, left behind by a killed export")
         elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):
             continue
-        elif os.path.lexists(out):  # something else has come there since: this may be the only one of its kind
+        elif os.path.lexists(out):  # something else is there: the package in `path` may be the only copy
             notes.append(f"an earlier export had moved a package aside, which is still in {path}; remove it")
         else:
             (path / "package").rename(out)
@@ -236,12 +233,12 @@ def _recover(out: Path, *, force: bool) -> list[str]:
 
 
 def _snapshot(folder: Path) -> Snapshot:
-    """What is in `folder` now."""
+    """The current files of `folder`."""
     found = set()
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(parent) / name
-            # The listing and the look at the file are two moments; a file that went between them is a change, too.
+            # A file that vanishes between listing and stat counts as a change.
             with suppress(FileNotFoundError):
                 about = path.lstat()
                 found.add((str(path.relative_to(folder)), about.st_ino, about.st_size, about.st_mtime_ns))
@@ -249,8 +246,9 @@ def _snapshot(folder: Path) -> Snapshot:
 
 
 def _move(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`. Raises TakenError when there is something: a folder is never renamed over a file or a
-    folder that holds something (rename(2)).
+    """Rename `folder` to `out`.
+
+    Raises TakenError where `out` exists (rename(2) does not replace a non-empty folder).
     """
     if os.path.lexists(out):
         raise TakenError(f"a {_kind(out)} has appeared there")
@@ -263,18 +261,18 @@ def _move(folder: Path, out: Path) -> None:
 
 
 def _kind(path: Path) -> str:
-    """What is at `path`, in a word."""
+    """The kind of file at `path`, in a word."""
     return "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
 
 
 def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
-    """Put `folder` in the place of the package at `out`, when that is still as it was `seen`. Raises TakenError if not.
+    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises TakenError otherwise.
 
-    The old package is put aside first, where nobody finds it to change it, and comes back if anything fails.
+    The old package is moved aside first, and restored if anything fails.
     """
     if out.is_symlink() or _snapshot(out) != seen:
         raise TakenError("the package there has changed")
-    with held():  # a signal between the two moves would find the package at neither place, or at both
+    with held():  # a signal between the two moves would leave the package at neither place, or at both
         aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
         try:
             out.rename(aside / "package")
@@ -288,13 +286,13 @@ def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
         except BaseException:
             _remove_if_empty(aside)
             raise
-        # Not the old package's only place any more: what a kill leaves from here on is swept by the next export.
+        # The old package has a successor: the next export removes remains of a kill.
         waste = aside.rename(aside.with_name(aside.name.replace(OLD, PARTIAL)))
     shutil.rmtree(waste, ignore_errors=True)
 
 
 def _keep(folder: Path, out: Path) -> Path:
-    """Give a finished package whose place is taken a name that is free."""
+    """Move a finished package whose place is taken to a free name."""
     for number in range(1, 10_000):
         free = out.with_name(f"{out.name}.new" + (f"-{number}" if number > 1 else ""))
         with suppress(TakenError):

@@ -1,4 +1,4 @@
-"""Where an export puts what does not fit in memory: on the disk of the package, whose room it speaks of."""
+"""Temporary files of an export, on the disk of the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _folder: ContextVar[Path | None] = ContextVar("partita_scratch", default=None)
 
 @contextmanager
 def scratch_in(folder: Path) -> Iterator[None]:
-    """Files without a name that are made in a `with` block are on the disk of `folder`."""
+    """Unnamed files created in the block are on the disk of `folder`."""
     before = _folder.set(folder)
     try:
         yield
@@ -23,5 +23,5 @@ def scratch_in(folder: Path) -> Iterator[None]:
 
 
 def unnamed_file() -> IO[bytes]:
-    """A file for as long as it is open; nothing is left of an export that is killed. Raises OSError."""
+    """A temporary file without a name, removed even after a kill. Raises OSError."""
     return tempfile.TemporaryFile(dir=_folder.get())

@@ -1,6 +1,6 @@
-"""Which lowering fits the provider that a package is for: decided by asking that provider, and written down.
+"""The target provider: probes, their results, and the ranking of lowerings.
 
-Asking needs the runtime, which this folder may not import: the caller passes functions.
+The caller passes the probing functions, because this folder may not import the runtime.
 """
 
 from __future__ import annotations
@@ -22,62 +22,63 @@ from partita.package.records import AskedLowering, SmokeRecord, Verification
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a provider says of one graph."""
+    """The result of probing a provider with one graph."""
 
     nodes: int
     left: Mapping[str, int]
-    """Nodes that it does not take, by operator."""
+    """Operator -> number of unsupported nodes."""
     fails: str
-    """What is said when the whole graph is opened or run there and fails; empty when it is not, or was not tried."""
+    """The error when the whole graph was opened or run and failed; empty otherwise."""
     unasked: int = 0
-    """Nodes for which there was no answer."""
+    """Nodes without a result."""
 
     @property
     def misses(self) -> int:
-        """Nodes that would not be on the provider, as far as it is known. What was not answered counts for nothing: on
-        a slow machine more is not, and the choice should be that of a fast one.
+        """Number of nodes known to be off the provider.
+
+        Nodes without a result do not count, so that a slow machine makes the choice of a fast one.
         """
         return self.nodes if self.fails else sum(self.left.values())
 
     @property
     def is_known(self) -> bool:
-        """Whether there was an answer on any node."""
+        """Whether there is a result for any node."""
         return bool(self.fails) or self.unasked < self.nodes or not self.nodes
 
 
 Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
-"""Asks a provider about a model without weights, given the sizes of its inputs."""
+"""Probes a provider with a model without weights, given its input shapes."""
 
 
 Question = tuple[bytes, Mapping[str, tuple[int, ...]]]
-"""A model of one node, and the sizes of its inputs."""
+"""A one-node model, and its input shapes."""
 TakesEach = Callable[[Sequence[Question]], Sequence[bool]]
-"""Asks a provider about several models of one node each: whether it takes the node, as the operator that it is."""
+"""Probes a provider with one-node models: whether it supports each node."""
 
 
 ReplayTarget = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on its target."""
 Smoke = Callable[[Path, Manifest], SmokeRecord]
-"""Opens an unpublished package and runs a chunk and a token. Raises a PartitaError when that fails."""
+"""Opens an unpublished package and runs a chunk and a token. Raises a PartitaError on failure."""
 
 
 Unpacks = Callable[[bytes, Mapping[str, tuple[int, ...]]], bool]
-"""Whether a model of packed weights, given the sizes of its inputs, has them restored in every run."""
+"""Whether the provider dequantises the weights of a model in every run, given its input shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The provider that a package is for."""
+    """The provider of the package."""
 
     provider: str
     source: str
-    """Who chose it: `--target`, or why it is the default."""
+    """The origin of the choice: `--target`, or why it is the default."""
     preferred: str
-    """Lowering that the provider's record names; it is asked about first."""
+    """The provider's recorded lowering, probed first."""
     how: str
-    """How the provider can be asked: itself, over stub libraries, or not at all and why."""
+    """How the provider can be probed: directly, over stub libraries, or not at all and why."""
     ask: Ask | None = None
-    """None when it cannot be asked."""
+    """None when it cannot be probed."""
     replay: ReplayTarget | None = None
     """Replays the known answer on it; None when it cannot run here."""
     smoke: Smoke | None = None
@@ -85,21 +86,21 @@ class Target:
     not_here: str = ""
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
-    """Nobody asked for this provider."""
+    """The user did not choose the provider."""
     rolls: bool = False
-    """Whether it is known to keep a cache of a window alone."""
+    """It is known to support a window cache."""
     constant_defaults: bool = False
-    """It takes inputs that have a default for constants."""
+    """It treats inputs with defaults as constants."""
     kernels: Kernels = Kernels()
-    """How packed weights are written for it, as far as that is known without asking."""
+    """Its kernels for quantised weights, as far as known without a probe."""
     unpacks: Unpacks | None = None
-    """Whether it only seems to compute with packed weights; None when that cannot be found out."""
+    """Detects a provider that dequantises in every run; None where that cannot be tested."""
     takes: TakesEach | None = None
-    """Asks about nodes that a pass would write; None when it cannot be asked."""
+    """Probes nodes that a pass would write; None when it cannot be probed."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:
-    """Ways to ask about: in the lowering that was asked for, else in all, that of the provider's record first."""
+    """Variants to probe: of the requested lowering, else of all, the provider's recorded one first."""
     if wanted != AUTO:
         return [usual(wanted)]
     return sorted(every_way(), key=lambda way: way.attention != target.preferred)
@@ -108,8 +109,8 @@ def candidates(target: Target, wanted: str) -> list[Way]:
 def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
     """The same lowering with experts and recurrences in the other form, where that may be better for the target.
 
-    Standard operators, where it leaves ONNX Runtime's own; those, where the way has standard ones. `has_both`: the
-    model has experts or recurrences that can be written in both forms.
+    Standard operators where it does not support ONNX Runtime's; those where the variant has standard ones. `has_both`:
+    the model's experts or recurrences can be written in both forms.
     """
     if way.form == "contrib":
         return Way(way.attention, "standard") if CONTRIB.intersection(answer.left) else None
@@ -117,8 +118,9 @@ def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
 
 
 def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
-    """Ways from best to worst: those that anything is known of, fewest nodes off the provider, then lowerings as they
-    were asked, and of one lowering the form with fewer and larger operators.
+    """Variants from best to worst, without those that have no result.
+
+    Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
     """
     places = list(dict.fromkeys(way.attention for way in order))
 
@@ -130,7 +132,7 @@ def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
 
 
 def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
-    """An answer as the manifest keeps it."""
+    """The manifest record of a result."""
     return AskedLowering(
         attention=way.attention,
         form=None if way.is_usual else way.form,
@@ -154,14 +156,14 @@ def describe(answer: Answer) -> str:
 
 
 def skeleton(model: ir.Model) -> bytes:
-    """The model as ONNX without its weights: they are references to a file that is not there."""
+    """The serialised model with references to a missing file instead of weights."""
     with weights_away(model):
         return bytes(ir.to_proto(model).SerializeToString())
 
 
 @contextmanager
 def weights_away(model: ir.Model) -> Iterator[None]:
-    """Weights of the checkpoint as references, for the length of the block."""
+    """Within the block, checkpoint weights are references to a missing file."""
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
         weight = stored(value)

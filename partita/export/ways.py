@@ -1,9 +1,7 @@
-"""In which ways a model can be written for a target, and in which order they are asked about.
+"""The variants of a model: a lowering of attention and cache, and a form of experts and recurrences.
 
-A way is two choices: the lowering of attention and cache, and the form of experts and recurrences. A target that can be
-asked decides both: it is asked about either form beside each lowering, and gets ONNX Runtime's own operators where it
-takes them, standard ones where it leaves them. Where nobody can be asked there is one rule: a package that needs ONNX
-Runtime's own operators for its attention anyway may have more of them, and one that does not is left without.
+A target that can be probed decides both: ONNX Runtime's operators where it supports them, standard ones otherwise.
+Without a probe, the form is ONNX Runtime's where the lowering needs its operators anyway.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a model is written."""
+    """A variant of a model's graphs."""
 
     attention: str
     """Name of a lowering."""
     form: Form
-    """Of experts and recurrences."""
+    """The form of experts and recurrences."""
 
     @property
     def is_usual(self) -> bool:
-        """Whether the form is the one that is tried first beside this lowering."""
+        """Whether the form is the default of this lowering."""
         return self.form == _usual_form(lowering(self.attention))
 
     def __str__(self) -> str:
@@ -36,15 +34,15 @@ class Way:
 
 
 def _usual_form(chosen: Lowering) -> Form:
-    """The form that is tried first: ONNX Runtime's own operators where the package needs such anyway."""
+    """The default form of a lowering: ONNX Runtime's operators where the lowering needs them anyway."""
     return "contrib" if chosen.domains else "standard"
 
 
 def usual(name: str) -> Way:
-    """A lowering with the form that is tried first beside it. Raises UsageError when there is no such lowering."""
+    """A lowering with its default form. Raises UsageError for an unknown lowering."""
     return Way(name, _usual_form(lowering(name)))
 
 
 def every_way() -> list[Way]:
-    """Every lowering with its usual form, the best first."""
+    """Every lowering with its default form, in order of preference."""
     return [Way(each.name, _usual_form(each)) for each in ranked()]

@@ -1,4 +1,4 @@
-"""What every stage of an export is handed: what was asked for, how far it is, and what there is to tell."""
+"""The state of an export: options, progress and notes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from partita.export.target import TakesEach
 from partita.package.folder import Graph
 
 ReadFolder = Callable[[Path, int, int], Graph]
-"""Reads the graphs of another exporter: (folder, batch size, max length) -> how they are run. Raises PackageError."""
+"""Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
 
 
 @dataclass(slots=True)
 class Work:
-    """State handed from stage to stage."""
+    """State shared by all stages."""
 
     options: ExportOptions
     progress: Progress
     folder: Path
-    """Where the package is made."""
+    """The folder in which the package is made."""
     asked: Asked = field(default_factory=dict)
-    """What the manifest keeps of the options."""
+    """The options to record in the manifest."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     takes: TakesEach | None = None
-    """Asks the CPU provider about nodes that a pass would write, where there is no target; None: nobody is asked."""
+    """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
-    """Ends with the export: what has to last until everything is written, and not longer."""
+    """Ends with the export: resources needed until everything is written."""
 
     @property
     def scratch(self) -> Path:
-        """Where large things that are not part of the package lie while they are needed: beside it."""
+        """A folder on the package's disk for large temporary files."""
         return self.folder.parent
 
 

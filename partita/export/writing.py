@@ -1,4 +1,4 @@
-"""A package is written into a folder of the work, and verified: on the CPU provider, and on the one that it is for."""
+"""Write a package into the work folder, and verify it on the CPU provider and the target."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "s
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an export did."""
+    """The result of an export."""
 
     out: Path
     manifest: Manifest
@@ -80,12 +80,12 @@ class Summary:
 def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:
     """Write the package into the work folder, run it, and verify it.
 
-    Raises ParityError; TargetParityError when only the target disagrees, RoundingParityError when only 16 bits do;
-    NotRunningError when it does not open or run.
+    Raises ParityError; TargetParityError for a mismatch on the target only, RoundingParityError for one in 16 bits
+    only; NotRunningError when it does not open or run.
     """
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
-    rounded = _rounded_parameters(exported)  # a byte for each, until they are written
+    rounded = _rounded_parameters(exported)  # one byte each, until they are written
     if options.verify:
         held = spilled.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
         _check_memory_of_answer(exported, options, held)
@@ -117,7 +117,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
     _tell_same_text(exported, work, text)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
-    if options.verify:  # others have written to the disk meanwhile, perhaps
+    if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, spilled.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime.replay)
     manifest = _rounded_cache(exported, work, manifest, runtime)
@@ -138,20 +138,20 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 
 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
-    """Raise ResourceError where the original does not fit. `held`: parameters of it that are in memory."""
-    twin = options.computing.twin  # which keeps all of its cache in its own type
+    """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
+    twin = options.computing.twin  # keeps its whole cache in its own dtype
     known_answer.check_memory(held, _cache_bytes(exported.contract, twin), needed=options.rounds)
 
 
 def _rounded_parameters(exported: Exported) -> int:
-    """Weights that are rounded on a text; 0 without one."""
+    """Number of weights that are calibrated; 0 without calibration."""
     if exported.calibrate is None or exported.packed is None:
         return 0
     return sum(kind.parameters for kind in exported.packed.kinds)
 
 
 def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
-    """Say so where quality is measured on the very text that weights were rounded on."""
+    """Add a note where quality is measured on the calibration text."""
     found = None if exported.packed is None else exported.packed.calibration
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         tell(
@@ -163,7 +163,7 @@ def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
 
 @contextmanager
 def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
-    """The same with weights that were rounded on a text, where there is one, for as long as they are written."""
+    """The export with calibrated weights, where there is a calibration, while they are written."""
     if exported.calibrate is None or exported.packed is None:
         yield exported
         return
@@ -172,12 +172,12 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
         with stage(work.progress, "calibrate", work.seconds, size, "weights") as current:
             found, kinds = exported.calibrate(Path(name), current)
         if found.not_calibrated:
-            tell(work, f"rounded without `calibrate`: {', '.join(found.not_calibrated)}")
+            tell(work, f"not calibrated: {', '.join(found.not_calibrated)}")
         yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
 
 
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
-    """The text that quality is measured on, which is read before anything is written; None where none is measured."""
+    """The text for the quality measurement, read before anything is written; None without a measurement."""
     path, contract = path_of(work.options.quality_text), exported.contract
     if runtime.scorer is None or not work.options.measures or path is None:
         return None
@@ -193,9 +193,9 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
 
 
 def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
-    """The manifest with what the precision costs, where anything is rounded.
+    """The manifest with the quality, where anything is rounded.
 
-    Raises UnsupportedModelError when the package fails over the text: numbers that float16 has not, mostly.
+    Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
     """
     scorer, twin = runtime.scorer, None
     if text is None or scorer is None:
@@ -212,7 +212,7 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
             )
         except GenerationError as error:
             raise UnsupportedModelError(
-                f"{work.options.checkpoint}: in {work.options.precision} it cannot read {text.name}, which its quality "
+                f"{work.options.checkpoint}: in {work.options.precision} it fails on {text.name}, on which its quality "
                 f"is measured on: {error}; nothing was written; name another `precision`, as bf16 or fp32",
                 option="precision",
             ) from error
@@ -221,9 +221,10 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
 
 
 def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, needed: bool) -> None:
-    """Raise ResourceError when the original, of which `held` parameters are in memory, does not fit beside the package,
-    where both read the text at once: before anything is written, and again when it is opened. `needed`: the package
-    is not written without a figure.
+    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory together.
+
+    Checked before anything is written, and again when the package is opened. `needed`: the package requires the
+    measurement.
     """
     beside = quality.opens_beside(text, exported.contract.vocab_size)
     packed_twice = 2 * exported.contract.weight_bytes if beside else 0
@@ -232,7 +233,7 @@ def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, neede
 
 
 def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
-    """The manifest of the package with a cache of integers, where that was asked for."""
+    """The manifest of the package with an int8 cache, where one was requested."""
     if work.options.cache_precision is None or runtime.scorer is None:
         return manifest
     with stage(work.progress, "round cache", work.seconds) as current:
@@ -243,7 +244,7 @@ def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: 
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:
-    """Raise MissedRatioError when the package is further from the original than is allowed."""
+    """Raise MissedRatioError when the package diverges from the source model by more than allowed."""
     allowed, found = work.options.max_perplexity_ratio, manifest.quality
     if allowed is None or found is None or found.perplexity_ratio <= allowed:
         return
@@ -254,7 +255,7 @@ def _refuse_ratio(work: Work, manifest: Manifest) -> None:
 
 
 def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:
-    """Bytes of all states, in their own types or in another."""
+    """Size of all states in bytes, in their own dtypes or in `dtype`."""
     return sum(dtypes.size_bytes(dtype or state.dtype, state.shape) for state in contract.states)
 
 
@@ -285,7 +286,7 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
 
 
 def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Graph:
-    """What the manifest says of all graphs."""
+    """The manifest record of all graphs."""
     contract = exported.contract.model_copy(
         update={"weight_bytes": weight_bytes, "model_positions": most_positions(exported.checkpoint)}
     )
@@ -326,9 +327,7 @@ def _manifest(
 def _run(
     work: Work, manifest: Manifest, run: Callable[[Manifest], Result], agrees: Callable[[Result], bool] = lambda _: True
 ) -> tuple[Manifest, Result]:
-    """What `run` makes of the package, and the manifest that it made it of: one whose steps are of all rows, where it
-    fails or disagrees over fewer.
-    """
+    """The result of `run`, and the manifest it used: for full batches only, where smaller ones fail or mismatch."""
     try:
         result = run(manifest)
         if agrees(result) or not manifest.graph.takes_fewer_rows:
@@ -339,12 +338,14 @@ def _run(
     whole = manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"takes_fewer_rows": False})})
     result = run(whole)
     if agrees(result):
-        tell(work, "its graphs run for the whole batch only, so a prompt is read beside the other rows of the batch")
+        tell(
+            work, "its graphs run for the whole batch only, so a prompt is prefilled together with the other sequences"
+        )
     return whole, result
 
 
 def _with_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
-    """The manifest with the known answer that was saved, and one for every adapter beside the weights."""
+    """The manifest with the saved known answer, and one per switchable adapter."""
     names = [KNOWN_ANSWER]
     for each in exported.switched:
         names.append(answer_file(each.record.name))
@@ -368,7 +369,7 @@ def _toolchain() -> dict[str, str]:
 
 
 def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) -> Manifest:
-    """Replay the known answer, and return the manifest with the result. Raises ParityError when they differ."""
+    """Replay the known answer, and return the manifest with the result. Raises ParityError on a mismatch."""
     if not work.options.verify:
         return manifest
     computing = work.options.computing
@@ -398,7 +399,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
 
 
 def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: Verification) -> PartitaError:
-    """What is to be said of a graph that computes something else: whose fault it is, as far as experiments tell."""
+    """The error for a graph with wrong results, with its cause as far as experiments show it."""
     where = work.options.checkpoint
     own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
     if own is not None:
@@ -406,7 +407,7 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     seen = max((step.max_rel_error for step in result.steps), default=0.0)
     rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
     told = "; ".join(filter(None, (result.detail, answer.caution)))
-    said = f"{where}: the exported graph does not compute what the model computes: {told}"
+    said = f"{where}: the exported graph does not match the source model: {told}"
     if rounded is not None:
         return ParityError(f"{said}; {rounded}; nothing was written; name another `precision`, as fp32")
     if self_check.rounds(work.options.computing):

@@ -1,17 +1,17 @@
-"""Folders that Partita did not write: how their contract is inferred, so that everything else treats them as packages.
+"""Foreign folders: inference of a contract for folders of other exporters, so that they can be used like packages.
 
-facts      what an ONNX file says of itself, as plain data; everything but `reading` and `folder` is pure on it
+facts      the contents of an ONNX file as plain data; every module except `reading` and `folder` is pure on it
 reading    the facts of a file on disk, read without weights
-layouts    which files of a folder are models, and which of them is meant
-evidence   what config.json or genai_config.json say of the model
-genai_config  the file of onnxruntime-genai, checked as a whole
-ports      what inputs and outputs mean
-carrying   how a graph makes the next value of what it caches
-states     which input a step reads as the past of which output, and whether both may be one buffer
-shapes     sizes of states, and how long a text may be
-agreement  whether a configuration says the same as the graph
-written    a contract that the user wrote down (--contract)
-inference  all of that together: a contract, or what cannot be understood
-lora       adapters beside a graph: inputs with defaults, and files of values for them
+layouts    the model files of a folder, and the choice among them
+evidence   facts about the model from config.json or genai_config.json
+genai_config  schema of onnxruntime-genai's file
+ports      roles of inputs and outputs
+carrying   how a graph updates its cache
+states     pairs of past input and present output, and whether both may share a buffer
+shapes     sizes of states, and the maximum length
+agreement  comparison of a configuration with the graph
+written    a contract file of the user (--contract)
+inference  the whole inference: a contract, or an error
+lora       adapter inputs with defaults, and files of values for them
 folder     a folder as a manifest
 """

@@ -1,4 +1,4 @@
-"""Whether a configuration says the same of a model as its graph. Pure; who asks makes an error of a contradiction."""
+"""Compare a configuration with the graph of a model. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def contradiction(
     vocab: int,
     rows: Mapping[str, int | None],
 ) -> str:
-    """The first thing that the configuration and the graph say differently; empty when there is none.
+    """The first contradiction between configuration and graph; empty where there is none.
 
-    `rows`: the axis of each past that has an entry for every token.
+    `rows`: the axis of each past with one entry per token.
     """
     layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
     if evidence.layers and layers and (more or fewer):
-        return f"it says {evidence.layers} layers, and {file} has a cache of {layers}"
+        return f"it has {evidence.layers} layers, but {file} has a cache of {layers}"
     if evidence.vocab_size and vocab != evidence.vocab_size:
-        return f"it says a vocabulary of {evidence.vocab_size:,}, and the logits of {file} have {vocab:,}"
+        return f"its vocabulary has {evidence.vocab_size:,} tokens, but the logits of {file} have {vocab:,}"
     kept = [
         pair
         for pair, state in zip(pairs, states, strict=True)
@@ -37,9 +37,10 @@ def contradiction(
 
 
 def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
-    """The layers of a cache, as far as its numbers tell; those that the configuration says where they do not.
+    """Number of layers in a cache, or in the configuration where the cache does not show it.
 
-    Keys and values may be counted through, so that every layer has two numbers, and all layers may be in one tensor.
+    Keys and values may be numbered consecutively, so that every layer has two numbers, and all layers may be in one
+    tensor.
     """
     found = len({pair.layer for pair in pairs})
     counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
@@ -50,22 +51,22 @@ def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
 
 
 def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
-    """The same of the heads of all keys, or of all values, [B, KV heads, N, head size].
+    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size].
 
-    Layers may have different ones, and a configuration numbers of one kind of layer alone.
+    Layers may differ, and the configuration may have the numbers of one kind of layer.
     """
     heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
     widths = {evidence.head_size, *evidence.head_sizes}
     if (odd := _other_than(heads - {0}, pairs, 1)) is not None:
         pair, size = odd
-        return f"it says {evidence.kv_heads} heads of keys and values, and {pair.past.declared} has {size}"
+        return f"it has {evidence.kv_heads} heads of keys and values, but {pair.past.declared} has {size}"
     if (odd := _other_than(widths - {0}, pairs, 3)) is not None:
         pair, size = odd
-        return f"it says heads of {evidence.head_size}, and {pair.past.declared} has {size}"
+        return f"its head size is {evidence.head_size}, but {pair.past.declared} has {size}"
     return ""
 
 
 def _other_than(said: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
-    """The first state with its size along an axis, where the sizes are known and that of no state is one of `said`."""
+    """The first state with its size along an axis, where all sizes are known and none is in `said`."""
     found = [(pair, size) for pair in pairs if isinstance(size := (pair.past.shape or ())[axis], int)]
     return found[0] if said and found and all(size not in said for _, size in found) else None

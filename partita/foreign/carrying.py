@@ -1,10 +1,10 @@
-"""How a graph makes the next value of what it caches, followed from the output back to the input. Pure.
+"""How a graph computes the next value of a cached tensor, traced from the output back to the input. Pure.
 
-Behind        past with the new rows appended: Concat, attention that does so, GroupQueryAttention's present
-At a cursor   past with rows replaced at a place that the step is told: Scatter, TensorScatter, Where
-Moved         a part of what was appended: the oldest rows are dropped, and every row is in another place than before
+    Behind        new rows appended to past: Concat, attention with its own Concat, GroupQueryAttention's present
+    At a cursor   rows of past replaced at an input position: Scatter, TensorScatter, Where
+    Moved         a part of past with appended rows: the oldest rows are dropped, and all rows move
 
-A cache of fixed length means what the runtime takes it for only when its rows stay where they are.
+A static cache is supported only if its rows do not move.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from partita.foreign.facts import GraphFacts, NodeFact
 Way = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
 HANDED_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-"""Operators that leave every row of what they read in its place among the others."""
+"""Operators that keep the order of rows."""
 PLACED = {"ScatterND": (0, 1), "ScatterElements": (0, 1), "Scatter": (0, 1), "TensorScatter": (0, 2)}
-"""Operators that replace rows: which input they replace them in, and which says where."""
+"""Operators that replace rows -> input of the tensor, and of the positions."""
 WRITTEN_ALONG = {"ScatterElements": 0, "Scatter": 0, "TensorScatter": -2}
-"""Operators that replace rows along an axis, and the one that they take without being told."""
+"""Operators that replace rows along an axis -> default axis."""
 CUT = frozenset({"Slice", "Gather", "GatherElements", "GatherND", "Split"})
 CACHED_BY = {
     (CONTRIB, GQA): {3: 1, 4: 2},
@@ -30,21 +30,21 @@ CACHED_BY = {
     (CONTRIB, "DecoderMaskedMultiHeadAttention"): {5: 1, 6: 2},
     ("", "Attention"): {4: 1, 5: 2},
 }
-"""Attention that keeps a cache itself: its inputs for past keys and values, and the outputs that continue them."""
+"""Attention operators with a cache -> inputs of past keys and values, and the outputs that continue them."""
 AT_LENGTH = frozenset({GQA, "SparseAttention", "DecoderMaskedMultiHeadAttention"})
-"""Of these, those that write the new rows behind the valid ones of a buffer that is longer."""
+"""Of these, operators that write new rows after the valid ones of a longer buffer."""
 
 
 def attention_places(node: NodeFact) -> dict[int, int]:
-    """Inputs for past and the outputs that continue them; empty for a node that keeps no cache."""
+    """Inputs of past -> outputs that continue them; empty for a node without a cache."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     return CACHED_BY.get((domain, node.op_type), {})
 
 
 def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = None) -> tuple[str | None, Way]:
-    """The input that an output continues, and how; None where that cannot be told.
+    """The input that an output continues, and how; None where unknown.
 
-    `cursors`: inputs that say where the new rows are; None: not asked for.
+    `cursors`: inputs with the positions of new rows; None: not required.
     """
     output = graph.output(present)
     pasts = {port.name for port in graph.inputs if output is not None and port.dtype == output.dtype}
@@ -89,7 +89,7 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
 
 
 def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
-    """The axis of an output along which rows are replaced at a cursor; None where no operator on the way to it says."""
+    """The axis along which rows of an output are replaced at a cursor; None where no operator shows it."""
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
     turns: list[tuple[int, ...]] = []
     node, seen = producers.get(present), set[str]()
@@ -113,7 +113,7 @@ def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
 
 
 def _leads_to(producers: dict[str, NodeFact], tensor: str, pasts: Iterable[str]) -> bool:
-    """Whether a tensor is an input of the graph with some rows of it replaced, cut off or appended, or as it is."""
+    """Whether a tensor is a graph input, possibly with rows replaced, cut off or appended."""
     seen = set[str]()
     while tensor not in pasts:
         node = producers.get(tensor)
@@ -125,7 +125,7 @@ def _leads_to(producers: dict[str, NodeFact], tensor: str, pasts: Iterable[str])
 
 
 def follows(producers: Mapping[str, NodeFact], tensor: str, cursors: frozenset[str] | None) -> bool:
-    """Whether a tensor is computed from one of these inputs, or nobody asks."""
+    """Whether a tensor is computed from one of `cursors`; True for None."""
     if cursors is None:
         return True
     left, seen = [tensor], set[str]()

@@ -1,4 +1,4 @@
-"""What config.json or genai_config.json say of a model: evidence beside the graph, which it must not contradict."""
+"""Facts about a model from config.json or genai_config.json, which must not contradict the graph."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from partita.remedies import DECODERS_ONLY, Remedy
 CONFIG = "config.json"
 LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")
-"""What is of the decoder comes first: configurations of models with an encoder call its numbers by the plain name."""
+"""Decoder keys first: encoder-decoder configurations use the plain name for the encoder."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_layer_period", "hybrid_override_pattern")
-"""Keys of models in which not every layer has keys and values of its own."""
+"""Keys of models in which some layers have no keys and values of their own."""
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHERS = ("encoder", "vision", "speech", "embedding")
-"""Sections of genai_config.json for what is no text decoder."""
+"""Sections of genai_config.json for parts other than a text decoder."""
 WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a configuration says. 0 and empty: nothing."""
+    """The facts of a configuration. 0 and empty: unknown."""
 
     source: str = ""
     """The file."""
@@ -44,33 +44,33 @@ class Evidence:
     heads: int = 0
     kv_heads: int = 0
     kv_heads_of_others: frozenset[int] = frozenset()
-    """What layers of another kind have."""
+    """KV heads in layers of another kind."""
     head_size: int = 0
     head_sizes: frozenset[int] = frozenset()
-    """Others that keys or values may have."""
+    """Other possible head sizes of keys or values."""
     vocab_size: int = 0
     max_length: int = 0
-    """The most tokens of a text."""
+    """Maximum tokens."""
     usual_length: int = 0
-    """The most where nobody asks for more."""
+    """Default maximum tokens."""
     window: int = 0
     window_layers: frozenset[int] | None = None
     """None: all."""
     slides_inputs: bool = False
-    """The runtime is to feed prompts in windows of one size, the first of them padded."""
+    """Prompts are to be fed in padded windows of one size."""
     file: str = ""
     """The ONNX file that it names."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Role, or kind of state with its direction, to the name that inputs or outputs have; %d stands for the layer."""
+    """Role, or kind of state with its direction -> name of inputs or outputs; %d stands for the layer."""
 
     @property
     def is_causal(self) -> bool:
-        """The architecture is a decoder's, by its name."""
+        """Whether the architecture name is that of a decoder."""
         return any(word in self.architecture for word in CAUSAL)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises PackageError when it is damaged or too large to be a configuration."""
+    """The JSON object in a file. Raises PackageError when it is damaged or too large."""
     refuse_absent(path)
     try:
         raw = read_json_value(path)
@@ -82,9 +82,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """What the configuration of a folder says; of onnxruntime-genai's where both are there.
+    """The facts of a folder's configuration; genai_config.json has precedence.
 
-    Raises PackageError when it is damaged, and for models that are no text decoders.
+    Raises PackageError when it is damaged, and for models other than text decoders.
     """
     if (folder / GENAI_CONFIG).is_file():
         return genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
@@ -94,7 +94,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
-    """What transformers' config.json says. Raises PackageError for an encoder-decoder."""
+    """The facts of transformers' config.json. Raises PackageError for an encoder-decoder."""
     listed = raw.get("architectures")
     architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
     if raw.get("is_encoder_decoder") is True:
@@ -125,32 +125,30 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
 
 
 def _window(text: Mapping[str, Any]) -> int:
-    """The window, or chunk, of the attention in some layers; 0 where none has any."""
+    """The sliding window or chunk of some layers; 0 without one."""
     kinds = text.get("layer_types") or text.get("attention_layers")
     if isinstance(kinds, list) and not any(word in str(kinds) for word in ("sliding", "chunk", "local")):
         return 0
-    first = 0 if isinstance(kinds, list) else _whole(text.get("max_window_layers"))  # the first layer that has one
+    first = 0 if isinstance(kinds, list) else _whole(text.get("max_window_layers"))  # the first layer with a window
     nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first
     return 0 if nowhere else _first(text, WINDOWS)
 
 
 def _head_sizes(text: Mapping[str, Any], head_size: int) -> frozenset[int]:
-    """Sizes that keys or values may have besides: of latent attention, of keys and values in one tensor, and of a
-    cache with two numbers of 4 bits to a byte.
-    """
+    """Other possible head sizes: of latent attention, of a tensor with keys and values, and of a packed 4-bit cache."""
     rope, nope = _whole(text.get("qk_rope_head_dim")), _whole(text.get("qk_nope_head_dim"))
     others = {rope + nope, _whole(text.get("v_head_dim")), _whole(text.get("global_head_dim")), 2 * head_size}
     return frozenset(others | {head_size // 2}) - {0}
 
 
 def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
-    """What onnxruntime-genai's genai_config.json says. Raises PackageError for what is more than one text decoder."""
+    """The facts of genai_config.json. Raises PackageError for models other than one text decoder."""
     config = read_genai(path, raw)
     model, decoder = config.model, config.model.decoder
     others = [name for name in OTHERS if getattr(model, name) is not None]
     if others:
         raise PackageError(
-            f"{path}: the model {model.type!r} has a part {others[0]!r} beside its decoder, which Partita does not "
+            f"{path}: the model {model.type!r} has a part {others[0]!r} besides its decoder, which Partita does not "
             "generate from",
             remedy=DECODERS_ONLY,
         )
@@ -162,7 +160,7 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
     window = decoder.sliding_window or SlidingWindow(slide_key_value_cache=False, slide_inputs=False)
     if window.slide_key_value_cache:
         raise PackageError(
-            f"{path}: sliding_window has slide_key_value_cache, which is true by default: the runtime moves a window "
+            f"{path}: sliding_window has slide_key_value_cache, which is true by default: the runtime slides a window "
             "over the cache, which Partita does not support",
             remedy=WITHOUT_SLIDING,
         )
@@ -187,10 +185,10 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
-    """The first of these numbers that is there."""
+    """The first of these numbers that exists."""
     return next((value for name in names if (value := _whole(raw.get(name)))), 0)
 
 
 def _whole(value: object) -> int:
-    """A positive whole number; 0 for anything else, true included."""
+    """A positive integer; 0 for anything else, including true."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

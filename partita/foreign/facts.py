@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, as plain data: all that the inference of a contract looks at."""
+"""The contents of an ONNX file as plain data, the input of the inference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Size = int | str | None
-"""Of a shape: a number, the name of a symbolic size, None where even the name is unknown."""
+"""A size of a shape: a number, the name of a symbolic size, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +15,13 @@ class PortFact:
 
     name: str
     dtype: str
-    """Element type in ONNX's spelling; empty for what is no tensor."""
+    """Element type in ONNX's spelling; empty for other types than tensors."""
     shape: tuple[Size, ...] | None
-    """None when the rank is unknown."""
+    """None where the rank is unknown."""
 
     @property
     def declared(self) -> str:
-        """Name, type and shape for people: `past.0.key float32[batch,2,past,16]`."""
+        """Name, type and shape for messages: `past.0.key float32[batch,2,past,16]`."""
         if self.shape is None:
             return f"{self.name} {self.dtype} of unknown rank"
         return f"{self.name} {self.dtype}[{','.join('?' if size is None else str(size) for size in self.shape)}]"
@@ -36,9 +36,9 @@ class NodeFact:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, int | float | str | tuple[int, ...]] = field(default_factory=dict)
-    """Those that are a number, whole numbers, or text."""
+    """Attributes that are numbers, integer lists, or strings."""
     inner: frozenset[str] = frozenset()
-    """Tensors of the main graph that the bodies in it read."""
+    """Tensors of the main graph that its subgraphs read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +46,43 @@ class GraphFacts:
     """One ONNX file."""
 
     file: str
-    """Relative to the folder, with / between its parts."""
+    """Relative to the folder, with / as separator."""
     inputs: tuple[PortFact, ...]
     outputs: tuple[PortFact, ...]
     nodes: tuple[NodeFact, ...]
-    """Of the main graph."""
+    """Nodes of the main graph."""
     node_count: int
-    """Of the main graph and the bodies in it."""
+    """Number of nodes, subgraphs included."""
     opsets: Mapping[str, int]
     producer: str
     defaults: tuple[PortFact, ...] = ()
-    """Inputs of floats that need not be given, because the file has values for them."""
+    """Float inputs with a default value in the file."""
     empty: frozenset[str] = frozenset()
-    """Those of them whose values are none at all: a size is 0."""
+    """Names of those with an empty default: a size is 0."""
     whole: Mapping[str, int] = field(default_factory=dict)
-    """Constants that are one whole number."""
+    """Scalar integer constants."""
     begins_anew: Mapping[str, int] = field(default_factory=dict)
-    """Tables of sines in which the row of the first position comes twice, and where it comes again. Looked for only in
-    those with more rows than a text may have tokens.
-    """
+    """Sine tables in which the row of the first position occurs twice -> the second index. Only tables with more rows
+    than the maximum length are checked."""
     compared: frozenset[int] = frozenset()
-    """Whole numbers that nodes of any graph in the file add, subtract, divide by or compare with, without their sign; 0
-    where it holds a mask of all positions.
-    """
+    """Absolute values of integers that nodes of any graph in the file add, subtract, divide by or compare with; 0 where
+    it contains a mask of all positions."""
     data_files: tuple[str, ...] = ()
     """Relative to the folder."""
     weight_bytes: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
     """Number of stored elements by type."""
     operators: Mapping[str, int] = field(default_factory=dict)
-    """Nodes by operator, those of bodies included; of other domains than ONNX's own as domain.operator."""
+    """Number of nodes by operator, subgraphs included; domain.operator for other domains than ONNX's."""
     packed: Mapping[int, int] = field(default_factory=dict)
-    """Products with packed weights, those of bodies included, by bits of a weight."""
+    """Products with quantised weights by bits, subgraphs included."""
 
     def producer_of(self, tensor: str) -> NodeFact | None:
-        """The node that makes a tensor; None for inputs and constants."""
+        """The node that computes a tensor; None for inputs and constants."""
         return next((node for node in self.nodes if tensor in node.outputs), None)
 
     def readers_of(self, tensor: str) -> list[NodeFact]:
-        """The nodes that read a tensor, once each, those included in whose bodies it is read."""
+        """The nodes that read a tensor, without duplicates, also in their subgraphs."""
         return [node for node in self.nodes if tensor in node.inputs or tensor in node.inner]
 
     def input(self, name: str) -> PortFact | None:

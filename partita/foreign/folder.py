@@ -1,4 +1,4 @@
-"""A folder as a manifest, whoever wrote it: the one way by which every verb opens what it was given."""
+"""Open a folder as a manifest, whether it is a package or foreign."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from partita.package.folder import MANIFEST, Manifest, check_folder, is_of_other
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user says of a folder that Partita did not write."""
+    """The user's settings for a foreign folder."""
 
     variant: str | None = None
-    """Which of several files of one model: q4, fp16, or the name of a file."""
+    """One of several files of a model: q4, fp16, or a file name."""
     contract: Path | None = None
-    """A file that says what cannot be inferred."""
+    """A contract file."""
     max_length: int | None = None
-    """N: the most tokens of a text, which is also how long buffers of a cache of fixed length are."""
+    """N: the maximum tokens, which is also the length of a static cache."""
 
     @classmethod
     def of(cls, options: ForeignFolder) -> Self:
-        """The choice of a verb's options."""
+        """The settings in a command's options."""
         contract = None if options.contract is None else Path(options.contract)
         return cls(options.variant, contract, options.max_length)
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of what was said."""
+        """Names of the settings that are set."""
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
     @property
     def reads(self) -> tuple[Path, ...]:
-        """Files that are read because of it, beside those of the folder."""
+        """Files that are read because of them, besides those of the folder."""
         return () if self.contract is None else (self.contract,)
 
 
@@ -44,7 +44,7 @@ AS_IT_IS = Choice()
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder has ONNX files and no manifest of a package. Raises PackageError when it may not be read."""
+    """Whether a folder has ONNX files and no manifest of a package. Raises PackageError when it is unreadable."""
     try:
         check_folder(folder)
         if not folder.is_dir() or ((folder / MANIFEST).is_file() and not is_of_others(folder / MANIFEST)):
@@ -55,10 +55,9 @@ def is_foreign(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
-    """The manifest of a package, or one that is inferred for a folder of another exporter, and lies nowhere on disk.
+    """The manifest of a package, or an inferred one for a foreign folder.
 
-    Raises PackageError for what is neither, or cannot be understood; UsageError for a choice that the folder does not
-    have.
+    Raises PackageError for other folders, and where inference fails; UsageError for settings that do not apply.
     """
     if not is_foreign(folder):
         if choice.given and (folder / MANIFEST).is_file():

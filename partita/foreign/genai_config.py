@@ -1,7 +1,4 @@
-"""genai_config.json of onnxruntime-genai, as far as it is read: checked as a whole before anything is made of it.
-
-Fields that are not read are not looked at. What is left out has the default of onnxruntime-genai's own config.h.
-"""
+"""Schema of onnxruntime-genai's genai_config.json, for the fields that are used. Defaults are those of its config.h."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from partita.package.folder import GET_AGAIN
 
 
 def _known(value: object) -> object:
-    """Sizes that are not known are written as null or a negative number by some exporters."""
+    """Convert null and negative numbers, by which some exporters mean unknown, to 0."""
     return 0 if value is None or (type(value) is int and value < 0) else value
 
 
 Count = Annotated[int, BeforeValidator(_known), Field(ge=0)]
-"""A size; 0: not known."""
+"""A size; 0: unknown."""
 
 
 class _Section(BaseModel):
@@ -28,7 +25,7 @@ class _Section(BaseModel):
 
 
 class SlidingWindow(_Section):
-    """A window that the runtime is to slide over cache, inputs, or both."""
+    """A window that the runtime is to slide over the cache, the inputs, or both."""
 
     window_size: Count = 0
     slide_key_value_cache: bool = True
@@ -51,7 +48,7 @@ class Decoder(_Section):
 
 
 class Model(_Section):
-    """What it is a model of. Sections for anything but text show that it is more than a decoder."""
+    """The model. Sections other than decoder show that it is more than a text decoder."""
 
     type: str = ""
     context_length: Count = 0
@@ -77,7 +74,7 @@ class GenaiConfig(_Section):
 
 
 def read_genai(path: Path, raw: dict[str, Any]) -> GenaiConfig:
-    """What was read of the file. Raises PackageError, which names the field, where something is not what it must be."""
+    """The parsed file. Raises PackageError, which names the field, where it is invalid."""
     try:
         return GenaiConfig.model_validate(raw)
     except ValidationError as error:

@@ -1,7 +1,6 @@
-"""A contract from plain facts: what every input and output of a decoder's graphs means. Pure.
+"""Infer a contract from plain facts: the roles of all inputs and outputs of a decoder's graphs. Pure.
 
-Nothing is guessed: a port that cannot be understood, and a configuration that contradicts the graph, are errors that
-name it and what both sides say.
+Inputs that cannot be identified, and contradictions between configuration and graph, are errors.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ ROLES_OF_GENAI: Mapping[str, Role] = {
     "total_sequence_length": "total_length",
 }
 CURSORS: frozenset[Role] = frozenset(("mask", "positions", "last_index", "total_length", "write_start", "valid_length"))
-"""What says which rows of a cache are valid."""
+"""Roles that define the valid rows of a cache."""
 WRITTEN = "the contract file"
-"""What says what the user wrote down."""
-WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE.toml"))
+"""The source of settings in the user's contract."""
+WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 OTHER_INPUT = Remedy(
-    "export it with such an input, or say in a file what else this is", options=("--contract", "FILE.toml")
+    "export it with a supported input, or specify the role of this one in a file", options=("--contract", "FILE.toml")
 )
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What was found out."""
+    """The result of the inference."""
 
     contract: Contract
     ports: tuple[PortSource, ...]
@@ -62,7 +61,7 @@ class Inferred:
 
 @dataclass(slots=True)
 class Inference:
-    """One folder's graphs, in the order in which their phases run, and what is known beside them."""
+    """The inference for one folder: its graphs in the order of their phases, and other facts."""
 
     where: str
     """The folder, for messages."""
@@ -70,12 +69,12 @@ class Inference:
     evidence: Evidence
     written: Written = NOTHING
     max_length: int | None = None
-    """As the user wants it."""
+    """As requested by the user."""
     sources: dict[str, PortSource] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> Inferred:
-        """The contract. Raises PackageError for what cannot be understood."""
+        """The contract. Raises PackageError where inference fails."""
         main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
         self.check_written()
         meant = {graph.file: self.inputs_of(graph) for graph, _ in self.graphs}
@@ -127,7 +126,7 @@ class Inference:
         )
 
     def check_written(self) -> None:
-        """Raise PackageError for a port, or states, that the user wrote down and no graph has."""
+        """Raise PackageError for a port or states of the contract file that no graph has."""
         there = {port.name for graph, _ in self.graphs for port in (*graph.inputs, *graph.outputs)}
         odd = [name for name in self.written.ports if name not in there]
         if odd:
@@ -143,7 +142,7 @@ class Inference:
     # --- inputs and outputs -------------------------------------------------------------------------------------------
 
     def inputs_of(self, graph: GraphFacts) -> dict[str, Meaning]:
-        """What the inputs of a graph mean that are no states. Raises PackageError where none is for tokens."""
+        """Input name -> role, for the inputs that are not states. Raises PackageError without an input of tokens."""
         named = {name: role for key, role in ROLES_OF_GENAI.items() if (name := self.evidence.names.get(key))}
         found: dict[str, Meaning] = {}
         for port in graph.inputs:
@@ -153,7 +152,7 @@ class Inference:
                     raise self.wrong(graph, f"the input {port.declared} cannot be for {role} by its type and rank")
                 found[port.name] = Meaning(role, WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
-                # Olive's graphs call the input that attention reads as its last index by a name of past lengths.
+                # Olive names the last-index input after past lengths.
                 last = any(node.op_type == GQA and node.inputs[5:6] == (port.name,) for node in graph.nodes)
                 found[port.name] = replace(meaning, role="last_index") if last else meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
@@ -180,23 +179,21 @@ class Inference:
         if embeds:
             return self.wrong(
                 graph,
-                f"takes embeddings ({embeds[0]!r}) in place of token ids, so it is a part of a model of several files, "
+                f"takes embeddings ({embeds[0]!r}) in place of token ids, so it is a part of a multi-file model, "
                 "which Partita does not generate from",
                 OTHER_FILE,
             )
         shown = listing(port.declared for port in graph.inputs[:5]) or "none"
-        return self.wrong(graph, f"no input can be told to take token ids; its inputs are {shown}", WRITE_CONTRACT)
+        return self.wrong(graph, f"no input of token ids was found; its inputs are {shown}", WRITE_CONTRACT)
 
     def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
-        """The output of logits. Raises PackageError where none can be told."""
+        """The output of logits. Raises PackageError where it cannot be identified."""
         given = [name for name, role in self.written.ports.items() if role == "logits"]
         wanted = given[0] if given else self.evidence.names.get("logits")
         found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
-            raise self.wrong(
-                graph, f"no output can be told to be logits, whose last size is the vocabulary: {shown}", WRITE_CONTRACT
-            )
+            raise self.wrong(graph, f"no output of logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT)
         source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
@@ -204,7 +201,7 @@ class Inference:
     # --- states -------------------------------------------------------------------------------------------------------
 
     def states_of(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> list[Pair]:
-        """The states of a graph. Raises PackageError for inputs that are neither a port nor a state."""
+        """The states of a graph. Raises PackageError for inputs that are neither ports nor states."""
         pairs: list[Pair] = []
         rest: list[PortFact] = []
         for port in graph.inputs:
@@ -222,7 +219,7 @@ class Inference:
             if said := contradiction_of(pair, graph):
                 by_hand = self.written.state(pair.past.name) is not None
                 source = WRITTEN if by_hand else self.evidence.source
-                by = f"; {source} says otherwise" if by_hand or pair.source == "configuration" else ""
+                by = f"; {source} contradicts" if by_hand or pair.source == "configuration" else ""
                 raise self.wrong(graph, f"{said}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
@@ -230,7 +227,7 @@ class Inference:
         return pairs
 
     def written_pair(self, port: PortFact, graph: GraphFacts) -> Pair | None:
-        """The pair that the user wrote down. Raises PackageError where its output is not there."""
+        """The pair in the contract file. Raises PackageError where its output does not exist."""
         found = self.written.state(port.name)
         if found is None:
             return None
@@ -238,36 +235,35 @@ class Inference:
         name = states.present.replace("{layer}", str(layer))
         present = graph.output(name)
         if present is None:
-            raise self.wrong(graph, f"has the input {port.name!r}, and no output {name!r} as the contract says")
+            raise self.wrong(graph, f"has the input {port.name!r}, but not the output {name!r} of the contract")
         return Pair(port, present, layer, states.kind, WRITTEN)
 
     def check_causal(self, graph: GraphFacts) -> None:
-        """Raise PackageError for a graph without a cache that may be no decoder: any model of texts looks like one."""
+        """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
         said = self.evidence.architecture
         if said and not self.evidence.is_causal:
-            raise self.wrong(graph, f"has no cache, and {said} is no decoder by its name, so it may not generate")
-        self.notes.append("its graph has no cache: every token reads the whole text again")
+            raise self.wrong(graph, f"has no cache, and {said} is not the name of a decoder, so it may not generate")
+        self.notes.append("its graph has no cache: every token runs the whole sequence again")
 
     def not_understood(self, graph: GraphFacts, left: Sequence[PortFact]) -> PackageError:
-        """The error for inputs that nothing explains."""
+        """The error for inputs that cannot be identified."""
         first = left[0]
         others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
         if (sign := called_otherwise(first)) is not None:
             what = (
-                f"the input {first.declared} is for {sign.role} by its name, and Partita feeds {sign.forms} there"
-                f"{others}"
+                f"the input {first.declared} has the name of {sign.role}, for which Partita feeds {sign.forms}{others}"
             )
             return self.wrong(graph, what, OTHER_INPUT)
         if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
-            what = f"the input {first.declared} cannot be understood by its name, type and shape"
+            what = f"the input {first.declared} cannot be identified by its name, type and shape"
         else:
-            what = f"the cache input {first.declared} cannot be understood: no output can be told to continue it"
+            what = f"the cache input {first.declared} cannot be identified: no output continues it"
         return self.wrong(graph, f"{what}{others}", WRITE_CONTRACT)
 
     def check_states(
         self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], pairs: Sequence[Pair]
     ) -> None:
-        """Raise PackageError when a graph of a pair does not give, or take, the states of the other."""
+        """Raise PackageError when the graphs of a pair have different states."""
         pasts = {pair.past.name for pair in pairs}
         given = {port.name for port in graph.outputs}
         odd = [port for port in graph.inputs if port.name not in meant and port.name not in pasts]
@@ -282,7 +278,7 @@ class Inference:
             raise self.wrong(graph, "lacks cache inputs that the other graph has", OTHER_FILE)
 
     def rows_of(self, pair: Pair, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int | None:
-        """The axis of a state that has an entry for each token: what the user wrote, else what the graph tells."""
+        """The axis of a state with one entry per token: of the contract file, else of the graph."""
         found = self.written.state(pair.past.name)
         if found is not None and found[0].grows not in (None, False):
             return found[0].grows
@@ -295,34 +291,34 @@ class Inference:
     # --- sizes --------------------------------------------------------------------------------------------------------
 
     def batch_symbol(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> Size:
-        """What the graph calls the batch: the first size of its tokens."""
+        """The first size of the tokens: the name or number of the batch size."""
         name = next(name for name, meaning in meant.items() if meaning.role == "tokens")
         port = graph.input(name)
         shape = () if port is None else port.shape or ()
-        return shape[0] if len(shape) > 1 else 1  # ids [S] are of one text
+        return shape[0] if len(shape) > 1 else 1  # ids [S] are one sequence
 
     def batch_size(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int:
-        """B: what the graph fixes, else what the user wrote, else 1."""
+        """B: fixed by the graph, else of the contract file, else 1."""
         fixed = self.batch_symbol(graph, meant)
         if not isinstance(fixed, int):
             return self.written.batch_size or 1
         if self.written.batch_size not in (None, fixed):
-            raise self.wrong(graph, f"the batch is fixed to {fixed}, and the contract says {self.written.batch_size}")
+            raise self.wrong(graph, f"the batch is fixed to {fixed}, but {self.written.batch_size} in the contract")
         return fixed
 
     def vocab_size(self, logits: PortFact, graph: GraphFacts) -> int:
-        """The last size of the logits, else what the configuration or the user says."""
+        """The last size of the logits, else that of the configuration or the contract file."""
         size = logits.shape[-1] if logits.shape else None
         if isinstance(size, int) and self.written.vocab_size not in (None, size):
             said = f"{self.written.vocab_size:,}"
-            raise self.wrong(graph, f"logits are of {size:,} tokens, and the contract says {said}", CORRECT)
+            raise self.wrong(graph, f"logits have {size:,} tokens, but the contract has {said}", CORRECT)
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
-            raise self.wrong(graph, "nothing says how many tokens the vocabulary has", WRITE_CONTRACT)
+            raise self.wrong(graph, "the size of the vocabulary is unknown", WRITE_CONTRACT)
         return found
 
     def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
-        """The window that the configuration has and no attention of the graph; 0 where it may have it."""
+        """The window of the configuration that no attention in the graph has; 0 where it may have it."""
         makers = [graph.producer_of(pair.present.name) for pair in pairs]
         window, compared = self.evidence.window, frozenset[int]().union(*(each.compared for each, _ in self.graphs))
         told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
@@ -333,21 +329,21 @@ class Inference:
         return window
 
     def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> Short | None:
-        """Up to which length texts have the tokens of the model, where that is not all lengths."""
+        """The length up to which outputs match the model, where it is limited."""
         positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
         window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
         found = []
         if window:
             source = self.evidence.source
             found.append(
-                Short(window, f"{source} says a window of {window:,} tokens, and the graph's attention has none")
+                Short(window, f"{source} has a window of {window:,} tokens, but the graph's attention has none")
             )
         if turns:
             found.append(
                 Short(
                     turns,
-                    f"the graph turns keys with other frequencies in texts of more than {turns:,} tokens, which do not "
-                    "go with those that were cached before",
+                    f"the graph uses other rotary frequencies beyond {turns:,} tokens, for which the cached keys "
+                    "are wrong",
                 )
             )
         return min(found, key=lambda each: each.length, default=None)
@@ -374,34 +370,32 @@ class Inference:
         )
 
     def check_windows(self, graph: GraphFacts, fixed: Size, inputs: Sequence[Port]) -> None:
-        """Raise PackageError where windows of inputs are more than a way to cut a prompt: where the graph has the size
-        of a window, or a mask of fixed length, in which what is valid would have to be at the end.
-        """
+        """Raise PackageError for padded windows of inputs with a fixed number of tokens or mask length."""
         whole = [port for port in inputs if port.role == "mask" and isinstance(port.shape[-1], int)]
         if isinstance(fixed, int) or whole:
             what = f"mask {whole[0].name!r}" if whole else "number of tokens"
             raise self.wrong(
                 graph,
-                f"{self.evidence.source} asks for padded windows of inputs (slide_inputs), and the graph has a fixed "
+                f"{self.evidence.source} requires padded windows of inputs (slide_inputs), and the graph has a fixed "
                 f"{what}, which Partita does not feed so",
                 OTHER_FILE,
             )
-        self.notes.append(
-            "prompts are read in chunks, which need not be of the window's size that slide_inputs asks for"
-        )
+        self.notes.append("prompts are prefilled in chunks, which may differ from the window size of slide_inputs")
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:
-        """Whether a step may take several tokens after past ones.
+        """Whether a step may have several tokens after past ones.
 
-        Not where the branch for past was exported for one token: optimum's pairs and merged decoders, which were traced
-        so; nor GroupQueryAttention with several rows, as its CPU kernel reads past in a prompt for one row alone.
+        Not for optimum's pairs and merged decoders, whose branch for past was traced for one token; nor for
+        GroupQueryAttention with several sequences, whose CPU kernel supports past in a prompt for one sequence only.
         """
         if self.written.appends_chunks is not None:
             return self.written.appends_chunks
         merged = any(port.role == "cache_branch" for file in files for port in file.inputs)
         named = any(MERGED in file.file for file in files)
         if merged or named or len(files) > 1:
-            self.notes.append("what follows a prompt is read one token at a time: its graph for past may know no other")
+            self.notes.append(
+                "tokens after the first prefill run one at a time: its graph with past may support no more"
+            )
             return False
         return batch == 1 or not any(state.in_place for state in states)
 
@@ -411,7 +405,7 @@ class Inference:
 
 
 def _port(port: PortFact, role: Role, last: int | None = None) -> Port:
-    """A port of the contract; sizes without a name are called after their axis."""
+    """A port of the contract; unnamed sizes get the name of their axis."""
     shape: list[Dimension] = [
         f"{port.name}_{axis}" if size is None else size for axis, size in enumerate(port.shape or ())
     ]

@@ -1,8 +1,8 @@
-"""Which files of a folder are models of a decoder, and which of them is meant. Pure on the names of files.
+"""Find the decoder models among the files of a folder, and choose one. Pure on file names.
 
 optimum writes model.onnx, or decoder_model.onnx for the first step and decoder_with_past_model.onnx for the others, or
 both merged into decoder_model_merged.onnx. Hub repositories for transformers.js have the same files under onnx/, in
-several precisions: model_q4.onnx, model_fp16.onnx, ... onnxruntime-genai names its one file in genai_config.json.
+several precisions: model_q4.onnx, model_fp16.onnx, ... onnxruntime-genai names its file in genai_config.json.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SUBFOLDER = "onnx"
 GENAI_CONFIG = "genai_config.json"
 SUFFIX = ".onnx"
 PLAIN = "model"
-"""The variant of a file without a suffix, as a user names it."""
+"""The user's name for the variant of a file without a suffix."""
 MERGED, FIRST, LATER = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
 STEMS = (PLAIN, MERGED, LATER, FIRST)
-"""Names of a decoder's files without their variant; the longer ones before those that they begin with."""
+"""File names of a decoder without their variant; longer names before their prefixes."""
 OTHER_MODELS = re.compile(
     r"(^|_)(encoder|vision|visual|image|audio|speech|text_encoder|text_model|embed_tokens|embeddings?|unet|vae"
     r"|prepare_inputs_embeds|projector|vocoder)(_|$)"
 )
-"""Parts of names of files that are one half of a model that reads more than text, or no decoder."""
+"""Name parts of files that are a part of a multimodal model, or not a decoder."""
 CHOOSE = Remedy("choose one of them", options=("--variant", "{variant}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run a folder: a file, or one for the first step and one for the others."""
+    """One model in a folder: a file, or one for the first step and one for the others."""
 
     variant: str
     """q4, fp16, ...; empty for the plain one."""
@@ -45,37 +45,37 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """How a user names it."""
+        """The user's name for it."""
         return self.variant or PLAIN
 
 
 def onnx_files(names: Iterable[str]) -> tuple[str, ...]:
-    """The ONNX files among the names, of the folder itself and of its subfolder onnx/."""
+    """The ONNX files among the names, in the folder and its subfolder onnx/."""
     homes = (".", SUBFOLDER)
     return tuple(sorted(n for n in names if n.endswith(SUFFIX) and str(PurePosixPath(n).parent) in homes))
 
 
 def refuse_other_models(folder: object, names: Sequence[str], genai: str | None = None) -> None:
-    """Raise PackageError for encoder-decoders and models of images or sound, by the names of their files."""
+    """Raise PackageError for encoder-decoders and models of images or sound, by file names."""
     stems = {PurePosixPath(name).stem: name for name in names if PurePosixPath(name).name != genai}
     odd = [name for stem, name in stems.items() if OTHER_MODELS.search(stem)]
     if odd:
         raise PackageError(
-            f"{folder}: {listing(odd[:5])}: part of an encoder-decoder, or of a model that reads more than text, which "
+            f"{folder}: {listing(odd[:5])}: part of an encoder-decoder or multimodal model, which "
             "Partita does not generate from",
             remedy=DECODERS_ONLY,
         )
 
 
 def candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
-    """Every model of a decoder among the ONNX files `names`, the plain one first.
+    """Every decoder model among the ONNX files `names`, the plain one first.
 
-    Where a variant is there in several forms, the first that does with one file for all steps counts.
+    Of several forms of a variant, a single file for all steps has precedence.
     """
     stems = {name: PurePosixPath(name).stem for name in names}
     split = {name: _split(stem) for name, stem in stems.items()}
     known = {name: pair for name, pair in split.items() if pair is not None}
-    if not known:  # names that nobody agreed on: each file is a candidate of its own
+    if not known:  # unknown names: each file is a candidate
         single = len(names) == 1
         return tuple(Candidate("" if single else stems[name], ((name, "any"),)) for name in names)
     found = []
@@ -86,7 +86,7 @@ def candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
 
 
 def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
-    """The files of one variant, by stem, that are run."""
+    """The files of one variant to run. `of`: stem -> file."""
     if whole := of.get(PLAIN) or of.get(MERGED):
         return ((whole, "any"),)
     if FIRST in of and LATER in of:
@@ -107,13 +107,13 @@ def _split(stem: str) -> tuple[str, str] | None:
 
 
 def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:
-    """The candidate that `variant` names, by its name or that of its file; without one the plain or only one.
+    """The candidate that `variant` names, by its name or file; without it the plain or only one.
 
-    Raises UsageError for a name that none has, PackageError where several could be meant.
+    Raises UsageError for an unknown name, PackageError where the choice is ambiguous.
     """
     if variant is not None:
         named = (
-            [each for each in found if any(variant == file for file, _ in each.files)]  # the whole path, which is one's
+            [each for each in found if any(variant == file for file, _ in each.files)]  # a whole path is unique
             or [each for each in found if variant in (each.name, each.variant)]
             or [each for each in found if any(_is_called(file, variant) for file, _ in each.files)]
         )

@@ -1,7 +1,7 @@
-"""Adapters beside a foreign graph: inputs with defaults that add nothing, and files with other values for them.
+"""Adapters of a foreign graph: inputs with defaults without effect, and files with values for them.
 
-Olive and onnxruntime-genai keep LoRA weights so: graph inputs that are initializers as well, and a file of ONNX Runtime
-per adapter. Old exporters list every weight as an input with a default; those have fixed sizes, and no file is there.
+Olive and onnxruntime-genai store LoRA weights as graph inputs with initializers, and one ONNX Runtime adapter file per
+adapter. Old exporters list every weight as an input with a default; those have fixed sizes, and there is no file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMED_TWICE = Remedy("rename one of them")
 
 
 def adapter_files(folder: Path, homes: Sequence[str]) -> tuple[str, ...]:
-    """Adapter files of a folder and of those subfolders of it that have its graphs, relative to it."""
+    """Adapter files in a folder and in its subfolders with graphs, relative to it."""
     places = dict.fromkeys((folder, *((folder / home) for home in homes)))
     return tuple(
         path.relative_to(folder).as_posix()
@@ -32,7 +32,7 @@ def adapter_files(folder: Path, homes: Sequence[str]) -> tuple[str, ...]:
 
 
 def adapter_records(folder: Path, files: Sequence[str]) -> tuple[AdapterRecord, ...]:
-    """One per file, called as the file is. Raises PackageError where two have one name."""
+    """One record per file, named after it. Raises PackageError for equal names."""
     found: dict[str, str] = {}
     for file in files:
         name = PurePosixPath(file).stem
@@ -43,8 +43,9 @@ def adapter_records(folder: Path, files: Sequence[str]) -> tuple[AdapterRecord, 
 
 
 def adapter_inputs(graph: GraphFacts, *, files: bool) -> tuple[AdapterInput, ...]:
-    """Inputs that an adapter may give values for: with adapter `files` there all that have defaults, else those whose
-    default is empty or whose size is open.
+    """Inputs for values of adapters.
+
+    With adapter `files`, all inputs with defaults; without, those with an empty default or a symbolic size.
     """
     return tuple(
         AdapterInput(

@@ -1,4 +1,4 @@
-"""The manifest of a folder that another exporter wrote, inferred from its graphs and configuration files."""
+"""Infer the manifest of a foreign folder from its graphs and configuration files."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ from partita.package.folder import (
 )
 from partita.package.records import ForeignRecord, Verification
 
-NO_ANSWER = "Partita did not write it, so it has no known answer"
+NO_ANSWER = "not written by Partita, so there is no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {
     "tokenizer.json": "tokenizers",
     "tokenizer_config.json": "transformers",
     "tokenizer.model": "transformers",
     "vocab.json": "transformers",
 }
-"""What reads the tokenizer, by the first of these files that is there."""
+"""Tokenizer file -> library; the first existing file counts."""
 TABLED = "com.microsoft.MatMulBnb4"
 WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
-"""Operators on packed weights: 4 bits that choose from a table, integers of 8 bits."""
+"""Operators on quantised weights: 4-bit table codes, 8-bit integers."""
 
 
 def infer_manifest(
     folder: Path, names: Sequence[str], variant: str | None, contract: Path | None, max_length: int | None
 ) -> Manifest:
-    """The manifest that a folder of another exporter would have. `names`: its files, relative to it; the others as in
-    `Choice`. Raises as `open_folder` does.
+    """The inferred manifest. `names`: the folder's files, relative to it; the others as in `Choice`.
+
+    Raises as `open_folder` does.
     """
     written = NOTHING if contract is None else read_written(contract)
     if max_length is not None and not 1 <= max_length <= LONGEST:
@@ -66,13 +67,13 @@ def infer_manifest(
     try:
         inferred = Inference(str(folder), graphs, evidence, written, max_length).run()
         return _manifest(folder, evidence, [graph for graph, _ in graphs], inferred, chosen, found)
-    except ValidationError as error:  # numbers and types of the graph or its configuration
+    except ValidationError as error:  # invalid numbers and types in the graph or its configuration
         first = error.errors()[0]
         raise PackageError(f"{folder}: {'.'.join(map(str, first['loc']))}: {first['msg']}", remedy=GET_AGAIN) from error
 
 
 def _candidates(folder: Path, names: Sequence[str], evidence: Evidence, written: Written) -> tuple[Candidate, ...]:
-    """The models of a folder. Raises PackageError for folders of other models than decoders."""
+    """The models of a folder. Raises PackageError for models other than decoders."""
     if written.files:
         files: tuple[tuple[str, Phase], ...] = tuple((entry.file, entry.phase) for entry in written.files)
         if sorted(phase for _, phase in files) not in (["any"], ["decode", "prefill"]):
@@ -100,7 +101,7 @@ def _manifest(
     chosen: Candidate,
     found: tuple[Candidate, ...],
 ) -> Manifest:
-    """What a manifest would say if the folder had one."""
+    """Build the manifest."""
     contract, main = inferred.contract, graphs[-1]
     precision = precision_of(main)
     homes = dict.fromkeys(str(PurePosixPath(graph.file).parent) for graph in graphs)
@@ -148,7 +149,7 @@ def _manifest(
 
 
 def _layout(folder: Path, chosen: Candidate) -> str:
-    """Whose folder it looks like."""
+    """The layout of the folder."""
     if (folder / GENAI_CONFIG).is_file():
         return "onnxruntime-genai"
     inside = any(file.startswith(f"{SUBFOLDER}/") for file, _ in chosen.files)
@@ -159,7 +160,7 @@ def _layout(folder: Path, chosen: Candidate) -> str:
 
 
 def precision_of(graph: GraphFacts) -> str:
-    """The precision of the weights, in the words of an export: what most of them are."""
+    """The precision of most weights, by the names of an export."""
     stored = graph.weights
     if graph.packed:
         return f"int{max(graph.packed, key=lambda bits: (graph.packed[bits], -bits))}"
@@ -176,13 +177,13 @@ def precision_of(graph: GraphFacts) -> str:
 
 
 def _most_floats(graph: GraphFacts) -> str:
-    """The floating-point type of most weights."""
+    """The float type of most weights."""
     floats = {name: count for name, count in graph.weights.items() if name in ("float32", "float16", "bfloat16")}
     return max(floats, key=lambda name: floats[name], default="float32")
 
 
 def attention_of(graph: GraphFacts) -> str:
-    """How attention is computed: by which operator, or by primitive ones."""
+    """The name of the attention: its operator, or primitives."""
     operators = {
         "com.microsoft.GroupQueryAttention": "gqa",
         "com.microsoft.MultiHeadAttention": "mha",

@@ -1,4 +1,4 @@
-"""What inputs and outputs of a graph mean that are no states: by name, type and shape, and by what reads them. Pure."""
+"""Roles of a graph's inputs and outputs that are not states: by name, type, shape and consumers. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ GATHERS = frozenset({"Gather", "GatherBlockQuantized"})
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What the input of a role looks like."""
+    """The features of an input with a role."""
 
     role: Role
     name: re.Pattern[str]
     dtypes: frozenset[str]
     ranks: frozenset[int]
     shapes: tuple[tuple[int | None, ...], ...] = ()
-    """Others that it may have, with None for any size."""
+    """Other possible shapes, with None for any size."""
 
     def takes(self, port: PortFact) -> bool:
-        """Whether an input has the type and rank of the role, or a shape."""
+        """Whether an input has the type, and the rank or a shape, of the role."""
         if port.dtype not in self.dtypes or port.shape is None:
             return port.dtype in self.dtypes
         return len(port.shape) in self.ranks or any(_has(port.shape, shape) for shape in self.shapes)
 
     @property
     def forms(self) -> str:
-        """For people: `int32 or int64 in 1 or 2 dimensions or as [3,?,?]`."""
+        """For messages: `int32 or int64 in 1 or 2 dimensions or as [3,?,?]`."""
         types, ranks = " or ".join(sorted(self.dtypes)), " or ".join(map(str, sorted(self.ranks)))
         shapes = (",".join("?" if size is None else str(size) for size in shape) for shape in self.shapes)
         return f"{types} in {ranks} dimensions{''.join(f' or as [{shape}]' for shape in shapes)}"
@@ -51,7 +51,7 @@ def _sign(
 
 
 COLUMN = ((None, 1),)
-"""One number for each row of the batch, as some exporters declare it."""
+"""One number per sequence, as some exporters declare it."""
 INPUTS = (
     _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 1, 2),
     _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
@@ -61,7 +61,7 @@ INPUTS = (
         INTEGERS,
         1,
         2,
-        shapes=((3, None, None),),  # of time, row and column of a picture, which are one for a token of text
+        shapes=((3, None, None),),  # time, row and column of an image, which are equal for text tokens
     ),
     _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
     _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
@@ -76,12 +76,12 @@ INPUTS = (
         shapes=COLUMN,
     ),
 )
-"""Inputs by the names that exporters give them. One whose type or rank is another is not what its name says."""
+"""Inputs by the names that exporters use. An input of another type or rank does not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The role of a port, and what says so."""
+    """The role of a port, and the source of that information."""
 
     role: Role
     source: str
@@ -96,7 +96,7 @@ def fits(port: PortFact, role: Role) -> bool:
 
 
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
-    """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
+    """The role of an input by its name, type and rank. `roles`: names given in a configuration."""
     if port.name in roles and fits(port, roles[port.name]):
         return Meaning(roles[port.name], "configuration")
     sign = next((sign for sign in INPUTS if sign.name.fullmatch(port.name) and sign.takes(port)), None)
@@ -104,16 +104,16 @@ def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
 
 
 def called_otherwise(port: PortFact) -> Sign | None:
-    """The sign that an input has the name of, and not the type or rank; None for other names."""
+    """The sign whose name an input has with another type or rank; None for other names."""
     if by_name(port, {}) is not None:
         return None
     return next((sign for sign in INPUTS if sign.name.fullmatch(port.name)), None)
 
 
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The input of integers [B, S] or [S] by which rows of a table of weights are looked up; None for none or several.
+    """The integer input [B, S] or [S] that indexes rows of a weight table; None for none or several.
 
-    Absolute positions are looked up, too, in a table that some exporters name after them.
+    Absolute positions index a table, too, which some exporters name after them.
     """
     found = [
         name
@@ -124,7 +124,7 @@ def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None
 
 
 def _looks_up(graph: GraphFacts, name: str) -> bool:
-    """Whether a tensor is the index of a Gather, as it is or cast."""
+    """Whether a tensor, possibly cast, is the index of a Gather."""
     for node in graph.readers_of(name):
         if node.op_type in GATHERS and name in node.inputs[1:2]:
             return True
@@ -134,8 +134,10 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
 
 
 def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
-    """The output of logits [B, S, vocab], or in two dimensions of the last token or of one row: the one with that name,
-    or called so, or of the vocabulary's size, or the only one that is none of `states`.
+    """The output of logits: [B, S, vocab], or two-dimensional for the last token or one sequence.
+
+    It is the output `wanted`, or one named so, or with the size of the vocabulary, or the only one not in
+    `states`.
     """
     if wanted is not None:
         return graph.output(wanted)

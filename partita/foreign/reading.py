@@ -1,4 +1,4 @@
-"""The facts of an ONNX file on disk. Its weights stay where they are."""
+"""Read the facts of an ONNX file on disk, without its weights."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ HANDED_ON = frozenset({"Cast", "Identity", "Neg", "Squeeze", "Unsqueeze", "Resha
 COMPARING = frozenset(
     ("Add", "Sub", "Div", "Mod", "Max", "Min", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu")
 )
-"""Operators by which a graph may limit attention to a window or a chunk."""
+"""Operators with which a graph may limit attention to a window or a chunk."""
 
 
 def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
-    """The facts of `file`, which is relative to `folder`.
+    """The facts of `file`, relative to `folder`.
 
-    `longest`: the most tokens of a text, 0 where nothing says; of weights only tables of sines with more rows are read.
-    Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
+    `longest`: the maximum tokens, 0 where unknown; of weights only sine tables with more rows are read. Raises
+    PackageError when the file is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
-    # Here, because `partita.load` is there before ONNX Runtime is loaded, which is in the same room.
+    # imported here, because `partita.load` must run before ONNX Runtime is loaded
     from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
     from partita.runtime.place.onnx_model import read_onnx
 
@@ -67,7 +67,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
 
 
 def _dtype(number: int) -> str:
-    """The name of an element type; empty for one that ONNX has not."""
+    """The name of an element type; empty for an unknown one."""
     try:
         return dtypes.numbered(number).name
     except ValueError:
@@ -75,7 +75,7 @@ def _dtype(number: int) -> str:
 
 
 def _constants(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Names and values of a graph's constants, in whatever form exporters write them."""
+    """Names and values of a graph's constants, in all forms that exporters use."""
     from onnx import TensorProto, helper
 
     yield from ((tensor.name, tensor) for tensor in getattr(graph, "initializer", ()))
@@ -89,7 +89,7 @@ def _constants(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[st
 
 
 def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
-    """Name and value of a constant that is one whole number, and in the file itself."""
+    """Name and value of a scalar integer constant stored in the file itself."""
     from onnx import numpy_helper
 
     if _dtype(tensor.data_type) not in ("int64", "int32") or any(size != 1 for size in tensor.dims):
@@ -98,7 +98,7 @@ def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
         return None
     try:
         return name, int(numpy_helper.to_array(tensor).reshape(()))
-    except ValueError:  # its bytes are missing, which is told where the file is opened
+    except ValueError:  # missing bytes are reported when the file is opened
         return None
 
 
@@ -113,19 +113,19 @@ def _compared(graphs: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> frozens
             whole[node.output[0]] = -numbers[0] if node.op_type == "Neg" else numbers[0]
         elif node.op_type in COMPARING:
             found.update(map(abs, numbers))
-        elif node.op_type == "Slice":  # of the last keys; the parts of a head begin at a number above 0
+        elif node.op_type == "Slice":  # of the last keys; slices of a head start at 0 or above
             found.update(-number for number in numbers if number < -1)
     return frozenset(found)
 
 
 def _is_mask(tensor: onnx.TensorProto) -> bool:
-    """Whether a constant may say of every two positions whether the one attends to the other."""
+    """Whether a constant may be a mask over pairs of positions."""
     square = len(tensor.dims) > 1 and tensor.dims[-1] == tensor.dims[-2] > 1
     return square and (_dtype(tensor.data_type) == "bool" or len(tensor.dims) > 3)
 
 
 def _begin_anew(graph: onnx.GraphProto, tables: frozenset[str], home: Path, longest: int) -> dict[str, int]:
-    """The row in which a table of sines has those of the first position again, all zero; of tables that have one."""
+    """Sine table -> the later row that equals the first position's row (zeros), where there is one."""
     import numpy as np
 
     found = {}
@@ -142,7 +142,7 @@ def _begin_anew(graph: onnx.GraphProto, tables: frozenset[str], home: Path, long
 
 
 def _stored(tensor: onnx.TensorProto, home: Path) -> npt.NDArray[np.uint8] | None:
-    """The bytes of a tensor, in the file or beside it; None where some are missing, which is told as it is opened."""
+    """The bytes of a tensor, in the file or external; None where some are missing."""
     import numpy as np
     from onnx import numpy_helper
 
@@ -167,7 +167,7 @@ def _port(port: onnx.ValueInfoProto) -> PortFact:
 
 
 def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
-    """Negative sizes are how some exporters write that they do not know."""
+    """A size; some exporters write negative sizes for unknown ones."""
     if size.HasField("dim_value"):
         return size.dim_value if size.dim_value >= 0 else None
     return size.dim_param or None
@@ -188,7 +188,7 @@ def _node(node: onnx.NodeProto) -> NodeFact:
 
 
 def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tuple[int, ...]] | None:
-    """Name and value of an attribute that is a number, whole numbers, or text."""
+    """Name and value of an attribute that is a number, an integer list, or a string."""
     if attribute.HasField("i"):
         return attribute.name, int(attribute.i)
     if attribute.HasField("f"):
@@ -199,7 +199,7 @@ def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tup
 
 
 def _bits(node: onnx.NodeProto) -> int:
-    """Of a weight of a product with packed ones; 4 is what the operator takes without being told."""
+    """The bits of a product's quantised weight; 4 is the operator's default."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "bits"), 4)
 
 

@@ -1,10 +1,10 @@
-"""Up to which length of a text a graph turns queries and keys with the frequencies that earlier ones had. Pure.
+"""Find the length beyond which a graph uses other rotary frequencies. Pure.
 
-Another table     If a length is greater than the original one, the cosines and sines of another table
-Moved positions   positions + (the largest of them >= the original length) * that length: another part of one table
-A table of two    one table with the first position's row twice: who reads it knows where the second part begins
+    Another table     if a length exceeds the trained length, cosines and sines of another table
+    Moved positions   positions + (their maximum >= the trained length) * that length: another part of one table
+    A table of two    one table with the first position's row twice, for consumers that know the second part
 
-So onnxruntime-genai's builder writes LongRoPE models, each for other providers.
+These are LongRoPE models of onnxruntime-genai's builder for different providers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from partita.foreign.facts import GraphFacts, NodeFact
 ROTARY = "RotaryEmbedding"
 POSITIONS = {("", ROTARY): 3, (CONTRIB, ROTARY): 1, (CONTRIB, GQA): 9}
 SINES = {("", ROTARY): 2, (CONTRIB, ROTARY): 3, (CONTRIB, GQA): 8}
-"""Operators that turn queries and keys: which input has the positions, and which the table of sines."""
+"""Operators with a rotary embedding -> input of the positions, and of the sine table."""
 COMPARED = frozenset({"Greater", "GreaterOrEqual"})
 MOVED_BY = frozenset({"Add", "Mul", "Where"})
 SAME_NUMBERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
@@ -25,26 +25,26 @@ ONE_OF_THEM = frozenset({"ReduceMax", "Gather", "Slice"})
 
 
 def sine_tables(nodes: Iterable[NodeFact]) -> frozenset[str]:
-    """The tensors that rotary embeddings take sines from."""
+    """The tensors from which rotary embeddings read sines."""
     return frozenset(name for node in nodes for name in _input(node, SINES))
 
 
 def frequencies_change_at(graph: GraphFacts, positions: frozenset[str]) -> int:
-    """The length beyond which a graph takes other cosines and sines for rotary embeddings; 0 where none is seen.
+    """The length beyond which a graph uses other cosines and sines; 0 where none is found.
 
-    `positions`: the inputs that have them.
+    `positions`: inputs with the positions.
     """
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
     limits = [graph.begins_anew[name] for name in sine_tables(graph.nodes) if name in graph.begins_anew]
     for asks in (*_of_tables(graph, producers), *_of_positions(graph, producers, positions)):
-        # Of n tokens the largest position is n - 1.
+        # The largest position of n tokens is n - 1.
         most = graph.whole.get(asks.inputs[1], 0) + _is_position(asks.inputs[0], producers, positions)
         limits.append(most - (asks.op_type == "GreaterOrEqual"))
     return min((limit for limit in limits if limit > 0), default=0)
 
 
 def _of_tables(graph: GraphFacts, producers: Mapping[str, NodeFact]) -> Iterable[NodeFact]:
-    """The comparisons by which an If chooses what rotary embeddings read."""
+    """The comparisons by which an If selects inputs of rotary embeddings."""
     for node in graph.nodes:
         if node.op_type != "If" or not node.inputs:
             continue
@@ -57,7 +57,7 @@ def _of_tables(graph: GraphFacts, producers: Mapping[str, NodeFact]) -> Iterable
 def _of_positions(
     graph: GraphFacts, producers: Mapping[str, NodeFact], positions: frozenset[str]
 ) -> Iterable[NodeFact]:
-    """The comparisons that decide where the positions of rotary embeddings are looked up."""
+    """The comparisons that change positions of rotary embeddings."""
     left = list({name for node in graph.nodes for name in _input(node, POSITIONS)})
     seen = set[str]()
     while left:
@@ -73,12 +73,12 @@ def _of_positions(
 
 
 def _is_limit(node: NodeFact, graph: GraphFacts) -> bool:
-    """Whether a node compares something with a whole number that is written down, and more than 1."""
+    """Whether a node compares with an integer constant above 1."""
     return node.op_type in COMPARED and len(node.inputs) > 1 and graph.whole.get(node.inputs[1], 0) > 1
 
 
 def _is_position(tensor: str, producers: Mapping[str, NodeFact], positions: frozenset[str]) -> bool:
-    """Whether a tensor is one of the positions, and no length: nothing is added to it on the way."""
+    """Whether a tensor is a position and not a length: nothing is added to it."""
     seen = set[str]()
     while tensor not in positions:
         node = producers.get(tensor)
@@ -90,7 +90,7 @@ def _is_position(tensor: str, producers: Mapping[str, NodeFact], positions: froz
 
 
 def _input(node: NodeFact, places: Mapping[tuple[str, str], int]) -> tuple[str, ...]:
-    """The input of a node at the place that its operator has it; none where it has none."""
+    """The input of a node at its operator's index in `places`; empty without one."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     place = places.get((domain, node.op_type))
     return () if place is None else tuple(filter(None, node.inputs[place : place + 1]))

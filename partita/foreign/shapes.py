@@ -1,4 +1,4 @@
-"""Sizes: of each state, and N, the most tokens of a text. Pure."""
+"""Sizes of states, and N, the maximum tokens. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from partita.package.contract import State
 from partita.remedies import Remedy
 
 MOST_TOKENS = 4096
-"""N where nobody says: buffers of a cache that is not told to be longer take no more."""
+"""Default N: the length of a static cache unless requested."""
 UNKNOWN_LENGTH = 2048
-"""N where neither the user nor a configuration says how long a text may be."""
+"""N where neither the user nor a configuration has a length."""
 LONGEST = 1 << 24
-"""The most tokens of a text that can be asked for."""
+"""The maximum of a requested length."""
 WIDTH_AXIS = 3
 """Of keys and values [B, KV heads, N, head size]."""
-SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
+SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
 SAY_HOW = Remedy(
-    "say in a file that it is written at the cursor (grows = false), or that it is no key or value (kind)",
+    "specify in a file that it is written at the cursor (grows = false), or that it is no key or value (kind)",
     options=("--contract", "FILE.toml"),
 )
 OTHER_CACHE = Remedy("export it with a cache that grows, or that is written at a cursor")
@@ -35,7 +35,7 @@ CORRECT = Remedy("correct the contract file")
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Up to which length a text has the tokens of the model, and why not beyond."""
+    """The length up to which outputs match the model, and why not beyond."""
 
     length: int
     why: str
@@ -52,12 +52,10 @@ def length_of(
     *,
     short: Short | None = None,
 ) -> int:
-    """N: as the user wants it, as far as graph and configuration allow; else what the configuration says is usual, or
-    what it allows, up to a limit.
+    """N: as requested, within the limits of graph and configuration; else the configuration's default or limit, capped.
 
-    `rows`: the axis of each pair that has an entry for every token; `short`: up to where texts are the model's, so that
-    longer ones are only taken where they are asked for. Raises PackageError for more than is allowed. `notes`
-    gets what was decided.
+    `rows`: the axis of each pair with one entry per token; `short`: the length up to which outputs match the model,
+    exceeded only on request. Appends decisions to `notes`. Raises PackageError for a request above the limit.
     """
     fixed = _fixed_length(pairs, rows)
     wanted, most = asked or written.max_length, fixed or evidence.max_length
@@ -66,31 +64,30 @@ def length_of(
         raise PackageError(f"{where}: `max_length={wanted}`: {source} allows {most}")
     usual = min(filter(None, (evidence.usual_length, most)), default=0)
     if fixed and asked is not None and asked < fixed:
-        notes.append(f"`max_length={asked}`: the cache of this graph holds {fixed:,} tokens, whatever is asked")
+        notes.append(f"`max_length={asked}`: ignored, the cache of this graph has a fixed length of {fixed:,} tokens")
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:
-            notes.append(f"{short.why}: longer texts may have other tokens than the model")
+            notes.append(f"{short.why}: longer sequences may differ from the model")
             return length
         notes.append(
-            f"{short.why}: texts of {short.length:,} tokens were taken; longer ones may have other tokens than the "
-            "model"
+            f"{short.why}: the maximum length is {short.length:,} tokens; longer sequences may differ from the model"
         )
         return short.length
     if not (fixed or wanted or usual):
-        notes.append(f"nothing says how long a text may be: {UNKNOWN_LENGTH:,} tokens were taken")
+        notes.append(f"the maximum length is unknown: {UNKNOWN_LENGTH:,} tokens are used")
     elif length < (most or usual) and not (fixed or wanted):
-        notes.append(f"{evidence.source} allows texts of {most or usual:,} tokens; {length:,} were taken")
+        notes.append(f"{evidence.source} allows {most or usual:,} tokens; {length:,} are used")
     return length
 
 
 def longest_of(pairs: Sequence[Pair], rows: Sequence[int | None], evidence: Evidence) -> int | None:
-    """What N can be set to; None where the graph has it fixed."""
+    """The maximum value of N; None where the graph has it fixed."""
     return None if _fixed_length(pairs, rows) is not None else evidence.max_length or LONGEST
 
 
 def _fixed_length(pairs: Sequence[Pair], rows: Sequence[int | None]) -> int | None:
-    """Rows of keys that have a fixed length; None where those of a layer have not."""
+    """The fixed length of all keys; None where one has none."""
     sizes = [
         (pair.past.shape or ())[axis]
         for pair, axis in zip(pairs, rows, strict=True)
@@ -101,7 +98,7 @@ def _fixed_length(pairs: Sequence[Pair], rows: Sequence[int | None]) -> int | No
 
 
 def batch_axis(symbol: Size, port: PortFact) -> int | None:
-    """The axis that is the batch: the one that is called as that of the tokens, else the first, unless it is fixed."""
+    """The batch axis: named as that of the tokens, else the first, unless it is fixed."""
     shape = port.shape or ()
     if isinstance(symbol, str) and symbol in shape:
         return shape.index(symbol)
@@ -109,13 +106,13 @@ def batch_axis(symbol: Size, port: PortFact) -> int | None:
 
 
 def cache_bytes(states: Sequence[State]) -> int:
-    """All states together, at their longest."""
+    """Size of all states at their maximum, in bytes."""
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What the sizes of a graph's states follow from."""
+    """The facts that determine the sizes of a graph's states."""
 
     where: str
     """The folder, for messages."""
@@ -123,19 +120,17 @@ class Shapes:
     evidence: Evidence
     written: Written
     batch_symbol: Size
-    """What the graph calls the batch."""
+    """The graph's name or number of the batch size."""
     batch: int
     length: int
     cursors: frozenset[str] = frozenset()
-    """Inputs that say which rows are valid, or where new ones go."""
+    """Inputs that define the valid rows, or the positions of new ones."""
 
     def state(self, pair: Pair) -> State:
-        """One state. Raises PackageError where its shape or the axis along which it grows cannot be told, and for a
-        type that there is no memory for.
-        """
+        """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
         element = dtypes.find(pair.past.dtype)
         if element is not None and element.storage is None:
-            what = f"numpy has no type for {element.name}, so Partita has no memory that it could be kept in"
+            what = f"numpy has no type for {element.name}, so Partita cannot store it"
             raise self._wrong(pair, what, OTHER_TYPE)
         found = self.written.state(pair.past.name)
         said = found[0] if found is not None else None
@@ -144,7 +139,7 @@ class Shapes:
         of_batch = batch_axis(self.batch_symbol, pair.past)
         axis = ROWS_AXIS if shared else growing_axis(pair, self.graph, of_batch)
         if in_place and not shared and appends(pair, self.graph):
-            what = f"the contract says in_place, and the graph makes {pair.present.name!r} longer than it at every step"
+            what = f"in_place is true in the contract, but the graph makes {pair.present.name!r} longer at every step"
             raise self._wrong(pair, what, CORRECT)
         if said is not None and said.grows is not None:
             axis = None if said.grows is False else said.grows
@@ -167,33 +162,31 @@ class Shapes:
         )
 
     def _check_placed(self, pair: Pair) -> None:
-        """Raise PackageError for keys or values of fixed length whose rows may be in other places after a step: the
-        rows that are told to be valid would be others than those that are.
-        """
+        """Raise PackageError for a static cache whose rows may move in a step."""
         if pair.kind not in ("key", "value"):
             return
         _, way = carried(self.graph, pair.present.name, self.cursors)
         if way == "moved":
             raise self._wrong(
                 pair,
-                f"it has a fixed length, and {pair.present.name!r} is a part of it with new rows appended, so every "
-                "step moves all rows, which Partita does not follow",
+                f"it has a fixed length, and {pair.present.name!r} is a part of it with new rows appended, so each "
+                "step moves all rows, which Partita does not support",
                 OTHER_CACHE,
             )
         if way != "cursor":
             raise self._wrong(
                 pair,
-                f"it has a fixed length, and the graph does not tell where {pair.present.name!r} gets its new rows",
+                f"it has a fixed length, and it is unknown where {pair.present.name!r} gets its new rows",
                 SAY_HOW,
             )
 
     def _window(self, pair: Pair) -> int | None:
-        """The sliding window that the configuration of onnxruntime-genai gives a layer."""
+        """The sliding window of a layer in genai_config.json."""
         layers = self.evidence.window_layers
         return self.evidence.window or None if layers is not None and pair.layer in layers else None
 
     def _shape(self, pair: Pair, said: WrittenStates | None, axis: int | None, of_batch: int | None) -> tuple[int, ...]:
-        """The sizes of a state, N along the axis that grows. Raises PackageError for one that cannot be told."""
+        """The sizes of a state, with N along the growing axis. Raises PackageError for an unknown size."""
         if said is not None and said.shape is not None:
             return self._written_shape(pair, said.shape)
         declared = pair.past.shape
@@ -210,13 +203,14 @@ class Shapes:
                 found = self._by_configuration(pair, place, declared)
             if found is None:
                 called = f" ({size})" if isinstance(size, str) else ""
-                raise self._wrong(pair, f"the size of axis {place}{called} is open, and nothing says what it is")
+                raise self._wrong(pair, f"the size of axis {place}{called} is symbolic and unknown")
             sizes.append(found)
         return tuple(sizes)
 
     def _written_shape(self, pair: Pair, shape: Sequence[int | str]) -> tuple[int, ...]:
-        """A shape that the user wrote down. Raises PackageError for a letter that stands for nothing, and for one that
-        the graph contradicts.
+        """A shape of the contract file.
+
+        Raises PackageError for an unknown letter, or a contradiction with the graph.
         """
         known = {"B": self.batch, "N": self.length}
         odd = [size for size in shape if isinstance(size, str) and size not in known]
@@ -234,7 +228,7 @@ class Shapes:
         return found
 
     def _folded_heads(self, size: Size) -> int:
-        """Rows of the batch's axis per row of the batch: some old exports have batch x heads there."""
+        """Factor of the batch axis: some old exports have batch x heads there."""
         folded = isinstance(size, str) and "head" in size.lower()
         return self.evidence.heads or 1 if folded else 1
 
@@ -243,7 +237,7 @@ class Shapes:
         if pair.kind not in ("key", "value") or len(declared) != WIDTH_AXIS + 1:
             return None
         if place == WIDTH_AXIS and self.evidence.head_size:
-            packed = pair.past.dtype == "uint8"  # two numbers of 4 bits to a byte
+            packed = pair.past.dtype == "uint8"  # two 4-bit numbers per byte
             return self.evidence.head_size // 2 if packed else self.evidence.head_size
         return self.evidence.kv_heads or None if place == 1 else None
 

@@ -1,7 +1,7 @@
-"""Which input a step reads as the past of which output, what such a state is, and where it may be written. Pure.
+"""Pair past inputs with present outputs, and classify these states. Pure.
 
-Names are compared by what is left of them without the words for past and present: the numbers, which are layers, and
-what is kept, key or value. So past_key_values.3.key belongs to present.3.key, and cache_k_3 to new_cache_k_3.
+Names are compared without the words for past and present: the numbers (layers) and the kind (key or value) remain. So
+past_key_values.3.key matches present.3.key, and cache_k_3 matches new_cache_k_3.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PARTS = re.compile(r"\d+|[a-zA-Z]+")
 CONTAINERS = re.compile(
     r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE
 )
-"""Words for all that is cached; what a state is of them follows the number."""
+"""Words for the whole cache; the kind of a state follows the number."""
 CACHED = re.compile(r"past|present|cache|state|kv", re.IGNORECASE)
-"""What the name of a cache has that has no other name."""
+"""Words in the name of an unnumbered cache."""
 DIRECTIONS = frozenset(
     (
         *("past", "present", "in", "out", "input", "output", "new", "old", "updated", "prev", "next", "last"),
@@ -37,14 +37,14 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 LENGTHS = re.compile(r"past|seq|len|total|ctx|context|kv_?length|cache|time|step", re.IGNORECASE)
 ROWS_AXIS = 2
-"""Of the keys and values [B, heads, T, head size] that attention keeps."""
+"""The token axis of keys and values [B, heads, T, head size] in attention."""
 PAST_OF = {3: 1, 4: 2}
-"""GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
+"""GroupQueryAttention's inputs of past keys and values -> the outputs of present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An input and the output that is its next value."""
+    """An input and the output with its next value."""
 
     past: PortFact
     present: PortFact
@@ -55,19 +55,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a name says besides past or present."""
+    """The parts of a name other than past or present."""
 
     numbers: tuple[int, ...]
     words: tuple[str, ...]
 
     @property
     def layer(self) -> int:
-        """The last number; 0 where there is none."""
+        """The last number; 0 without one."""
         return self.numbers[-1] if self.numbers else 0
 
     @property
     def kind(self) -> Kind | None:
-        """What is kept, by the first word that says so: keys and values in one tensor count as keys."""
+        """The kind by the first word that names one; a tensor with keys and values counts as keys."""
         return next((KINDS[word] for word in self.words if word in KINDS), None)
 
 
@@ -75,7 +75,7 @@ NO_MARK = Mark((), ())
 
 
 def mark_of(name: str) -> Mark:
-    """Numbers and telling words of a name."""
+    """Numbers and significant words of a name."""
     parts = [part.lower() for part in PARTS.findall(CONTAINERS.sub(" ", name, count=1))]
     numbers = tuple(int(part) for part in parts if part.isdigit())
     return Mark(numbers, tuple(part for part in parts if not part.isdigit() and part not in DIRECTIONS))
@@ -86,7 +86,7 @@ def pair_up(
 ) -> tuple[list[Pair], list[PortFact]]:
     """Pairs of past and present, and the inputs that no output continues.
 
-    `templates`: names that a configuration gives, by kind and direction (past_key_names), with %d for the layer.
+    `templates`: names in a configuration, by kind and direction (past_key_names), with %d for the layer.
     """
     pairs: list[Pair] = []
     left: list[PortFact] = []
@@ -123,7 +123,7 @@ def _by_template(port: PortFact, outputs: Iterable[PortFact], templates: Mapping
 
 
 def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
-    """The layer of a name that a template makes; None when it does not make it."""
+    """The layer in a name that matches a template; None where it does not match."""
     before, found, after = template.partition(blank)
     if not found:
         return 0 if name == template else None
@@ -133,9 +133,9 @@ def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
 
 
 def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone: bool) -> Pair | None:
-    """The pair whose names say the same, where there is one such output of the same type and rank.
+    """The pair with equal marks, where exactly one output has the same type and rank.
 
-    `alone`: no other input has a name that says nothing but that it is a cache, as one has that is all there is.
+    `alone`: no other input has a name with cache words only.
     """
     mark = mark_of(port.name)
     fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
@@ -145,7 +145,7 @@ def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone:
 
 
 def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts) -> Pair | None:
-    """The pair that attention with a cache of its own makes of its past."""
+    """The pair of an attention operator with its own cache."""
     for node in graph.readers_of(port.name):
         places = attention_places(node)
         for place, made in places.items():
@@ -159,7 +159,7 @@ def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts
 
 
 def _by_carrying(port: PortFact, continued: Sequence[tuple[PortFact, str | None]]) -> Pair | None:
-    """The pair of which the graph shows that one continues the other, and no other output does."""
+    """The pair that the graph's data flow shows, if it is unique."""
     found = [output for output, past in continued if past == port.name and _alike(port, output)]
     if len(found) != 1:
         return None
@@ -168,17 +168,16 @@ def _by_carrying(port: PortFact, continued: Sequence[tuple[PortFact, str | None]
 
 
 def _alike(past: PortFact, present: PortFact) -> bool:
-    """Whether type and rank are the same, where they are known."""
+    """Whether type and rank are equal, where known."""
     ranks = past.shape is None or present.shape is None or len(past.shape) == len(present.shape)
     return past.dtype == present.dtype and ranks
 
 
 def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
-    """Whether a step may write present into the very buffer of past, which is then longer than what is valid in it.
+    """Whether a step may write present into the buffer of past, which is longer than its valid rows.
 
-    Only GroupQueryAttention does that: it writes the new rows behind the old ones, and is told by its inputs how many
-    are valid. Whoever else reads past, its shape included, would take the length of the buffer for that of the text.
-    It takes keys and values in the same way, so both have to be fit for it.
+    Only GroupQueryAttention supports it: it appends new rows, and its inputs give the number of valid ones. Other
+    consumers of past, including its shape, would use the buffer's length. Keys and values must both qualify.
     """
     node = graph.producer_of(pair.present.name)
     if node is None or node.op_type != GQA or node.domain != CONTRIB:
@@ -189,7 +188,7 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
 
 
 def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...], graph: GraphFacts) -> bool:
-    """Whether a past is an input of the graph that this node alone reads, once, and present one of its outputs."""
+    """Whether only this node reads a past input, once, and a present output is one of its outputs."""
     return (
         any(graph.input(name) is not None for name in past)
         and any(graph.output(name) is not None for name in present)
@@ -198,10 +197,9 @@ def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...],
 
 
 def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
-    """What the graph says of a pair that its names do not; empty where it says the same, or nothing.
+    """The contradiction between a pair's names and the graph; empty where there is none.
 
-    The operator that keeps the cache, or the one that appends to it, shows which input an output continues, and
-    attention shows which of the two are keys.
+    The operator of the cache shows which input an output continues, and attention shows which of the two are keys.
     """
     continued, _ = carried(graph, pair.present.name)
     if continued is not None and continued != pair.past.name:
@@ -217,25 +215,24 @@ def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
 
 
 def window_of(pair: Pair, graph: GraphFacts) -> int | None:
-    """The sliding window of the attention that makes a state, where its node says."""
+    """The sliding window of a state's attention node, if it has one."""
     node = graph.producer_of(pair.present.name)
     size = node.attributes.get("local_window_size", -1) if node is not None and node.op_type == GQA else -1
     return size if isinstance(size, int) and size > 0 else None
 
 
 def rolls(pair: Pair, graph: GraphFacts) -> bool:
-    """Whether the attention that makes a state keeps its window alone, and moves the rows in it itself."""
+    """Whether the attention of a state caches only its window, and moves rows itself."""
     node = graph.producer_of(pair.present.name)
     return node is not None and node.op_type == GQA and node.attributes.get("sliding_window_cache") == 1
 
 
 def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:
-    """The axis along which present is longer than past; None where they have one size, or nothing tells.
+    """The axis along which present is longer than past; None where they have one size, or it is unknown.
 
-    `batch`: the axis of the batch, which does not grow. What a Concat appends to past grows along its axis, and what
-    attention appends along the third, whatever these sizes are called. Else it is told by the sizes that the graph
-    declares: a fixed axis does not grow, nor does one that is called the same in past and present. Of several others
-    the one that is called a length does.
+    `batch`: the batch axis, which does not grow. A Concat grows along its axis, attention along the third axis.
+    Otherwise the declared sizes decide: a fixed axis, or one with the same name in past and present, does not grow; of
+    several others, the axis named like a length grows.
     """
     past, present = pair.past.shape or (), pair.present.shape or ()
     node = _makes(graph, pair.present.name)
@@ -253,10 +250,9 @@ def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None
 
 
 def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozenset[int]) -> int | None:
-    """The axis of keys or values that has an entry for each token, whether it grows or is written at a cursor; None
-    where nothing tells.
+    """The axis of keys or values with one entry per token, growing or written at a cursor; None where unknown.
 
-    `lengths`: of masks of fixed length, which are as long as what they are for.
+    `lengths`: of masks of fixed length, which equal the length of their cache.
     """
     shape = pair.past.shape or ()
     if shares_buffer(pair, graph):
@@ -272,7 +268,7 @@ def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozens
 
 
 def appends(pair: Pair, graph: GraphFacts) -> bool:
-    """Whether what makes present is sure to make it longer than past, whatever its sizes are called."""
+    """Whether the operator of present always makes it longer than past."""
     node = _makes(graph, pair.present.name)
     if node is None:
         return False
@@ -281,7 +277,7 @@ def appends(pair: Pair, graph: GraphFacts) -> bool:
 
 
 def _makes(graph: GraphFacts, tensor: str) -> NodeFact | None:
-    """The node whose result a tensor is, past what hands it on as it is."""
+    """The node that computes a tensor, behind Identity nodes."""
     node = graph.producer_of(tensor)
     while node is not None and node.op_type == "Identity":
         node = graph.producer_of(node.inputs[0])

@@ -1,4 +1,4 @@
-"""A contract that the user wrote down: what the inference cannot know, or got wrong. See docs/foreign.md.
+"""A contract file of the user, for facts that cannot be inferred. See docs/foreign.md.
 
 max_length = 2048
 
@@ -31,11 +31,11 @@ from partita.package.folder import refuse_absent
 
 LAYER = "{layer}"
 LARGEST = 1 << 31
-"""More than this no size of a tensor is."""
+"""Maximum size of a tensor's axis."""
 
 
 class WrittenFile(Record):
-    """An ONNX file, and the steps that it is for."""
+    """An ONNX file, and its phase."""
 
     file: str = Field(min_length=1)
     phase: Literal["any", "prefill", "decode"] = "any"
@@ -48,21 +48,21 @@ class WrittenStates(Record):
     present: str = Field(min_length=1)
     kind: Kind
     grows: int | Literal[False] | None = None
-    """The axis along which they grow; False: none. Not given: as it is inferred."""
+    """The growing axis; False: none. Default: inferred."""
     shape: tuple[int | str, ...] | None = None
-    """Sizes, where the graph leaves them open; B stands for the batch and N for the most tokens."""
+    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
     window: int | None = Field(default=None, ge=1, le=LARGEST)
     in_place: bool | None = None
-    """Past and present may be one buffer; not given: as it is inferred."""
+    """Past and present may share a buffer; default: inferred."""
 
 
 class Written(Record):
-    """All that can be written down; what is not given is inferred."""
+    """A contract file; missing fields are inferred."""
 
     files: tuple[WrittenFile, ...] = ()
     """Relative to the folder."""
     ports: Mapping[str, Role] = {}
-    """Role of inputs and outputs by name."""
+    """Name of an input or output -> role."""
     states: tuple[WrittenStates, ...] = ()
     max_length: int | None = Field(default=None, ge=1, le=1 << 24)
     batch_size: int | None = Field(default=None, ge=1, le=1 << 16)
@@ -70,7 +70,7 @@ class Written(Record):
     appends_chunks: bool | None = None
 
     def state(self, name: str) -> tuple[WrittenStates, int] | None:
-        """The states that an input is one of, and its layer."""
+        """The states that an input belongs to, and its layer."""
         for states in self.states:
             layer = layer_in(states.past, name, LAYER)
             if layer is not None:
@@ -82,25 +82,26 @@ NOTHING = Written()
 
 
 def read_written(path: Path) -> Written:
-    """Read a contract. Raises UsageError for what is no TOML or has fields that a contract has not, PackageError when
-    the file may not be read.
+    """Read a contract file.
+
+    Raises UsageError for invalid TOML or unknown fields, PackageError for an unreadable file.
     """
     if not path.is_file():
         raise UsageError(f"`contract={path}`: no such file")
     refuse_absent(path)
     try:
         raw = tomllib.loads(read_capped(path))
-        # By way of JSON types can be strict and arrays be tuples: "3" is no number, and true is none either.
+        # Through JSON, so that types are strict and arrays become tuples.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
     except RecursionError as error:
-        raise UsageError(f"`contract={path}`: it is nested too deep for a contract") from error
+        raise UsageError(f"`contract={path}`: it is nested too deeply") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"`contract={path}`: {_place(first['loc'])}: {first['msg']}") from error
-    except ValueError as error:  # tomllib raises its own kind, and this one for numbers of thousands of digits
-        raise UsageError(f"`contract={path}`: it is no TOML: {error}") from error
+    except ValueError as error:  # tomllib raises ValueError for numbers with thousands of digits
+        raise UsageError(f"`contract={path}`: it is not TOML: {error}") from error
 
 
 def _place(parts: Sequence[int | str]) -> str:
-    """Where in the file: states.0.kind."""
+    """The location in the file: states.0.kind."""
     return ".".join(map(str, parts)) or "the file"

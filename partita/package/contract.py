@@ -1,6 +1,6 @@
-"""What the runtime needs of any model: ports by role, states, and how the graphs may be fed.
+"""The contract of a model for the runtime: ports by role, states, and feeding rules.
 
-A package's manifest has it on disk; a folder that Partita did not write can provide it too.
+It is part of a package's manifest, and is inferred for foreign folders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTEXT_LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_sequence_length", "seq_length"),
     *("n_ctx", "context_length", "model_max_length", "max_position", "max_target_positions"),
 )
-"""What configurations call the longest text of a model; the first that a config has counts."""
+"""Config keys of the maximum length; the first that a config has counts."""
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -39,14 +39,14 @@ Role = Literal[
     "total_length",  # [] max over rows of start[b] + S
     "write_start",  # [B] start[b]: first cache row this step writes
     "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
-    "logits_rows",  # [K] which of the S positions the logits are wanted for
-    "rope_length",  # [] the length of the text that this step's rotary frequencies are for; see Contract.rereads_at
+    "logits_rows",  # [K] indices into S of the positions with logits
+    "rope_length",  # [] the sequence length for this step's rotary frequencies; see Contract.rereads_at
     "mask",  # [B, T] 1 for each valid row of cache and step, else 0; T = max start[b] + S unless it is fixed
-    "cache_branch",  # [1] whether past is to be read: false in the first step of a row
-    "logits_kept",  # [] of how many positions, the last ones, logits are wanted
+    "cache_branch",  # [1] whether to read past: false in the first step of a sequence
+    "logits_kept",  # [] number of last positions with logits
     "logits",  # output [B, K, vocab]
 ]
-"""What a graph input or output means. The runtime feeds by role; it knows no names."""
+"""The role of a graph input or output. The runtime feeds by role, not by name."""
 
 
 class Record(BaseModel):
@@ -65,11 +65,11 @@ class Port(Record):
 
 
 class State(Record):
-    """A tensor that lives from step to step; `past` is read and `present` is written, as a rule in the same buffer.
+    """A tensor that is passed from step to step: `past` is read and `present` is written, usually in the same buffer.
 
-    Keys and values are written at the cursor, and what lies beyond it is never read, unless they roll. A `conv` or
-    `recurrent` state sums up every token that its row was fed, padding included: it is zero before a row's first token,
-    and a row must be fed none but its own tokens from then on.
+    Keys and values are written at the cursor, and rows beyond it are never read, unless they roll. A `conv` or
+    `recurrent` state depends on every input token of its sequence, padding included: it is zero before the first token,
+    and only the sequence's own tokens may be fed.
     """
 
     past: str
@@ -79,41 +79,34 @@ class State(Record):
     shape: tuple[Size, ...]
     """[B, KV heads, N, head size] for keys and values; [B, ...] for the others."""
     dtype: Dtype
-    """Its own: a recurrent state may be float32 in an fp16 package."""
+    """Its own dtype: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
     rolls: bool = False
-    """Keys and values of the last tokens alone: `shape` has room for a window instead of N, the graph drops the oldest
-    and moves the others, and a step reads what was left by all before it. Rows that the buffer has held from their
-    beginning are where fixed ones would be.
-    """
+    """Window cache: `shape` has room for a window instead of N, the graph drops the oldest rows and moves the others.
+    Rows that are still in the buffer from its start are where a static cache has them."""
     grows: int | None = None
-    """The axis along which past has an entry per token so far, and present as many as after the step: optimum's layout.
-    `shape` has N there, the most. None: past and present have the fixed `shape`.
-    """
+    """The axis along which past has one entry per earlier token and present one per token: optimum's layout. `shape`
+    has N there. None: past and present have the fixed `shape`."""
     in_place: bool = True
-    """Past and present may be one buffer. False: the graph may write present before it has read all of past; of what
-    grows always.
-    """
+    """Past and present may share a buffer. False: the graph may write present before it has read all of past; always
+    for growing states."""
 
 
 class AdapterInput(Record):
-    """An input for what an adapter has: without one a run gives it nothing where it has a default, by which nothing is
-    added, else zeros.
-    """
+    """An input for a value of an adapter. Without an adapter a run omits it, or feeds zeros where it has no default."""
 
     name: str
     shape: tuple[Dimension, ...]
-    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed."""
+    """[K, r] or [r, N]; the rank r is symbolic, unless all sizes are fixed."""
     dtype: str
     by_row: bool = False
-    """There is an axis before these two, for rows: where it is symbolic, a run is given one for all rows or one for
-    each; where it is B, one for each.
-    """
+    """It has a leading batch axis: if symbolic, a run feeds one value for all sequences or one per sequence; if B, one
+    per sequence."""
 
 
 class GraphFile(Record):
-    """One ONNX file. A package holds one for both phases, or a fully static pair."""
+    """One ONNX file. A package has one for both phases, or a static pair."""
 
     file: str
     phase: Literal["any", "prefill", "decode"]
@@ -126,41 +119,39 @@ class GraphFile(Record):
 
 
 class Contract(Record):
-    """Everything that running needs, apart from weights and tokens."""
+    """The data needed to run a model, apart from weights and tokens."""
 
     files: tuple[GraphFile, ...]
     states: tuple[State, ...]
     appends_chunks: bool
-    """True when a step may take several new tokens per row after past ones; False: only one, but at the beginning."""
+    """A step may have several new tokens per sequence after past ones; False: only at the start of a sequence."""
     batch_size: int = Field(ge=1, le=1 << 24)
     max_length: int = Field(ge=1, le=1 << 24)
-    """N: the most tokens, prompt and new ones together, that a row can hold."""
+    """N: maximum tokens of a sequence, prompt and completion."""
     vocab_size: Size
     weight_bytes: Size
     longest: int | None = Field(default=None, ge=1)
-    """What N may be set to where the folder is opened, as with those of other exporters; None: the export decided."""
+    """Maximum value of N when the folder is opened, for foreign folders; None: fixed by the export."""
     model_positions: int | None = Field(default=None, ge=1)
-    """Most positions that the model of a package supports, and so the largest N of another export; None: unknown."""
+    """Maximum positions of the model, i.e. the largest N of another export; None: unknown."""
     rereads_at: int | None = None
-    """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
-    beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
-    """
+    """Keys cached by steps with a rope_length up to this are invalid for longer ones: before the first longer step, all
+    tokens run again. None when cached keys stay valid."""
     takes_fewer_rows: bool = False
-    """A step may be of some neighbouring rows alone, 1 to B of them, over their part of every state: the first axis of
-    what the graphs read and write by row is symbolic. False: every step is of all rows.
-    """
+    """A step may run 1 to B neighbouring sequences on their part of every state: the batch axis is symbolic. False:
+    every step runs the whole batch."""
     rereads: bool = False
-    """The graph has no cache: every step reads the whole text from its beginning."""
+    """The graph has no cache: every step runs the whole sequence."""
 
     @property
     def adapters_by_row(self) -> bool:
-        """Whether rows of a batch may have adapters of their own: every input of one has an axis for them."""
+        """Whether sequences of a batch may have different adapters: every adapter input has a batch axis."""
         inputs = [port for file in self.files for port in file.adapter_inputs]
         return bool(inputs) and all(port.by_row for port in inputs)
 
     @property
     def adapters_of_every_row(self) -> bool:
-        """Whether a run is given one for each row, also where all rows have the same: the axis of rows is fixed."""
+        """Whether a run feeds one adapter per sequence even if they are equal: the batch axis is fixed."""
         return self.adapters_by_row and any(
             isinstance(port.shape[0], int) for file in self.files for port in file.adapter_inputs
         )

@@ -1,7 +1,6 @@
-"""The package on disk: its manifest, and how to read, write and check it.
+"""The package on disk: read, write and check its manifest and files. Shared by `export` and `runtime`.
 
-The only thing that `export` and `runtime` share. Knows file names, hashes and tensor contracts; knows nothing of torch,
-ONNX Runtime or how a graph is made. The manifest's JSON Schema is published in docs/package.schema.json.
+The JSON Schema of the manifest is published in docs/package.schema.json.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ EXPORT_LIKE = replace(
 )
 GET_AGAIN = Remedy("get the folder again")
 HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
-"""What asks an export for attention that is written so; of others it is --attention with their name."""
+"""The export option of these lowerings; others are values of --attention."""
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
@@ -80,7 +79,7 @@ COMPANIONS = (
     "source.spm",
     "target.spm",
 )
-"""Files of a checkpoint that a package has as they are."""
+"""Checkpoint files that a package contains unchanged."""
 
 PLACES = ("", "onnx", "additional_chat_templates")
 """Subfolders of a model folder that Partita or transformers reads."""
@@ -89,29 +88,28 @@ READ = re.compile(
     r"|bpe|codes)",
     re.IGNORECASE,
 )
-"""Names of files that Partita or a library reads from a model folder. Names that other files mention are checked when
-they are read.
-"""
+"""Names of files that Partita or a library reads from a model folder. Files named in other files are checked on
+reading."""
 
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
-"""Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
+"""Precision -> maximum max_rel_error against the float32 source model."""
 ROUNDED_CACHE = "int8"
-"""The precision whose tolerance a rounded cache has: that of numbers which were rounded to so many bits."""
+"""The precision whose tolerance applies to a quantised cache."""
 SHOWN = 200
-"""Characters of a name from a file that a message shows."""
+"""Maximum characters of a name from a file in a message."""
 
 
 def _word(text: str) -> str:
-    """A name without spaces and control characters. Raises ValueError."""
+    """Validate a name without spaces and control characters. Raises ValueError."""
     if not re.fullmatch(r"[\w.+-]{1,64}", text):
         raise ValueError("must have 1 to 64 letters, digits or any of . + - _")
     return text
 
 
 Word = Annotated[str, AfterValidator(_word)]
-"""Not a pattern of pydantic: a signal is lost while it compiles one."""
+"""Not a pydantic pattern, whose compilation can lose a signal."""
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
-"""What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
+"""The library for the package's tokenizer: none, tokenizers with tokenizer.json, or transformers."""
 
 
 class FileRecord(Record):
@@ -120,18 +118,18 @@ class FileRecord(Record):
     name: str
     size_bytes: int = Field(ge=0)
     sha256: str
-    """Empty in a folder that Partita did not write: nobody recorded one."""
+    """Empty for a foreign folder."""
 
 
 class QuantisedSource(Record):
-    """How the weights of a checkpoint were quantised before it was exported."""
+    """The quantisation of the checkpoint before its export."""
 
     method: str
-    """What quantised them: GPTQ, AWQ, fp8, …"""
+    """GPTQ, AWQ, fp8, …"""
     weights: int
-    """How many weights of the checkpoint it quantised."""
+    """Number of quantised weights in the checkpoint."""
     taken: Literal["as stored", "requantised", "dequantised"]
-    """Their integers or codes are the package's; or their numbers were rounded a second time, or are floats there."""
+    """The package has the stored integers or codes; quantised them again; or has floats."""
 
 
 LOST_INPUTS = {"images": ("visual", "vision", "image"), "audio": ("audio", "speech")}
@@ -139,7 +137,7 @@ LOST_INPUTS = {"images": ("visual", "vision", "image"), "audio": ("audio", "spee
 
 
 def left_out(unused: Sequence[str]) -> str:
-    """What a package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
+    """The unused parts of a checkpoint, and the inputs that the package therefore lacks; empty where none."""
     more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
     names = " ".join(unused).casefold()
     lost = [given for given, words in LOST_INPUTS.items() if any(word in names for word in words)]
@@ -155,46 +153,43 @@ class Source(Record):
     model_type: str
     architecture: str
     dtype: str
-    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16; of quantised ones
-    that of their scales.
-    """
+    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16; for quantised
+    weights that of their scales."""
     parameters: int
-    """Number of weights the graph uses; a tied weight counts once."""
+    """Number of parameters that the graph uses; a tied weight counts once."""
     files: tuple[FileRecord, ...]
     unused: tuple[str, ...] = ()
-    """What the weight files hold and no graph uses, by module, with the number of tensors and their size."""
+    """Tensors in the weight files that no graph uses, by module, with number and size."""
     quantised: QuantisedSource | None = None
     """Null: the weights of the checkpoint are floats."""
 
 
 class AdapterRecord(Record):
-    """An adapter of PEFT: merged into the weights of the package, or beside them, to be switched on by a run."""
+    """A PEFT adapter: merged into the weights, or switchable at run time."""
 
     name: str
-    """What runs call it; that of its folder where it is merged."""
+    """The name for runs; for a merged adapter, that of its folder."""
     merged: bool
     kind: Literal["lora", "dora"] | None = None
-    """Null: of a folder that Partita did not write, whose adapter files say no more than values for inputs."""
+    """Null for a foreign folder, whose adapter files contain only values of inputs."""
     ranks: tuple[int, ...] = ()
     modules: int | None = None
-    """Modules of which it changes the weight; null: not known."""
+    """Number of modules whose weight it changes; null: unknown."""
     whole: tuple[str, ...] = ()
     """Parameters that it replaces."""
     base_model: str = ""
-    """The model that it was trained on, as it says itself."""
+    """The base model named by the adapter."""
     source: tuple[FileRecord, ...] = ()
-    """The files that it was read from, by name in their folder."""
+    """The source files of the adapter, by name in its folder."""
     file: str | None = None
-    """The file of the package, in ONNX Runtime's adapter format, that has the inputs it is switched on by; null where
-    it is merged.
-    """
+    """The package's adapter file in ONNX Runtime's format; null for a merged adapter."""
     known_answer: str | None = None
-    """The file with what the original model computes with this adapter; null where it is merged, or not verified."""
+    """The known answer with this adapter; null for a merged or unverified adapter."""
     verification: Verification | None = None
 
 
 class Graph(Contract):
-    """What all graphs of the package have in common: what running needs, and how they were made."""
+    """The contract of all graphs, and how they were made."""
 
     opsets: dict[str, Annotated[int, Field(ge=1, le=1000)]]
     """Operator set per domain; "" is ONNX itself."""
@@ -202,13 +197,13 @@ class Graph(Contract):
     """Name of the lowering of attention and cache: gqa, onnx24, …"""
     precision: Word
     without_passes: tuple[str, ...] = ()
-    """Passes over the graphs that were left out because that was asked for."""
+    """Graph passes that were skipped by request."""
     cache_bytes: Size
-    """All state buffers together."""
+    """Size of all state buffers in bytes."""
 
 
 class Manifest(Record):
-    """Everything the runtime has to know about a package."""
+    """The description of a package for the runtime."""
 
     schema_id: Literal["partita.package/1"] = Field(default=SCHEMA, alias="schema")
     created: str
@@ -216,32 +211,29 @@ class Manifest(Record):
     source: Source
     graph: Graph
     files: tuple[FileRecord, ...]
-    """Every file of the package but the manifest itself."""
+    """Every file of the package except the manifest."""
     tokenizer: TokenizerKind
     toolchain: dict[str, str]
-    """Package name to version, of everything that had a part in the export."""
+    """Package name -> version, of everything used by the export."""
     asked: dict[str, tuple[str, ...]] | None = None
-    """Options of `partita export` that were not left alone, without dashes before them, and the values that each was
-    given; of files and folders the name alone. Null in packages of earlier versions, whose options are not known.
-    """
+    """Options of `partita export` that were set, without dashes, with their values; files and folders by name. Null in
+    packages of earlier versions."""
     verification: Verification
     target: TargetRecord | None = None
-    """Null for a package of an earlier Partita, and when no provider was to be asked."""
+    """Null in packages of earlier versions, and without a target to probe."""
     smoke: tuple[SmokeRecord, ...] = ()
-    """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
+    """One for the CPU provider and one for the target, if different; none in packages of earlier versions."""
     packed: PackedWeights | None = None
-    """Null where no weights are packed."""
+    """Null without quantised weights."""
     prefill: PrefillChoice | None = None
-    """Null where no graph for prompts alone was asked for."""
+    """Null where no separate prefill graph was requested."""
     adapters: tuple[AdapterRecord, ...] = ()
     narrow: NarrowWeights | None = None
-    """Null where weights have the type that the graph computes in, or are packed."""
+    """Null where weights have the activation dtype, or are quantised."""
     rounded_cache: RoundedCache | None = None
-    """Null where keys and values are cached in the type of the activations."""
+    """Null where the KV cache has the activation dtype."""
     quality: Quality | None = None
-    """Null where nothing is rounded, in fp32 with a cache of floats: there the known answer says it all. And where the
-    original was not run.
-    """
+    """Null where nothing is rounded (fp32 with a float cache), and where the source model was not run."""
     foreign: ForeignRecord | None = None
     """Of a folder that Partita did not write: its manifest is inferred, and is nowhere on disk. Null in a package."""
 
@@ -254,19 +246,17 @@ class Manifest(Record):
 
     @property
     def rounds(self) -> bool:
-        """Whether the package itself, and not its twin, rounds what it computes with: to integers, or to 16 bits once
-        its graph was shown to be right, on whatever provider.
-        """
+        """Whether the package as verified is rounded: to integers, or to 16 bits on a provider with 16-bit kernels."""
         named = precision(self.graph.precision)
         halves = named.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
         return self.rounded_cache is not None or named.bits is not None or halves
 
     @property
     def tolerance(self) -> float:
-        """Largest max_rel_error against the original model in float32 that passes: of float32 where nothing is rounded,
-        or the model has the same rounded weights.
+        """Maximum max_rel_error against the float32 source model.
 
-        Raises KeyError for a precision that this Partita does not know.
+        That of float32 where nothing is rounded, or the model has the same rounded weights. Raises KeyError for an
+        unknown precision.
         """
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
@@ -275,17 +265,17 @@ class Manifest(Record):
         return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
 
     def file(self, name: str) -> FileRecord | None:
-        """The record of the file called `name`, if the package has one."""
+        """The record of the file called `name`; None where there is none."""
         return next((f for f in self.files if f.name == name), None)
 
 
 def adapter_file(name: str) -> str:
-    """The file of an adapter beside the weights, in ONNX Runtime's adapter format."""
+    """The file name of a switchable adapter, in ONNX Runtime's adapter format."""
     return f"adapter-{name}.onnx_adapter"
 
 
 def answer_file(name: str) -> str:
-    """The known answer with an adapter."""
+    """The file name of the known answer with an adapter."""
     return f"known_answer-{name}.safetensors"
 
 
@@ -299,33 +289,35 @@ def sha256_of(path: Path) -> str:
 
 
 def linked_sha256(path: Path) -> str | None:
-    """The SHA-256 of a large file in a hub cache, from the name of its blob: snapshots/REVISION/name links to
-    blobs/SHA-256. None for any other file.
+    """The SHA-256 of a large file in a hub cache, from its blob name; None for other files.
+
+    In the cache, snapshots/REVISION/name links to blobs/SHA-256.
     """
     target = path.resolve() if path.is_symlink() else path
     return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
 
 
 def record_file(folder: Path, name: str, sha256: str | None = None) -> FileRecord:
-    """Describe `folder/name`; `sha256` is computed unless the writer already knows it."""
+    """The record of `folder/name`; `sha256` is computed unless given."""
     path = folder / name
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256 or sha256_of(path))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, the last file a package gets."""
+    """Write `manifest.json`, the last file of a package."""
     text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def is_package(folder: Path) -> bool:
-    """Whether a folder has the manifest of a package; of a damaged one, too."""
+    """Whether a folder has the manifest of a package, even a damaged one."""
     return (folder / MANIFEST).is_file() and not is_of_others(folder / MANIFEST)
 
 
 def is_of_others(manifest: Path) -> bool:
-    """Whether a manifest.json is of something else than a package: a web application has one by that name. One that is
-    damaged is taken for a package's.
+    """Whether a manifest.json is not that of a package, e.g. a web application's.
+
+    A damaged file counts as a package's.
     """
     try:
         said = read_json_value(manifest)
@@ -368,15 +360,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _remove_first(folder: Path) -> Remedy:
-    """How to make a package anew whose manifest does not list its files: export does not replace such a folder."""
+    """The remedy for a package whose manifest does not list its files, which export does not replace."""
     return REMOVE_FIRST.filled(checkpoint="CHECKPOINT", out=folder)
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Check that every file is there, inside the folder, with the recorded size and, if asked, the recorded hash.
+    """Check that every file exists inside the folder, with the recorded size and, on request, hash.
 
-    Raises PackageError naming the first file that is not as recorded, or when a verified package does not list the
-    known answer that it was verified with.
+    Raises PackageError for the first mismatch, or when a verified package does not list its known answer.
     """
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
@@ -389,7 +380,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         size = path.stat().st_size
         if size != record.size_bytes:
             _refuse_replaced(folder, manifest)
-            told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
+            told = f"{size:,} bytes, but {record.size_bytes:,} in the manifest"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)
@@ -401,7 +392,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
 
 
 def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
-    """How to make a damaged package anew, with what is known of how it was made."""
+    """The remedy that exports a damaged package again, with its recorded options."""
     if manifest is None:
         return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
     if manifest.foreign is not None:
@@ -421,7 +412,7 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
 
 
 def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The words of what the export was asked for, each with the option that it is of."""
+    """The recorded words of the export's command line, each with its option."""
     for name, values in (manifest.asked or {}).items():
         option = f"--{name}"
         for value in values or (None,):
@@ -431,7 +422,7 @@ def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def refuse_absent(path: Path) -> None:
-    """Raise PackageError when the file may not be read, or Git LFS has left a pointer in its place."""
+    """Raise PackageError for an unreadable file or a Git LFS pointer."""
     try:
         if path.exists() and (why := kind_of(path)):
             raise PackageError(f"{path}: {why}")
@@ -444,18 +435,18 @@ def refuse_absent(path: Path) -> None:
 
 
 def unreadable(path: Path) -> PackageError:
-    """The error for a file or folder of a package that this process is not permitted to read."""
+    """The error for a file or folder of a package without read permission."""
     return PackageError(f"{path}: permission denied", remedy=permission(path))
 
 
 def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
-    """Raise PackageError when the package is another one by now than `manifest` was read from."""
+    """Raise PackageError when the package was replaced since `manifest` was read."""
     if manifest.foreign is None and read_manifest(folder) != manifest:
         raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
 
 
 def inside(folder: Path, name: str) -> Path:
-    """`folder/name`, refused with PackageError when it would leave the folder, or is no regular file and no folder."""
+    """`folder/name`. Raises PackageError when it leaves the folder, or is neither a regular file nor a folder."""
     parts = PurePosixPath(name)
     windows = PureWindowsPath(name)
     leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
@@ -472,7 +463,7 @@ def inside(folder: Path, name: str) -> Path:
 def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[PartitaError] = PackageError) -> None:
     """Raise `kind` when a file of a model folder is not a regular file inside it, before any of them is opened.
 
-    `names`: only these files. Links to blobs of the Hugging Face cache that the folder lies in are allowed.
+    `names`: only these files. Links to blobs of the surrounding Hugging Face cache are allowed.
     """
     for place in PLACES:
         home = folder / place

@@ -1,6 +1,6 @@
-"""What a manifest keeps of how a package was made: how it was verified, its weights and cache, its quality, its target.
+"""Manifest records of how a package was made: verification, weights, cache, quality, target.
 
-All of it is written by the export and shown to people; what running needs is in `package` and `contract`.
+They are for people; the data for running is in `folder` and `contract`.
 """
 
 from __future__ import annotations
@@ -13,113 +13,108 @@ from partita.package.contract import Record
 
 
 class StepError(Record):
-    """How far one step of the known answer was off."""
+    """The error of one step of the known answer."""
 
     step: str
-    """prefill, chunked prefill, or decode 1 .. n; behind the name of an adapter and a colon with that one."""
+    """prefill, chunked prefill, or decode 1 .. n; prefixed by the name of an adapter and a colon, if any."""
     output: str
     max_abs_error: float
     max_rel_error: float
     """max |ours - reference| / max |reference| over the output."""
     tokens_equal: bool
-    """Greedy tokens agree in every row that has a clear winner; see `Verification.near_ties`."""
+    """Greedy tokens match in every row with a clear maximum; see `Verification.near_ties`."""
     rerouted: int = 0
-    """Positions that do not count; see `Verification.rerouted`."""
+    """Excluded positions; see `Verification.rerouted`."""
 
 
 class Verification(Record):
-    """Whether the graph computes what its model computes, and how that was found out."""
+    """Whether the graph matches its source model, and how that was verified."""
 
     status: Literal["verified", "unverified"]
     detail: str
     """How it was verified, or why it was not."""
     provider: str | None = None
     twin: str | None = None
-    """What was replayed in place of the package's own graphs, where the provider has no kernels for those; null when
-    it was the package itself.
-    """
+    """The copy that was replayed instead of the package's graphs, where the provider lacks kernels; null for the
+    package itself."""
     proof: str | None = None
-    """What showed that the graph is right where 16 bits send tokens to other experts; null where nothing had to."""
+    """The proof of the graph where 16-bit rounding changes the chosen experts; null where none was needed."""
     reference: str | None = None
-    """What was run for the known answer."""
+    """The reference model that computed the known answer."""
     tolerance: float | None = None
-    """Largest max_rel_error that passes."""
+    """Maximum max_rel_error that passes."""
     near_ties: int = 0
-    """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell
-    apart.
-    """
+    """Compared positions at which the reference's two best logits are closer than the tolerance."""
     rerouted: int = 0
-    """Compared positions that are further from the reference, and left out, because the package is rounded and its
-    model takes the best of some experts: where two are nearly equally good, rounding decides. Fewer than half.
-    """
+    """Compared positions that exceed the tolerance and are excluded, because rounding changes the chosen experts. Fewer
+    than half."""
     not_run: tuple[str, ...] = ()
     """Graph files that the known answer did not run: their chunk is longer than its prompt."""
     not_exercised: tuple[str, ...] = ()
-    """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
+    """Windows, attention chunks, rotary frequencies and graphs that the known answer is too short for."""
     steps: tuple[StepError, ...] = ()
 
     @property
     def headline(self) -> str:
-        """The status, and what a verified package was not verified for."""
+        """The status, and the parts that a verified package was not verified for."""
         missed = self.not_exercised if self.status == "verified" else ()
         return f"{self.status} (not exercised: {'; '.join(missed)})" if missed else self.status
 
 
 class PackedKind(Record):
-    """Weights that are packed in one way."""
+    """Weights with one packing."""
 
     precision: str
     """int4 or int8."""
     block_size: int
-    """Weights of a row that share a scale, and a zero point where there are any; 0: all of them."""
+    """Weights of a row that share a scale, and a zero point where there are any; 0: the whole row."""
     zero_points: bool
-    """Each block has an integer zero point of its own; False: it is the middle of the range everywhere."""
+    """Each block has an integer zero point; False: it is the middle of the range."""
     quantiser: str
     weights: int
     parameters: int
     size_bytes: int
-    """With scales and zero points."""
+    """Including scales and zero points."""
 
 
 class Calibration(Record):
-    """The text on which weights were rounded."""
+    """The text on which weights were calibrated."""
 
     quantiser: str
     text: str
     """Name of the file."""
     text_sha256: str
     tokens: int
-    """How many of its tokens the original model read."""
+    """Number of tokens that the source model read."""
     window_tokens: int
-    """Tokens that were read at a time, each window from the beginning of an empty cache."""
+    """Tokens per window, each with an empty cache."""
     not_calibrated: tuple[str, ...] = ()
-    """Weights that are packed and were rounded without the text, because no module multiplies by them as they are, by
-    module, or by tensor.
+    """Quantised weights that were not calibrated, by module or tensor, because no module multiplies by them directly.
     """
 
 
 class UnitCost(Record):
-    """What rounding some weights alone costs."""
+    """The loss by quantising some weights alone."""
 
     modules: tuple[str, ...]
     kl_mean: float
-    """Of the model from the original on the text of the search, in nats."""
+    """Divergence from the source model on the search text, in nats."""
 
 
 class TriedMix(Record):
-    """A mix of widths that was judged on the text of the search."""
+    """A mix of bits that was measured on the search text."""
 
     wider: int
-    """How many steps of the row it takes: one makes the weights of a unit wider."""
+    """The number of applied steps, each of which gives one unit more bits."""
     kl_mean: float
     perplexity_ratio: float
 
 
 class Mix(Record):
-    """How the widths of weights were chosen."""
+    """How the bits of weights were chosen."""
 
     text: str
-    """What mixes were judged on."""
+    """Name of the search text."""
     text_sha256: str
     tokens: int
     unseen: bool
@@ -128,7 +123,7 @@ class Mix(Record):
     max_weight_size: int | None
     """Bytes."""
     steps: int
-    """Of all, from the width of the package to float32."""
+    """The number of all steps, from the bits of the package to float32."""
     taken: int
     costs: tuple[UnitCost, ...]
     """The largest first."""
@@ -138,73 +133,72 @@ class Mix(Record):
 
 
 class PackedWeights(Record):
-    """What became of the weights of an int8 or int4 package."""
+    """The weights of an int8 or int4 package."""
 
     kinds: tuple[PackedKind, ...]
     accuracy_level: int
-    """Of MatMulNBits, as the graph asks for it: 4 lets products be computed with 8-bit activations."""
+    """Attribute of MatMulNBits: 4 allows 8-bit activations."""
     form: str = "matmul_nbits"
-    """How they are written: a name of `export/quantise/forms/`."""
+    """A name of `export/quantise/forms/`."""
     reads: str = "MatMulNBits and GatherBlockQuantized"
     """The operators that read them, in words."""
     activations: str = "fp32"
-    """What they are multiplied with: fp32, fp16, or int8 where the graph itself rounds activations."""
+    """Activations of quantised products: fp32, fp16, or int8 where the graph quantises them."""
     kept: tuple[str, ...] = ()
-    """What was asked for of single modules, as MODULE=PRECISION."""
+    """Settings of single modules, as MODULE=PRECISION."""
     not_packed: tuple[str, ...] = ()
-    """What stayed in the type of the activations without having been asked to, and what reads it."""
+    """Weights that stayed floats without a setting, and their operators."""
     calibration: Calibration | None = None
-    """null: no text was looked at."""
+    """null: no calibration."""
     mix: Mix | None = None
-    """null: widths were not chosen by measuring them."""
+    """null: the bits were not searched."""
 
 
 class PrefillChoice(Record):
-    """Whether prompts have a graph of their own, which computes in another precision, and why."""
+    """The decision on a separate prefill graph in another precision, with its reason."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # packages of earlier versions have times of products
 
     asked: str
-    """What was asked for: int8."""
+    """The requested precision: int8."""
     written: bool
-    """False, in packages of earlier versions: one graph reads prompts and goes on."""
+    """False, in packages of earlier versions: one graph for prefill and decode."""
     reason: str
     packed: PackedWeights | None = None
-    """The weights that the prefill graph alone reads; the others are those of `Manifest.packed`."""
+    """The weights that the prefill graph alone reads; the others are in `Manifest.packed`."""
 
 
 class NarrowWeights(Record):
-    """Matrices that lie in the file in 16 bits and are computed with in float32."""
+    """Matrices that are stored in 16 bits and computed in float32."""
 
     dtype: str
-    """Of the matrices in the file."""
+    """dtype of the stored matrices."""
     weights: int
     rounded: int
-    """How many of them have numbers that need more bits; none: nothing is lost."""
+    """Number of matrices that were rounded; 0: lossless."""
     compared: Literal["model", "rounded"] = "model"
-    """What the graph was compared with: the model as it is, or with these weights as they are rounded, within the
-    tolerance of float32.
-    """
+    """The model that the graph was compared with, within the float32 tolerance: the source model, or with its weights
+    rounded in the same way."""
 
 
 class RoundedCache(Record):
-    """Keys and values that are cached as integers, with a scale for each channel of each KV head."""
+    """Keys and values that are cached as integers, with one scale per channel and KV head."""
 
     dtype: str
     states: int
-    """How many are kept so."""
+    """Number of quantised states."""
     kept: tuple[str, ...] = ()
-    """Past inputs of the others, which stay what they were."""
+    """Past inputs of states that stayed floats."""
     float_bytes: int
-    """What all state buffers would take without it."""
+    """Size of all state buffers without quantisation."""
     text: str
-    """What the scales were found on: name of the file."""
+    """Name of the calibration text."""
     text_sha256: str
     tokens: int
 
 
 class PhaseQuality(Record):
-    """The figures of what one graph of a pair read."""
+    """The quality of one graph of a pair."""
 
     phase: str
     """prefill or decode."""
@@ -215,53 +209,53 @@ class PhaseQuality(Record):
 
 
 class LikelyDivergence(Record):
-    """The divergence over the tokens that the original thinks most likely, all others taken as one: at most that of the
-    whole distributions. The package keeps what it takes, so any provider can be asked for it again.
+    """The divergence over the source model's likeliest tokens, with all others as one.
+
+    It is a lower bound of the full divergence. The package contains the data to measure it again on any provider.
     """
 
     tokens: int
-    """How many tokens of a position are told apart. With all of the vocabulary it is the whole divergence."""
+    """Number of likeliest tokens per position. With the whole vocabulary it is the full divergence."""
     share: float
-    """What they have of the original's probability, mean over the positions."""
+    """Their share of the source model's probability, mean over the positions."""
     kl_mean: float
     kl_p99: float
 
 
 class Quality(Record):
-    """What the precision costs: the package beside the original model, on the same text."""
+    """The loss of the precision: the package compared with the source model, on the same text."""
 
     text: str
-    """Name of the file; `random tokens` for a checkpoint without a tokenizer, whose perplexity says nothing."""
+    """Name of the file; `random tokens` for a checkpoint without a tokenizer, whose perplexity is meaningless."""
     text_sha256: str
     tokens: int
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
     window_tokens: int
-    """Tokens that are read at a time, each window from the beginning of an empty cache."""
+    """Tokens per window, each with an empty cache."""
     provider: str
-    """What the package ran on."""
+    """The execution provider of the package."""
     twin: str | None = None
-    """What was run in place of the package's own graphs, where the provider has no kernels for those."""
+    """The copy that ran instead of the package's graphs, where the provider lacks kernels."""
     original_perplexity: float
-    """Of the original model in float32."""
+    """Perplexity of the source model in float32."""
     perplexity: float
     perplexity_ratio: float
-    """perplexity / original_perplexity; 1 is no loss."""
+    """perplexity / original_perplexity; 1 is lossless."""
     top1_agreement: float
-    """Share of the positions at which both think the same token most likely."""
+    """Fraction of positions with the same most likely token."""
     kl_mean: float
-    """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
+    """Kullback-Leibler divergence of the package from the source model in nats, mean over the positions."""
     kl_p99: float
     """Its 99th percentile."""
     likely: LikelyDivergence | None = None
-    """As far as an evaluation can repeat it; null in a package that was written without."""
+    """Data for repeating the measurement; null in packages without it."""
     phases: tuple[PhaseQuality, ...] = ()
-    """Where prompts have a graph in another precision: it read the first half of each window, and the decode graph the
-    other over its cache, as in a generation. Empty otherwise.
-    """
+    """With a separate prefill graph: it ran the first half of each window, and the decode graph the rest. Empty
+    otherwise."""
 
 
 class Evaluation(Record):
-    """The quality of a package on a provider, against the original model's figures in the package."""
+    """The quality of a package on a provider, against the source model's figures in the package."""
 
     provider: str
     tokens: int
@@ -269,94 +263,91 @@ class Evaluation(Record):
     perplexity: float
     original_perplexity: float
     perplexity_ratio: float
-    """perplexity / original_perplexity; 1 is no loss."""
+    """perplexity / original_perplexity; 1 is lossless."""
     top1_agreement: float
-    """Share of the tokens with the same most likely prediction, from 0 to 1."""
+    """Fraction of tokens with the same most likely prediction, from 0 to 1."""
     kl_mean_at_least: float | None = None
-    """Lower bound of the mean Kullback-Leibler divergence from the original in nats, with all but the original's
-    likeliest tokens as one. None where the package has no likeliest tokens; so are the next fields.
-    """
+    """Lower bound of the mean Kullback-Leibler divergence from the source model in nats, with all but its likeliest
+    tokens as one. None where the package has no likeliest tokens; so are the next fields."""
     kl_p99_at_least: float | None = None
     """Its 99th percentile."""
     kl_tokens: int | None = None
     """Number of likeliest tokens."""
     kl_share: float | None = None
-    """Their mean share of the original's probability."""
+    """Their mean share of the source model's probability."""
 
 
 class AskedLowering(Record):
-    """What a provider said of the graph in one lowering, before its weights were written."""
+    """The result of probing a provider with one lowering, before weights were written."""
 
     attention: str
     form: Literal["contrib", "standard"] | None = None
-    """How experts and recurrences were written, in ONNX Runtime's own operators or in standard ones, where that is not
-    what goes with the lowering as a rule; null otherwise.
-    """
+    """The form of experts and recurrences, where it is not the lowering's default; null otherwise."""
     nodes: int
     left: dict[str, int]
-    """Nodes that it does not take, by operator."""
+    """Operator -> number of unsupported nodes."""
     fails: str
-    """What was said when the whole graph was opened or run there and failed; empty otherwise."""
+    """The error when the whole graph was opened or run and failed; empty otherwise."""
     unasked: int
-    """Nodes for which there was no answer."""
+    """Nodes without a result."""
     disagrees: str
-    """Where the known answer, replayed on the provider, was another than the model's; empty otherwise."""
+    """The mismatch of the known answer replayed on the provider; empty otherwise."""
 
 
 class TargetRecord(Record):
-    """The provider that the package was made for, what it was asked, and what it answered."""
+    """The target provider, and the results of probing it."""
 
     provider: str
     source: str
-    """Who chose it: --target, or why it is the default."""
+    """The origin of the choice: --target, or why it is the default."""
     how: str
-    """How it was asked: itself, over stub libraries, or not at all and why."""
+    """How it was probed: directly, over stub libraries, or not at all and why."""
     asked: tuple[AskedLowering, ...]
-    """In the order of the questions; once a provider takes a graph whole and rightly, no other is asked about."""
+    """In the order of the probes; none follow after a lowering that is fully supported and verified."""
     unfit: dict[str, str]
-    """Lowerings that the model does not fit, and why: they were not asked about."""
+    """Lowerings that the model does not fit, with the reason; they were not probed."""
     verification: Literal["verified", "unverified", "not_run"]
-    """The known answer, replayed on this very provider."""
+    """The known answer, replayed on this provider."""
     detail: str
 
 
 class SmokeRecord(Record):
-    """Whether the written package opens, reads a chunk of a prompt and then one token, and gives finite logits."""
+    """The smoke run: the package opens, runs a prompt chunk and one token, and returns finite logits."""
 
     chain: str
-    """The providers, as --provider takes them."""
+    """The provider chain, as in --provider."""
     status: Literal["ran", "failed", "not_run"]
     detail: str
-    """What was run, or what failed, or why nothing could be run here."""
+    """What ran or failed, or why nothing could run here."""
     replayed: bool = False
-    """It was the replay of the known answer on the package itself, which reads a prompt and tokens, too."""
+    """It was the replay of the known answer on the package itself, which runs a prompt and tokens, too."""
 
 
 class PortSource(Record):
-    """Where the meaning of an input or output of a foreign graph came from."""
+    """The source of the meaning of a foreign graph's input or output."""
 
     name: str
     meaning: str
     """Its role, or for a state its kind and layer."""
     source: str
-    """What says so: its name, genai_config.json, the file given with --contract, …"""
+    """Its name, genai_config.json, the file given with --contract, …"""
 
 
 class ForeignRecord(Record):
-    """How a folder that Partita did not write was understood."""
+    """How a foreign folder was interpreted."""
 
     layout: str
-    """Whose folder it looks like: optimum, transformers.js, onnxruntime-genai, or onnx for any other."""
+    """The layout: optimum, transformers.js, onnxruntime-genai, or onnx for any other."""
     variant: str
-    """Of several files of one model the one that was chosen: q4, fp16, …; empty for the plain one."""
+    """The chosen variant of several files of one model: q4, fp16, …; empty for the plain one."""
     candidates: tuple[str, ...] = ()
     """The other variants in the folder."""
     producer: str = ""
-    """What the graph says of who wrote it."""
+    """The producer named in the graph."""
     adapters: tuple[str, ...] = ()
-    """Files in ONNX Runtime's adapter format, which a run can switch on."""
+    """Switchable adapter files in ONNX Runtime's format."""
     adapter_inputs: int = 0
-    """Inputs that they may give values for, and that have defaults."""
+    """Number of adapter inputs with defaults."""
     ports: tuple[PortSource, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was decided and could have been otherwise, a sentence each."""
+    """Ambiguous decisions, a sentence each."""

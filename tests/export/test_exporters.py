@@ -110,7 +110,7 @@ def test_what_it_knows_to_go_wrong_ends_the_error(tiny_checkpoint: TinyCheckpoin
     """The graphs of one checkpoint are no export of another."""
     export(options(tiny_checkpoint("llama"), tmp_path / "ready"), replay=replay)
     other = tiny_checkpoint("llama", tied=True)
-    with pytest.raises(ParityError, match="does not compute what the model computes: .*; ask those who wrote it"):
+    with pytest.raises(ParityError, match="does not match the source model: .*; ask those who wrote it"):
         export(options(other, tmp_path / "out", exporter="another"), replay=replay)
     assert not (tmp_path / "out").exists()
 
@@ -120,7 +120,7 @@ def test_one_that_packs_no_weights_is_not_asked_for_int4(tiny_checkpoint: TinyCh
     """It would write them in full, and say int4."""
     import partita
 
-    with pytest.raises(UsageError, match="`precision=int4`: exporter another packs no weights; choose another"):
+    with pytest.raises(UsageError, match="`precision=int4`: exporter another quantises no weights; choose another"):
         partita.export(tiny_checkpoint("llama"), tmp_path / "out", exporter="another", precision="int4")
     assert not (tmp_path / "out").exists()
 
@@ -136,7 +136,7 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
     assert "--exporter others: no such exporter; choose one of another, native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="^`target_options` needs `target`, the provider it belongs to"):
         partita.export(checkpoint, out, target_options={"device_id": 1})
-    with pytest.raises(partita.ArgumentError, match="`exporter=others`: no such exporter; choose one of another, nat"):
+    with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of another, nat"):
         partita.export(checkpoint, out, exporter="others")
     assert cli.run(["export", checkpoint, out, "--max-length", "64", "--attention", "gqa"]) == 0
     (tmp_path / "out").rename(tmp_path / "ready")
@@ -147,5 +147,5 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
 
 def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     assert exporters.names() == ("native", "optimum")
-    with pytest.raises(UsageError, match="mobius`: no such exporter; choose one of native, optimum"):
+    with pytest.raises(UsageError, match="mobius`: unknown exporter; choose one of native, optimum"):
         export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="mobius"), replay=replay)

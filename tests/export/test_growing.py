@@ -123,7 +123,7 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
         ({"cache": "growing", "attention": "gqa"}, "without `attention=gqa`; leave one of the two out"),
         ({"cache": "growing", "static_shapes": True}, "without `static_shapes=True`"),
         ({"cache": "growing", "cache_precision": "int8"}, "without `cache_precision=int8`"),
-        ({"attention": "growing"}, "ask for it with `cache=growing`"),
+        ({"attention": "growing"}, "use `cache=growing`"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: str) -> None:

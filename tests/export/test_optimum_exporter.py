@@ -175,7 +175,7 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
     ("options", "message"),
     [
         ({"precision": "bf16"}, "`exporter=optimum` writes fp32 or fp16"),
-        ({"precision": "int4"}, "exporter optimum packs no weights"),
+        ({"precision": "int4"}, "exporter optimum quantises no weights"),
         ({"attention": "gqa"}, "writes its own graph, without `attention=gqa`"),
         ({"static_shapes": True}, "without `static_shapes=True`"),
     ],
@@ -220,7 +220,7 @@ def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path)
     play("copy", ("bart",))
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "bart")
-    with pytest.raises(ParityError, match="does not compute what the model computes") as caught:
+    with pytest.raises(ParityError, match="does not match the source model") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
     assert "optimum's exporter covers the type; use it with: --exporter optimum" in str(caught.value)
 

@@ -48,7 +48,7 @@ def test_rows_of_their_own_length_need_positions_of_their_own(tmp_path: Path) ->
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     recipes.save(folder, "llama4_text")
-    with pytest.raises(UnsupportedModelError, match="the same for all rows; export it with `batch_size=1`"):
+    with pytest.raises(UnsupportedModelError, match="one for the whole batch; export it with `batch_size=1`"):
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64, batch_size=2), replay=_never)
 
 

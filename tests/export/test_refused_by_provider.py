@@ -50,5 +50,5 @@ def test_integers_on_both_sides_are_refused_by_operator(
     assert done.returncode == 3, done
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
     assert line.startswith(f"partita: --activations int8: {target} has no kernel that computes float32 activations")
-    assert "MatMulInteger over rounded activations: leaves MatMulInteger" in line and "nothing was written" in line
+    assert "MatMulInteger over quantised activations: leaves MatMulInteger" in line and "nothing was written" in line
     assert not (tmp_path / "out").exists()

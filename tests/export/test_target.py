@@ -154,7 +154,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
 
 def test_when_it_computes_none_rightly_nothing_is_written(exporting: Exporting, tmp_path: Path) -> None:
     provider = Provider({}, wrong=tuple(SPOILS))
-    with pytest.raises(ParityError, match="there does not compute what the model computes") as caught:
+    with pytest.raises(ParityError, match="there does not match the source model") as caught:
         exporting(provider.target())
     assert caught.value.exit_code == 4 and provider.replayed == list(SPOILS)
     assert not list(tmp_path.iterdir())

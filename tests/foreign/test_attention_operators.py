@@ -168,7 +168,7 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
     for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
-        (note,) = [note for note in manifest.foreign.notes if "other frequencies" in note]
+        (note,) = [note for note in manifest.foreign.notes if "other rotary frequencies" in note]
         assert says in note and f"more than {limit} tokens" in note
 
 
@@ -210,7 +210,7 @@ def test_texts_end_at_a_window_that_standard_operators_lack(said: dict[str, Any]
     changed(folder / "config.json", **said)
     manifest = open_folder(folder)
     assert manifest.graph.max_length == length and manifest.foreign is not None
-    assert any("a window of 20 tokens, and the graph" in note for note in manifest.foreign.notes) is (length == 20)
+    assert any("a window of 20 tokens, but the graph" in note for note in manifest.foreign.notes) is (length == 20)
     assert open_folder(folder, Choice(max_length=64)).graph.max_length == 64
 
 
@@ -336,8 +336,11 @@ def test_layers_of_two_kinds_of_which_the_configuration_has_one(tmp_path: Path) 
     assert found == {(0, (1, 2, LONGEST, 8), WINDOW), (1, (1, 1, LONGEST, 16), None)}
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     assert tokens(folder, [PROMPT], Choice(), 3, COUNT) == [expected]
-    for name, value, said in (("num_key_value_heads", 3, "3 heads of keys"), ("head_size", 12, "heads of 12")):
+    for name, value, said in (
+        ("num_key_value_heads", 3, "it has 3 heads of keys"),
+        ("head_size", 12, "its head size is 12"),
+    ):
         changed(folder / "genai_config.json", **{f"model__decoder__{name}": value})
-        with pytest.raises(PackageError, match=f"contradicts the graph: it says {said}.*has (2|8)"):
+        with pytest.raises(PackageError, match=f"contradicts the graph: {said}.*has (2|8)"):
             open_folder(folder)
         changed(folder / "genai_config.json", **{f"model__decoder__{name}": numbers[name]})

@@ -91,7 +91,7 @@ def test_a_configuration_that_contradicts_the_graph(
 def test_genai_config_that_contradicts_the_graph(sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", model__decoder__num_hidden_layers=2)
-    assert "genai_config.json contradicts the graph: it says 2 layers" in refused(folder)
+    assert "genai_config.json contradicts the graph: it has 2 layers" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', and no graph has such an input"),
-        (KEYS + "in_place = true\n", "says in_place, and the graph makes 'present.0.key' longer"),
-        ("vocab_size = 7\n", "and the contract says 7"),
+        (KEYS + "in_place = true\n", "in_place is true in the contract, but the graph makes 'present.0.key' longer"),
+        ("vocab_size = 7\n", "but 7 in the contract"),
         ('[[files]]\nfile = ""\n', "files.0.file"),
         ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
         ("max_length = true\n", "max_length: Input should be a valid integer"),
@@ -359,7 +359,7 @@ def test_folders_of_other_models_are_refused_by_the_names_of_their_files(file: s
 def test_a_model_of_images_is_refused_by_genai_config(sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", model__vision={"filename": "vision.onnx"})
-    assert "has a part 'vision' beside its decoder" in refused(folder)
+    assert "has a part 'vision' besides its decoder" in refused(folder)
 
 
 def test_a_graph_that_takes_embeddings_is_refused(sample: Sample) -> None:
@@ -398,7 +398,7 @@ def test_what_genai_config_searches_by_default_is_no_limit(sample: Sample) -> No
     for choice, length in ((Choice(), 32), (Choice(max_length=50), 50)):
         assert open_folder(folder, choice).graph.max_length == length
     foreign = open_folder(folder).foreign
-    assert foreign is not None and "genai_config.json allows texts of 64 tokens; 32 were taken" in foreign.notes
+    assert foreign is not None and "genai_config.json allows 64 tokens; 32 are used" in foreign.notes
     assert "genai_config.json allows 64" in refused(folder, Choice(max_length=65))
     changed(folder / "genai_config.json", search__max_length=1000)
     assert open_folder(folder).graph.max_length == 64
@@ -408,7 +408,7 @@ def test_numbers_of_the_decoder_come_before_those_of_the_encoder(sample: Sample)
     """As configurations of encoder-decoders have them, of which a decoder alone may be exported."""
     folder = sample("optimum")
     changed(folder / "config.json", num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=None)
-    assert "it says 2 layers" in refused(folder)
+    assert "it has 2 layers" in refused(folder)
     changed(folder / "config.json", decoder_layers=1, decoder_attention_heads=1)
     assert len(open_folder(folder).graph.states) == 2
 
@@ -416,7 +416,7 @@ def test_numbers_of_the_decoder_come_before_those_of_the_encoder(sample: Sample)
 def test_heads_of_layers_of_another_kind(sample: Sample) -> None:
     folder = sample("optimum")
     changed(folder / "config.json", num_key_value_heads=4)
-    assert "it says 4 heads" in refused(folder)
+    assert "it has 4 heads" in refused(folder)
     changed(folder / "config.json", num_global_key_value_heads=1)
     assert len(open_folder(folder).graph.states) == 2
 

@@ -170,7 +170,7 @@ def test_rows_that_move_are_refused(tmp_path: Path) -> None:
 )
 def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "odd")
-    with pytest.raises(PackageError, match="does not tell where 'present_key_0' gets its new rows.*--contract"):
+    with pytest.raises(PackageError, match="it is unknown where 'present_key_0' gets its new rows.*--contract"):
         open_folder(folder)
     contract = tmp_path / "contract.toml"
     contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')
@@ -274,4 +274,6 @@ def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: 
 def test_a_cache_that_is_longer_than_what_is_asked_for_is_said(tmp_path: Path) -> None:
     manifest = open_folder(folder_of(fixed(SCATTERED), tmp_path / "p"), Choice(max_length=8))
     assert manifest.graph.max_length == 32
-    assert manifest.foreign is not None and any("holds 32 tokens, whatever" in note for note in manifest.foreign.notes)
+    assert manifest.foreign is not None and any(
+        "has a fixed length of 32 tokens" in note for note in manifest.foreign.notes
+    )

@@ -68,7 +68,7 @@ def check_short(folder: Path, limit: int) -> None:
     for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
-        (note,) = [note for note in manifest.foreign.notes if "other frequencies" in note]
+        (note,) = [note for note in manifest.foreign.notes if "other rotary frequencies" in note]
         assert says in note and f"more than {limit} tokens" in note
 
 

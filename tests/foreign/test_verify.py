@@ -109,4 +109,4 @@ def test_a_window_that_the_graph_lacks_is_crossed(
     changed(folder / "config.json", sliding_window=20)
     changed(checkpoint / "config.json", sliding_window=20, model_type="mistral", architectures=["MistralForCausalLM"])
     assert cli.run(["verify", str(folder), "--reference", str(checkpoint), "--provider", "cpu", *more]) == code
-    assert ("says a window of 20 tokens, and the graph's attention has none" in capsys.readouterr().err) is (code == 4)
+    assert ("has a window of 20 tokens, but the graph's attention has none" in capsys.readouterr().err) is (code == 4)

@@ -1,7 +1,4 @@
-"""Exporters, one file each: (checkpoint, options) -> graphs and the contract by which they are run.
-
-What comes after, writing, verifying and publishing, is the same for all of them and needs no more than their result.
-"""
+"""Exporters, one file each: (checkpoint, options) -> graphs and their contract."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ __all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names"
 
 
 def names() -> tuple[str, ...]:
-    """Names of all exporters, sorted. Loads none of them."""
+    """Names of all exporters, sorted. Imports none of them."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError, which lists the names, when there is no exporter called `name`. Loads none of them."""
+    """Raise UsageError, which lists the names, for an unknown exporter. Imports none of them."""
     if name not in names():
-        raise UsageError(f"`exporter={name}`: no such exporter; choose one of {', '.join(names())}")
+        raise UsageError(f"`exporter={name}`: unknown exporter; choose one of {', '.join(names())}")
 
 
 def exporter(name: str) -> Exporter:
-    """The exporter called `name`. Raises UsageError when there is none."""
+    """The exporter with this name. Raises UsageError where there is none."""
     check_name(name)
     found = importlib.import_module(f"{__name__}.{name}").EXPORTER
     assert isinstance(found, Exporter)
@@ -39,10 +36,10 @@ def exporter(name: str) -> Exporter:
 
 
 def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised | None = None) -> None:
-    """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
+    """Raise UsageError for adapters or quantised weights that the exporter does not support."""
     if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
         said = f"`{'with_adapters' if options.adapter is None else 'adapter'}`"
-        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave `exporter` out")
+        raise UsageError(f"{said}: exporter {chosen.name} supports no adapters; leave `exporter` out")
     if chosen.packs:
         return
     left_out = f"leave `exporter={chosen.name}` out"
@@ -53,6 +50,6 @@ def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised
         )
     if options.computing.bits is not None:
         raise UsageError(
-            f"`precision={options.precision}`: exporter {chosen.name} packs no weights; choose another "
+            f"`precision={options.precision}`: exporter {chosen.name} quantises no weights; choose another "
             f"`precision`, or {left_out}"
         )

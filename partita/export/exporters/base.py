@@ -1,4 +1,4 @@
-"""What an exporter is, and what it hands over: graphs, and what running needs of them."""
+"""The interface of an exporter and its result."""
 
 from __future__ import annotations
 
@@ -32,98 +32,96 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SwitchedAdapter:
-    """An adapter beside the weights."""
+    """A switchable adapter."""
 
     record: AdapterRecord
     parameters: Callable[[], Mapping[str, npt.NDArray[Any]]]
-    """What it has for the inputs of the graphs, by name; read when this is called."""
+    """Reads the adapter's values for the graph inputs, by name."""
     answer: Callable[[], KnownAnswer]
-    """What the original computes with it; it is run when this is called."""
+    """Runs the source model with the adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model as graphs: all that writing, running and verifying them needs."""
+    """The graphs of a model, with the data to write, run and verify them."""
 
     label: str
-    """How it was written, as the user would ask for it: `--attention gqa`."""
+    """The option that selects this variant, e.g. `--attention gqa`."""
     attention: str
-    """How attention and cache are written, by name."""
+    """Name of the lowering of attention and cache."""
     checkpoint: Checkpoint
     models: tuple[ir.Model, ...]
-    """One for each file of the contract. Weights may be sources that are yet to be read, or tensors anywhere."""
+    """One per file of the contract. Weights may be lazy sources or tensors."""
     contract: Contract
-    """Its weight_bytes are not known before they are written."""
+    """Its weight_bytes are unknown before the weights are written."""
     parameters: int
-    """Weights that the graphs use; a tied one counts once."""
+    """Weights that the graphs use; a tied weight counts once."""
     original_parameters: int
-    """Those of the original model, which is run for the known answer."""
+    """Parameters of the source model."""
     answer: Callable[[], KnownAnswer]
-    """What the original computes; it is run when this is called."""
+    """Runs the source model."""
     unused: tuple[str, ...]
-    """What the checkpoint holds and no graph uses, by module."""
+    """Checkpoint tensors that no graph uses, by module."""
     passes: Mapping[str, int]
-    """How many places each pass has changed."""
+    """Number of changes per pass."""
     caution: str
-    """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
+    """A known limitation of this kind of model with its remedy, as the end of a sentence."""
     packed: PackedWeights | None = None
-    """What became of the weights, where the precision packs them."""
+    """The record of quantised weights."""
     calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None
-    """Rounds the weights on a text, into a folder that has to last until they are written, and says what became of
-    them; None: there is no text.
-    """
+    """Calibrates the weights into a folder, which must exist until they are written; None without calibration."""
     widen: Callable[[float], bool] | None = None
-    """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
+    """Selects more bits after a perplexity ratio was measured; False where no larger mix is left."""
     prefill: PrefillChoice | None = None
-    """Whether prompts have a graph in another precision, where one was asked for."""
+    """The record of a separate prefill graph, where one was requested."""
     adapters: tuple[AdapterRecord, ...] = ()
-    """Those that are in its weights."""
+    """Adapters merged into the weights."""
     switched: tuple[SwitchedAdapter, ...] = ()
-    """Those that are beside them, for runs to switch on."""
+    """Switchable adapters."""
     tools: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what had a part in it outside of this process, by name."""
+    """Package name -> version, of tools that ran in another process."""
     narrow: NarrowWeights | None = None
-    """What is kept in 16 bits and computed with in float32, where anything is."""
+    """The record of weights stored in 16 bits and computed in float32."""
 
 
 class Attempts(Protocol):
-    """The ways in which an exporter can write one model, the best first."""
+    """The variants in which an exporter can write a model, in order of preference."""
 
     @property
     def target(self) -> Target | None:
-        """The provider that the package is for; None when nobody is asked."""
+        """The provider of the package; None where it is not probed."""
 
     def best(self) -> Exported | None:
-        """What to try next; None when all was tried. Raises UnsupportedModelError when the model fits nothing."""
+        """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """Do not try it again: it does not run, or it `ran` and computed something else."""
+        """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
     def left_out(self) -> list[str]:
-        """Everything that was not taken, with its reason."""
+        """The rejected variants with their reasons."""
 
     def reason(self, taken: Exported) -> str:
-        """Why it is this one, in one sentence."""
+        """The reason for the choice, in one sentence."""
 
     def record(self, result: Verification | None) -> TargetRecord | None:
-        """What the manifest keeps of the target; None when there is none. `result`: of the known answer on it."""
+        """The manifest record of the target; None without one. `result`: of the known answer on it."""
 
     def others(self) -> Sequence[Attempts]:
-        """Where one way was asked for: each of the others, alone, to say what would have run."""
+        """For a requested variant: each of the others, to suggest one that runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """One way from a checkpoint to graphs."""
+    """A way from a checkpoint to graphs."""
 
     name: str
     summary: str
-    """What it is, in a line."""
+    """A description in one line."""
     attempts: Callable[[Checkpoint, Work, Target | None], Attempts]
-    """Looks at the model, as long as its cache is to be, and says how it can be written. Raises a PartitaError."""
+    """Inspects the model and returns its variants. Raises a PartitaError."""
     packs: bool = False
-    """It packs weights where the precision asks for that; another is not asked for int8 or int4."""
+    """It quantises weights."""
     adapts: bool = False
-    """It takes adapters."""
+    """It supports adapters."""
     check: Callable[[ExportOptions], None] = lambda options: None
-    """Raises UsageError for what else it does not do, given options that are settled."""
+    """Raises UsageError for other unsupported options."""

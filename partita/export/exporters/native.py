@@ -1,4 +1,4 @@
-"""Partita's own exporter: transformers' modelling code, traced once for each way of writing it."""
+"""Partita's own exporter: traces transformers' modelling code."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ REPORT = "; nothing was written, please report this model"
 
 @dataclass(slots=True)
 class Traces:
-    """Ways to write one draft, in the order of what its target says."""
+    """The variants of one draft, in the order of the target's results."""
 
     draft: Draft
     choosing: Choices
     tried: dict[str, Way] = field(default_factory=dict)
-    """By the label of what was made."""
+    """Label of a variant -> its way."""
     mixes: Mixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,11 +60,11 @@ class Traces:
 
     @property
     def target(self) -> Target | None:
-        """The provider that the package is for."""
+        """The provider of the package."""
         return self.choosing.target
 
     def best(self) -> Exported | None:
-        """The graphs of the way to try next."""
+        """The graphs of the next variant."""
         way = self.choosing.best()
         if way is None:
             return None
@@ -73,10 +73,10 @@ class Traces:
         return made
 
     def _made(self, graphs: Graphs) -> Exported:
-        """The graphs as they are handed over, with the widths of weights that a budget allows, where there is one."""
+        """The exported graphs, with the bits of weights chosen where there is a budget."""
         if not self.draft.work.options.searches:
             return _exported(graphs)
-        if not graphs.packing.placed:  # nothing has a width that could be chosen
+        if not graphs.packing.placed:  # no weight has a choice of bits
             check_size(graphs, self.draft.work.options.max_weight_size, "and none of them can be packed")
             return _exported(graphs)
         mixed, record = self.mixes.take(graphs)
@@ -85,31 +85,32 @@ class Traces:
         return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=self.mixes.widen)
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """Rule out the way that made `tried`."""
+        """Reject the variant that made `tried`."""
         self.choosing.set_aside(self.tried[tried.label], detail, ran=ran)
 
     def left_out(self) -> list[str]:
-        """Every way that was not taken, with its reason."""
+        """The rejected variants with their reasons."""
         return self.choosing.left_out()
 
     def reason(self, taken: Exported) -> str:
-        """Why attention and cache of `taken` are written as they are, in one sentence."""
+        """The reason for the lowering of `taken`, in one sentence."""
         return self.choosing.reason(self.tried[taken.label])
 
     def record(self, result: Verification | None) -> TargetRecord | None:
-        """What the manifest keeps of the target."""
+        """The manifest record of the target."""
         return None if self.choosing.target is None else self.choosing.record(result)
 
     def others(self) -> Sequence[Traces]:
-        """The other lowerings, where one was asked for."""
+        """The other lowerings, where one was requested."""
         wanted = self.choosing.wanted
         ways = [] if wanted in (AUTO, GROWING) else [way for way in every_way() if way.attention != wanted]
         return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
 
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
-    """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be, UsageError for what the target
-    would not read.
+    """Build the model on fake tensors.
+
+    Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
     """
     if work.options.with_adapters and target is not None and target.constant_defaults:
         _check_fixed(work.options, target)
@@ -160,16 +161,16 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
 
 
 def _check_fixed(options: ExportOptions, target: Target) -> None:
-    """Raise UsageError where adapters would be given to inputs that have a default."""
+    """Raise UsageError where inputs of adapters would have defaults that the target treats as constants."""
     if not options.static_shapes:
         raise UsageError(
-            f"`with_adapters`: {target.provider} takes inputs that have a default for constants, and so "
-            "reads no adapter; add `static_shapes=True`, where they have none"
+            f"`with_adapters`: {target.provider} treats inputs with defaults as constants, and so "
+            "ignores adapters; add `static_shapes=True`, which removes the defaults"
         )
 
 
 def _exported(graphs: Graphs) -> Exported:
-    """Traced graphs as they are handed over."""
+    """The exporter's result for traced graphs."""
     draft, first = graphs.draft, graphs.traced[0]
     fewer = _takes_fewer_rows(graphs)
     models = tuple(item.model for item in graphs.traced)
@@ -207,7 +208,7 @@ def _exported(graphs: Graphs) -> Exported:
 def _adapters(
     checkpoint: Checkpoint, fake: FakeModel, merged: Adapter | None, beside: Sequence[tuple[str, Adapter]]
 ) -> Adapters:
-    """The adapters of a package: one that is merged into the weights, or those beside them."""
+    """The adapters of a package: merged, or switchable."""
     return Adapters(
         merged=() if merged is None else (adapter_record(merged, merged.folder.resolve().name, merged=True),),
         switched=tuple(switched(checkpoint, fake.module, name, each) for name, each in beside),
@@ -215,7 +216,7 @@ def _adapters(
 
 
 def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
-    """An adapter beside the weights as it is handed over."""
+    """The exporter's result for a switchable adapter."""
     return SwitchedAdapter(
         record=adapter_record(each.adapter, each.name, merged=False),
         parameters=lambda: parameters(each, graphs.branches.values()),
@@ -224,17 +225,17 @@ def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
 
 
 def _prefill(graphs: Graphs) -> PrefillChoice | None:
-    """The record of a graph for prompts, its weights as they are packed in the end."""
+    """The record of the prefill graph, with its final weights."""
     asked, plan = graphs.draft.work.options.prefill_precision, graphs.draft.beside
     if asked is None or plan is None:
         return None
-    return PrefillChoice(asked=asked, written=True, reason="as asked for", packed=summary(plan, graphs.prompts))
+    return PrefillChoice(asked=asked, written=True, reason="requested", packed=summary(plan, graphs.prompts))
 
 
 def _takes_fewer_rows(graphs: Graphs) -> bool:
-    """Have graphs of a batch take fewer rows, too, where they can; whether they do.
+    """Make graphs of a batch run smaller batches, where possible; returns whether they do.
 
-    Not where static shapes were asked for, nor where the cache grows, of which no row has a part of its own.
+    Not with static shapes, nor with a growing cache.
     """
     draft = graphs.draft
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
@@ -250,7 +251,7 @@ def _takes_fewer_rows(graphs: Graphs) -> bool:
 
 
 def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:
-    """Ports whose first axis is the batch say so."""
+    """Set the first axis of ports with a batch axis to `rows`."""
     return tuple(
         port.model_copy(update={"shape": (rows, *port.shape[1:])})
         if port.role != "logits_rows" and port.shape[:1] == (batch,)
@@ -260,7 +261,7 @@ def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port,
 
 
 def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
-    """What the contract says of each graph; `rows`: B, or the name of it where it is symbolic."""
+    """The contract's record of each graph; `rows`: B, or the name of the symbolic batch size."""
     batch = graphs.draft.work.options.batch_size
     return tuple(
         GraphFile(
@@ -277,14 +278,14 @@ def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
 
 
 def _caution(graphs: Graphs) -> str:
-    """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
+    """A known limitation of this kind of model with its remedy, as the end of a sentence."""
     if not graphs.draft.fake.probed.length_as_tensor:
         return (
             "; its code needs the number of cached tokens as a Python int, which a graph does not have, so it cannot "
             "be exported yet; nothing was written"
         )
     if any(item.routed for item in graphs.traced) and graphs.draft.work.options.computing is not EXACT:
-        return f" (rounding may make its router select other experts; fp32 tells whether that is the cause){REPORT}"
+        return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"
     return REPORT
 
 

@@ -1,6 +1,6 @@
-"""optimum's exporter, run in its own environment, for models that the native exporter refuses or writes differently.
+"""optimum's exporter, run in a separate environment.
 
-optimum-onnx needs transformers before 4.58, Partita transformers 5. Its folder is read as any foreign folder is.
+optimum-onnx needs transformers before 4.58, Partita transformers 5. The result is read as a foreign folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAME = "optimum"
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 """Environment variable with the Python of optimum's environment."""
 FOLDER = Path(".venvs") / "optimum"
-"""Where `make env-optimum` creates the environment."""
+"""The environment that `make env-optimum` creates."""
 INSTALL = ("pip", "install", "optimum-onnx", "onnxruntime", "accelerate")
 MAKE = Remedy(f"set {VARIABLE} to the Python of an environment of its own, made by", INSTALL)
 USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
@@ -43,7 +43,7 @@ Refusal = UnsupportedModelError | ParityError
 
 @dataclass(slots=True)
 class _Attempt:
-    """The one graph that optimum writes."""
+    """The graph that optimum writes."""
 
     exported: Exported
     target: Target | None
@@ -75,14 +75,14 @@ class _Attempt:
 
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
-    """Have optimum export the checkpoint. Raises UsageError, UnsupportedModelError, InstallationError."""
+    """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None:
         raise UsageError(f"{checkpoint.where}: `exporter=optimum` reads no GGUF file; leave it out")
     if checkpoint.absent:
         raise UsageError(f"{checkpoint.where}: no shard holds {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
-    prefix = f"{work.folder.name}-optimum-"  # by which the next export finds and removes it after a kill
+    prefix = f"{work.folder.name}-optimum-"  # the prefix by which the next export removes it after a kill
     folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
     main_export = {"dtype": options.precision, "opset": options.opset}
     with stage(work.progress, "export", work.seconds, of=NAME):
@@ -126,15 +126,15 @@ def _ask(**request: Any) -> dict[str, Any]:
     if not python.is_file():
         said = f"{VARIABLE} is {given!r}, no such file" if given else "it needs transformers before 4.58"
         raise InstallationError(f"exporter optimum has no environment ({said})", remedy=MAKE)
-    # -I: neither PYTHONPATH nor the user's site may bring this environment's libraries into the other one.
+    # -I: PYTHONPATH and user site must not bring libraries of this environment into the other one.
     environ = {**{key: value for key, value in os.environ.items() if key[:6] != "PYTHON"}, "HF_HUB_OFFLINE": "1"}
-    reading, writing = os.pipe()  # the child ends when this process and so the pipe does
+    reading, writing = os.pipe()  # the child ends with the pipe, i.e. with this process
     with tempfile.TemporaryDirectory(prefix="partita-optimum-") as name, os.fdopen(reading), os.fdopen(writing, "w"):
         answer = Path(name) / "answer.json"
         command = [str(python), "-I", optimum_child.__file__, json.dumps({**request, "answer": str(answer)})]
         try:
             streams: dict[str, Any] = {"stdin": reading, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            own = sys.platform != "win32"  # a session: Ctrl-C comes to this process, which ends the child
+            own = sys.platform != "win32"  # its own session: Ctrl-C reaches only this process, which ends the child
             done = subprocess.run(command, check=False, cwd=name, env=environ, start_new_session=own, **streams)
         except OSError as error:
             raise InstallationError(f"{python}: cannot be started ({error.strerror})", remedy=MAKE) from error
@@ -149,7 +149,7 @@ def _ask(**request: Any) -> dict[str, Any]:
 
 
 def _check(options: ExportOptions) -> None:
-    """Refuse options that optimum does not have. Raises UsageError."""
+    """Raise UsageError for options that optimum does not support."""
     if options.precision not in ("fp32", "fp16"):
         raise UsageError(f"`precision={options.precision}`: `exporter=optimum` writes fp32 or fp16")
     given = {"cache": options.cache == "window", "attention": options.attention not in (AUTO, "growing")}
@@ -160,7 +160,7 @@ def _check(options: ExportOptions) -> None:
 
 
 def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
-    """The refusal with optimum as the remedy where the installed one covers the type and the options; else as it is."""
+    """The error, with optimum as the remedy where it supports the type and the options."""
     of_option = isinstance(error, UnsupportedModelError) and error.option is not None
     if options.exporter == NAME or error.remedy is not None or of_option or checkpoint.file is not None:
         return error

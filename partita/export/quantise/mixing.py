@@ -193,7 +193,7 @@ def ladder(
     tensor -> parameters. `advance` gets the bytes of measured weights.
     """
     found = units(placed, plan)
-    with torch.no_grad(), quiet(), translated("running the original model"):
+    with torch.no_grad(), quiet(), translated("running the source model"):
         untie(model, placed, names)
         judge = _Judge(model, torch.from_numpy(text.windows))
         state = _State(model, names, plan)
@@ -210,7 +210,7 @@ def ladder(
             advance(unit.size(FULL, plan))
 
     def measured(count: int) -> Judged:
-        with torch.no_grad(), quiet(), translated("running the original model"):
+        with torch.no_grad(), quiet(), translated("running the source model"):
             widths = {unit.patterns: unit.widths[0] for unit in found}
             widths |= {step.unit.patterns: step.bits for step in steps[:count]}
             for unit in found:

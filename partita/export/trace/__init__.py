@@ -1,1 +1,1 @@
-"""From modelling code to an ONNX graph: fake tensors, the cache plug, and the operators that are written."""
+"""Tracing of modelling code to an ONNX graph: fake tensors, cache plug, emitted operators."""

@@ -1,4 +1,4 @@
-"""Calls a model with a cache, whatever its `forward` calls the arguments."""
+"""Calls a model with a cache, whatever the names of the arguments of its `forward`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 
 
 def cache_argument(model: torch.nn.Module) -> str | None:
-    """The name of the cache argument of `model.forward`, or None for a model without a cache."""
+    """The name of the cache argument of `model.forward`; None without a cache."""
     known = inspect.signature(model.forward).parameters
     return next((name for name in CACHE_ARGUMENTS if name in known), None)
 
@@ -27,14 +27,14 @@ def call(
     rows: torch.Tensor | None,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S; None: all.
+    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: indices into S; None: all.
 
-    `keys`: the model gets a padding mask of ones over so many, for want of which it would make one of its own.
-    Raises UnsupportedModelError for a model without a cache, and for one that does not answer to text alone.
+    `keys`: length of the padding mask of ones that the model gets; None: no mask. Raises UnsupportedModelError for a
+    model without a cache, and for one that requires inputs other than text.
     """
     known = inspect.signature(model.forward).parameters
-    asked = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-    if needed := [key for key in asked if key != "input_ids"]:
+    required = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if needed := [key for key in required if key != "input_ids"]:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot run on text alone: it also requires {' and '.join(needed)}"
         )

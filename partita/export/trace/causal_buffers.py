@@ -1,9 +1,8 @@
-"""Rows of a causal mask that a model keeps as a buffer, while it is traced.
+"""Replace cuts of a causal-mask buffer while a model is traced.
 
-Some models (gpt_neo) keep which key a query may see as a buffer [1, 1, M, M] of truth values, and cut out of it the
-last S rows of the keys that there are: `bias[:, :, keys - S : keys, :keys]`. The static cache has all N keys always,
-and those rows would be the last of N, whatever the step is at. In this block such a cut gives the rows of the tokens'
-positions.
+Some models (gpt_neo) store the causal mask as a boolean buffer [1, 1, M, M], and slice its last S rows: `bias[:, :,
+keys - S : keys, :keys]`. With a static cache of N keys that would always be the last rows of N. Here the slice returns
+the rows at the tokens' positions.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def rows_by_position(model: torch.nn.Module, positions: torch.Tensor, keys: int) -> Iterator[None]:
-    """In this block a cut of the last S of `keys` rows is one of the rows at `positions` [B, S]."""
+    """In this block, a slice of the last S of `keys` rows returns the rows at `positions` [B, S]."""
     buffers = {id(buffer) for buffer in model.buffers() if is_table(buffer)}
     with _Rows(buffers, positions, keys):
         yield
 
 
 def is_table(buffer: torch.Tensor) -> bool:
-    """Whether a buffer may say which key a query sees: truth values [1, 1, M, M]."""
+    """Whether a buffer may be a causal mask: boolean [1, 1, M, M]."""
     return (
         buffer.dtype == torch.bool
         and buffer.ndim == 4
@@ -47,7 +46,7 @@ class _Rows(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def _is_cut(self, index: Any) -> bool:
-        """`[:, :, keys - S : keys, :keys]`."""
+        """Whether an index is `[:, :, keys - S : keys, :keys]`."""
         if not (isinstance(index, tuple) and len(index) == 4 and all(isinstance(part, slice) for part in index)):
             return False
         start = self._keys - self._positions.shape[1]
@@ -56,7 +55,7 @@ class _Rows(TorchFunctionMode):
 
 
 def _same(one: slice, other: slice) -> bool:
-    """Whether two slices are known to be equal; their bounds may be sizes that have no number yet."""
+    """Whether two slices are known to be equal; their bounds may be symbolic."""
     pairs = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
     return all(
         (a is None and b is None) or (a is not None and b is not None and bool(statically_known_true(a == b)))

@@ -1,7 +1,7 @@
-"""Complex numbers as pairs of real ones, while a model is traced: ONNX has no complex tensors.
+"""Complex numbers as pairs of real numbers while a model is traced, because ONNX has no complex tensors.
 
-Some models write their rotary embedding as a product of complex numbers (`view_as_complex`, `polar`). In this block
-these give a `Pair`, which knows the little that is done with one; anything else is refused by name.
+In this block `view_as_complex` and `polar`, as used in rotary embeddings, return a `Pair` with a few operations. Other
+operations are refused by name.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ class Pair:
 
     @property
     def real(self) -> torch.Tensor:
-        """Real parts, a tensor of the same shape."""
+        """Real parts, same shape."""
         return self.parts[..., 0]
 
     @property
     def imag(self) -> torch.Tensor:
-        """Imaginary parts, a tensor of the same shape."""
+        """Imaginary parts, same shape."""
         return self.parts[..., 1]
 
     @property
     def shape(self) -> torch.Size:
-        """Without the last axis of `parts`, which holds the two."""
+        """The shape without the last axis of `parts`."""
         return self.parts.shape[:-1]
 
     @property
     def ndim(self) -> int:
-        """One less than that of `parts`, as torch counts a complex tensor."""
+        """The number of axes without the last axis of `parts`."""
         return self.parts.ndim - 1
 
     @property
     def device(self) -> torch.device:
-        """The device of both parts, as of a torch tensor."""
+        """The device of both parts."""
         return self.parts.device
 
     def __mul__(self, other: Any) -> Pair:
@@ -78,27 +78,27 @@ class Pair:
         return Pair(self.parts[(*whole, slice(None))] if Ellipsis in whole else self.parts[whole])
 
     def unsqueeze(self, dim: int) -> Pair:
-        """As torch has it: a negative `dim` counts without the axis of the two parts."""
+        """As in torch: a negative `dim` does not count the axis of the two parts."""
         return Pair(self.parts.unsqueeze(dim if dim >= 0 else dim - 1))
 
     def to(self, *args: Any, **kwargs: Any) -> Pair:
-        """Where it is and what it is stay: a trace has one device, and numbers stay as wide as their parts."""
+        """Itself: a trace has one device, and the dtype of the parts does not change."""
         return self
 
     def view(self, *sizes: Any) -> Pair:
-        """As torch has it; the axis of the two parts stays last."""
+        """As in torch; the axis of the two parts stays last."""
         flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
         return Pair(self.parts.view(*flat, 2))
 
     reshape = view
 
     def contiguous(self) -> Pair:
-        """The same tensor: both parts are made contiguous where they are made."""
+        """Itself: both parts are already contiguous."""
         return self
 
 
 class _Mode(TorchFunctionMode):
-    """Makes pairs where torch would make complex tensors."""
+    """Returns pairs where torch would return complex tensors."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -112,6 +112,6 @@ class _Mode(TorchFunctionMode):
 
 @contextmanager
 def complex_as_pairs() -> Iterator[None]:
-    """Complex tensors that are made in this block are pairs."""
+    """In this block, complex tensors are created as pairs."""
     with _Mode():
         yield

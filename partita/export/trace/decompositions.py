@@ -1,9 +1,9 @@
-"""Work of `torch.onnx.export` that is left out or done once, with the same graph as its result.
+"""Skips or caches steps of `torch.onnx.export` without a change of its graph.
 
-- Decomposition traces an exported program a second time, to replace operators that have no ONNX form. For most decoders
-  every operator has a form; the second trace is half of the time that an export spends on tracing.
-- Type promotion runs every operator again, on fake tensors, to know its result, which the program has recorded.
-- The table of ONNX functions is read from their source code for every graph: 0.85 s.
+- Decomposition traces the program a second time, to replace operators without an ONNX translation. It takes half of the
+tracing time, and most decoders do not need it.
+- Type promotion runs every operator again on fake tensors, for results that the program has recorded.
+- The table of ONNX functions is parsed from source code for every graph: 0.85 s.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ import torch
 from torch._ops import HigherOrderOperator
 
 ALIASES = frozenset({"aten::to", "aten::detach", "aten::detach_", "aten::alias"})
-"""Operators that return their input, converted where a type is given."""
+"""Operators that return their input, converted where a dtype is given."""
 AND = {True: torch.ops.aten.logical_and.default, False: torch.ops.aten.bitwise_and.Tensor}
 """`a & b` of tensors, by whether they are bool."""
 
 CUTS = torch.ops.aten.chunk.default
-"""Has an ONNX form, but another than the graph passes know: with a negative axis."""
+"""Has an ONNX translation, but one with a negative axis, which the graph passes do not match."""
 
 _FUNCTIONS: dict[int, dict[Any, Any]] = {}
-"""torch's table of ONNX functions by operator set, once it was read."""
+"""torch's table of ONNX functions by operator set, a cache."""
 
 
 def skip_decompositions(program: Any) -> None:
-    """Let `program.run_decompositions`, which torch.onnx calls, return the program itself where nothing is to be
-    decomposed.
-    """
+    """Make `program.run_decompositions` return the program itself where no decomposition is needed."""
     decompose = program.run_decompositions
 
     def run(table: Mapping[Any, Any] | None = None, **options: Any) -> Any:
@@ -44,7 +42,7 @@ def skip_decompositions(program: Any) -> None:
 
 @contextmanager
 def quick_export() -> Iterator[None]:
-    """Have `torch.onnx.export` keep its table of functions, and take results of operators from the traced program."""
+    """Have `torch.onnx.export` cache its table of functions, and use the operator results of the traced program."""
     from torch.onnx._internal.exporter import _registration
     from torch.onnx._internal.fx.passes import type_promotion
 
@@ -76,7 +74,7 @@ def quick_export() -> Iterator[None]:
 
 
 def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
-    """Whether every operator of the graph stays as it is: none is in `table`, writes in place or contains a graph."""
+    """Whether every operator stays as it is: none is in `table`, writes in place or contains a graph."""
     for node in program.graph.nodes:
         if node.op != "call_function" or _respelled(node):
             continue
@@ -90,7 +88,7 @@ def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
 
 
 def _respelled(node: Any) -> bool:
-    """Whether `_respell` writes the operator in another way."""
+    """Whether `_respell` rewrites the operator."""
     return _name(node) in ALIASES or node.target is torch.ops.aten.__and__.Tensor
 
 
@@ -100,7 +98,7 @@ def _name(node: Any) -> str:
 
 
 def _respell(program: Any) -> None:
-    """Write conversions and `&` as torch's decomposition does."""
+    """Rewrite conversions and `&` as torch's decomposition does."""
     graph = program.graph
     for node in list(graph.nodes):
         if node.op != "call_function":

@@ -1,7 +1,7 @@
-"""The plug that writes ONNX: what the model does with its cache, in the operators of a lowering.
+"""The plug of a trace: it turns the model's cache and attention calls into the operators of a lowering.
 
-Keys and values come back to the model over all rows of the cache. Where the model's attention call then reads exactly
-these, write and attention become what the lowering makes of both, and the separate write is left unread and dropped.
+The model gets keys and values of all cache rows. Where its attention call reads exactly these, the lowering may write
+and attend in one operator, and the separate write is removed as dead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from partita.export.trace.operators import padded
 from partita.export.trace.state import Probed
 
 CACHE_LENGTH = "CacheLength"
-"""Operator that stands for the number of cached tokens until the graph is settled (`tracing.settle_length`)."""
+"""Placeholder operator for the number of cached tokens, resolved in `tracing._settle_length`."""
 ROLLED = "RolledCache"
-"""Operator that stands for what a layer gets back whose cache has its window alone: nothing may read it but the layer's
-own attention (`tracing._check_rolled`)."""
+"""Placeholder operator for the rows of a window cache, which only the layer's own attention may read
+(`tracing._check_rolled`)."""
 DOMAIN = "partita"
 
 Key = tuple[str, int, int]
@@ -38,7 +38,7 @@ class Written:
     key: torch.Tensor
     value: torch.Tensor
     keys: torch.Tensor
-    """What the model got back."""
+    """Keys returned to the model."""
     values: torch.Tensor
     present: tuple[torch.Tensor, torch.Tensor]
     fused: bool = False
@@ -47,40 +47,39 @@ class Written:
 
 @dataclass(slots=True)
 class Emitter:
-    """One trace of a model."""
+    """The plug of one trace."""
 
     probed: Probed
     lowering: Lowering
     max_length: int
-    """Rows of the cache; a symbolic size where it grows."""
+    """Rows of the cache; a symbolic size for a growing cache."""
     count: int
     positions: torch.Tensor
     cursors: tuple[torch.Tensor, ...]
     past: Mapping[Key, torch.Tensor]
     rolling: frozenset[int] = frozenset()
-    """Layers whose cache holds their window alone."""
+    """Layers with a window cache."""
     written: dict[int, Written] = field(default_factory=dict)
     states: dict[Key, torch.Tensor] = field(default_factory=dict)
     last_state: torch.Tensor | None = None
     _masks: dict[int, tuple[torch.Tensor, int, MaskRule | None]] = field(default_factory=dict)
-    """By identity, with the tensor's version: an identity is only good while its object lives and nobody writes to it.
-    """
+    """By identity, with the tensor's version: valid while the object is alive and unmodified."""
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
-        """The mask as a tensor; the probe has found out what it says."""
+        """The mask as a tensor. Its rule is known from the probe."""
         index = len(self._masks)
         rule = self.probed.masks[index] if index < len(self.probed.masks) else None
         mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
-        if self.lowering.grows:  # for models that attend in code of their own: nobody else hides padding there
+        if self.lowering.grows:  # for models with their own attention code, where no other mask hides padding
             padding = (self.cursors[0] == 0)[:, None, None, :]
             mask = mask.masked_fill(padding, torch.finfo(dtype).min)
         self._masks[id(mask)] = mask, mask._version, rule
         return mask
 
     def check(self) -> None:
-        """Raise UnsupportedModelError when the model built another number of masks than when it was probed.
+        """Raise UnsupportedModelError when the model built another number of masks than during the probe.
 
-        Rules go by their order.
+        Rules are matched by order.
         """
         if len(self._masks) != len(self.probed.masks):
             raise UnsupportedModelError(
@@ -89,7 +88,7 @@ class Emitter:
             )
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values into the cache, and give back all of it."""
+        """Write keys and values into the cache, and return all rows."""
         past = self.past["key", layer, 0], self.past["value", layer, 0]
         if layer in self.rolling:
             keys, values = (self._rolled(new) for new in (key, value))
@@ -104,7 +103,7 @@ class Emitter:
         return keys, values
 
     def _rolled(self, new: torch.Tensor) -> torch.Tensor:
-        """What stands for all rows of a cache that holds fewer."""
+        """A placeholder for all rows of a window cache."""
         shape = (*new.shape[:2], self.max_length, new.shape[3])
         operator = f"{DOMAIN}::{ROLLED}"
         return torch.onnx.ops.symbolic(operator, (new,), {}, dtype=new.dtype, shape=shape, version=1)
@@ -115,7 +114,7 @@ class Emitter:
         if version != request.mask._version:
             rule = None
         if self.lowering.grows and rule is not None and not rule.everywhere:
-            rule = None  # the mask itself tells of a window that is longer than N
+            rule = None  # the tensor limits the window, which is longer than N
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None
@@ -123,12 +122,12 @@ class Emitter:
         if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
             keys, values = request.key, request.value
             if layer is not None:
-                # Where another layer's attention has written them, what it wrote is read.
+                # Keys of another layer: read the cache that its attention wrote.
                 present = self.written[layer].present
                 keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
             if keys.shape[2] != self.max_length:
                 raise UnsupportedModelError(
-                    f"{request.module} attends to keys that it has not cached; such attention cannot be exported yet"
+                    f"{request.module} attends to keys that it has not cached; that cannot be exported yet"
                 )
             reading = Reading(
                 request.query,
@@ -164,8 +163,8 @@ class Emitter:
         return output
 
     def length(self) -> Any:
-        """Tokens cached before, as a scalar tensor; the graph is settled later."""
-        if self.lowering.grows:  # the same in all rows: padding has its places, too
+        """The number of cached tokens, as a scalar tensor or a number; a placeholder in a static cache."""
+        if self.lowering.grows:  # the same for all sequences: padding has positions, too
             before = self.max_length - self.positions.shape[1]
             return self.positions[0, 0].to(torch.int64) if self.probed.length_as_tensor else before
         if not self.probed.length_as_tensor:
@@ -175,7 +174,7 @@ class Emitter:
         )
 
     def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
-        """A copy that the model may write into; the last content is the present state."""
+        """A copy that the model may modify; its final content is the present state."""
         key = kind, layer, index
         if key not in self.states and key in self.past:
             self.states[key] = self.past[key].clone()
@@ -185,13 +184,13 @@ class Emitter:
         return state
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
-        """Write the new value of a state in place of its old one."""
+        """Replace the value of a state."""
         self.states[kind, layer, index] = state
         if kind == "recurrent":
             self.last_state = None
 
     def present(self, key: Key) -> torch.Tensor:
-        """What a state is after the step. Raises UnsupportedModelError when the model left it alone."""
+        """The value of a state after the step. Raises UnsupportedModelError when the model did not write it."""
         kind, layer, _ = key
         if kind in ("key", "value"):
             if layer not in self.written:
@@ -203,5 +202,5 @@ class Emitter:
 
 
 def _narrowed(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """The first `width` of the last axis."""
+    """The first `width` entries of the last axis."""
     return tensor if tensor.shape[-1] == width else tensor[..., :width]

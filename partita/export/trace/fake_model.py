@@ -1,7 +1,4 @@
-"""A model of transformers without weights: its parameters are tensors that have a shape and no data.
-
-Knows how it is built from a config, and what is refused before anything is traced.
-"""
+"""A transformers model without weights, its parameters fake tensors; and refusals before the trace."""
 
 from __future__ import annotations
 
@@ -39,34 +36,34 @@ class FakeModel:
     probed: Probed
     vocab_size: int
     rope_by_length: bool
-    """Rotary frequencies depend on how long the text is, for the lengths that the cache holds."""
+    """Rotary frequencies depend on the sequence length, within the cache length."""
     rereads_at: int | None
     """As in `package.Graph`."""
 
     @property
     def parameters(self) -> int:
-        """Elements of all weights, those of towers that text does not pass through among them."""
+        """Elements of all weights, including towers that text does not use."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
     def hidden_size(self) -> int:
-        """Width of what goes from layer to layer; 0 where the config does not say."""
+        """Hidden size; 0 where the config has none."""
         return int(getattr(text_config(self.module), "hidden_size", 0) or 0)
 
     @property
     def heads(self) -> int:
-        """Of attention; 0 where the config does not say."""
+        """Number of attention heads; 0 where the config has none."""
         return int(getattr(text_config(self.module), "num_attention_heads", 0) or 0)
 
     def stored_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
+        """Buffers that a checkpoint may store, with the model's own values."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))
         return {name: value for name, value in self.module.state_dict().items() if name not in parameters}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings of torch, onnxscript and transformers that a user can do nothing about off the terminal."""
+    """Suppress warnings of torch, onnxscript and transformers that a user cannot act on."""
     loggers = [
         logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
     ]
@@ -87,7 +84,7 @@ def quiet() -> Iterator[None]:
 
 
 def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
-    """Build the model of `config` without weights and probe what its layers cache.
+    """Build the model of `config` without weights and probe its cache.
 
     Raises UnsupportedModelError with the reason when the model cannot be built or probed.
     """
@@ -126,12 +123,12 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
 
 RealTensor = tuple[dict[str, Any], str, torch.Tensor]
-"""Where a tensor with values stands, its name there, and the tensor."""
+"""The holder of a real tensor, its name there, and the tensor."""
 
 
 @contextmanager
 def _constructors_may_convert() -> Iterator[None]:
-    """Let a constructor call `module.to(dtype)`: torch would swap the converted tensor in, which fails on fake ones."""
+    """Let a constructor call `module.to(dtype)`, for which torch's swap of the converted tensor fails on fake ones."""
     swapping = torch.nn.Module._apply
 
     def convert(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
@@ -151,7 +148,7 @@ def _constructors_may_convert() -> Iterator[None]:
 
 
 def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
-    """The buffers, and the attributes that are tensors, which have values."""
+    """Buffers and tensor attributes with values."""
     return [
         (place, name, value)
         for each in module.modules()
@@ -162,10 +159,9 @@ def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
 
 
 def _put_back(real: list[RealTensor]) -> None:
-    """Give tensors their values again that the model replaced by others as it ran.
+    """Restore tensors that the model replaced while running, with the dtype that it left them in.
 
-    ctrl does, to have its table in the type of the hidden states. As it left them is how every later step finds them,
-    so the type is kept.
+    ctrl, for example, converts its table to the dtype of the hidden states.
     """
     for place, name, value in real:
         now = place.get(name)
@@ -174,7 +170,7 @@ def _put_back(real: list[RealTensor]) -> None:
 
 
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
-    """The model with our attention; with transformers' default one where it picks its attention by class."""
+    """The model with our attention; with transformers' default where it chooses attention by class."""
     experts_implementation(config, experts.IMPLEMENTATION)
     try:
         return _from_config(config, dtype, IMPLEMENTATION)
@@ -193,7 +189,7 @@ def _from_config(config: PreTrainedConfig, dtype: str, attention: str | None) ->
     try:
         return auto_class(config).from_config(config, **arguments)  # type: ignore[no-any-return]
     except DataDependentOutputException:
-        # Some ways to draw weights at random look at what they have drawn. These weights are replaced anyway.
+        # Some initialisations inspect their random weights, which are replaced anyway.
         with no_init_weights():
             model: Any = auto_class(config).from_config(config, **arguments)
         model.tie_weights()
@@ -201,13 +197,13 @@ def _from_config(config: PreTrainedConfig, dtype: str, attention: str | None) ->
 
 
 def experts_implementation(config: PreTrainedConfig, name: str) -> None:
-    """Ask for an implementation of mixture-of-experts layers, in every config that a model is made of."""
+    """Set the implementation of mixture-of-experts layers in the config and its sub-configs."""
     for part in (config, *(getattr(config, key) for key in config.sub_configs if getattr(config, key, None))):
         part._experts_implementation = name
 
 
 def _refuse_by_modules(model: torch.nn.Module) -> None:
-    """Refuse by name what would fail later for reasons a user cannot read."""
+    """Raise UnsupportedModelError for modules that would fail later with an unclear error."""
     experts.refuse_loops(model)
     if getattr(text_config(model), "num_hidden_layers", 1) == 0:
         raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
@@ -217,21 +213,21 @@ LACKING = {
     "DefaultCPUAllocator": "out of memory; free some, or use a smaller model",
     "can't start new thread": "no thread can be started; raise the limit of memory (ulimit -v) or processes (-u)",
 }
-"""What torch's allocator and Python say in a RuntimeError when the system gives no more: part of it, and our words."""
+"""Part of a RuntimeError's text for exhausted resources -> our message."""
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through.
+    """Convert any exception of the traced model code into UnsupportedModelError; PartitaErrors pass through.
 
-    What a lack of memory or threads caused is a ResourceError.
+    A lack of memory or threads becomes a ResourceError.
     """
     try:
         yield
     except PartitaError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of libraries in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by Rust code
             raise
         cause: BaseException | None = error
         while cause is not None:
@@ -240,9 +236,9 @@ def translated(what: str) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         root = error
         while type(root).__module__.startswith("torch.onnx") and isinstance(root.__cause__, Exception):
-            root = root.__cause__  # torch's exporter says at the top only that it failed
+            root = root.__cause__  # the outermost error of torch's exporter has no details
         first = next((line for line in str(root).splitlines() if line.strip()), "no message")
-        first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # says nothing, and is another one every time
+        first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # a different address every time
         if lack := next((words for said, words in LACKING.items() if said in str(root)), None):
             raise ResourceError(f"{what} failed: {lack} ({first.strip()[:300]})") from error
         raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

@@ -1,14 +1,13 @@
-"""What Partita registers with transformers: an attention function and a mask function.
+"""The attention and mask functions registered with transformers.
 
-transformers routes attention calls through `AttentionInterface`, masks through `AttentionMaskInterface`, and keys,
-values and other states through a `Cache` (`plug_cache.py`). Plugging in our own at these public points is all that is
-needed to see, and to replace, what a decoder does with its cache; no model is named here. Models that choose their
-attention by class have transformers' default one, whose calls of torch's scaled_dot_product_attention are replaced.
+transformers passes attention calls to `AttentionInterface`, masks to `AttentionMaskInterface`, and keys, values and
+other states to a `Cache` (`plug_cache.py`). Replacing these three captures a decoder's use of its cache without naming
+models. Models that choose attention by class use transformers' default, whose calls of torch's
+scaled_dot_product_attention are replaced.
 
-The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. Our mask
-function gives the model the mask that eager attention would get, over all N rows of the cache. When the very same
-tensor arrives at the attention function, what it says is known as a rule (causal, a sliding window), and a lowering may
-write the rule; when the model has computed with it (a position bias, say), the tensor itself is what counts.
+The mask function returns the mask of eager attention over all N cache rows. When the attention function gets this
+tensor unmodified, its rule is known (causal, sliding window), and a lowering may write the rule. If the model has
+modified it (e.g. by a position bias), the tensor is used.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from transformers.modeling_utils import AttentionInterface
 from partita.errors import UnsupportedModelError
 
 FAR = 1 << 20
-"""A token that is beyond any window."""
+"""A token beyond any window."""
 SDPA = torch.nn.functional.scaled_dot_product_attention
 IMPLEMENTATION = "partita"
-"""The name under which our functions are registered with transformers."""
+"""The name of the functions registered with transformers."""
 
 HARMLESS_KEYWORDS = frozenset(
     {
-        "sliding_window",  # repeats what the mask says; see the module docstring
+        "sliding_window",  # repeats the mask
         "position_ids",  # already applied to query and key
         "position_embeddings",  # likewise
         "cache_position",
@@ -51,7 +50,7 @@ HARMLESS_KEYWORDS = frozenset(
         "layer_idx",
     }
 )
-"""Keywords that transformers passes through to the attention function and that its eager attention ignores."""
+"""Keywords that transformers passes to the attention function and that its eager attention ignores."""
 
 MaskFunction = Callable[..., Any]
 """transformers' index mask function: batch, head, query and key index -> may the query see the key?"""
@@ -59,11 +58,11 @@ MaskFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """A mask in words: causal, and within `window` keys if that is not None."""
+    """The rule of a mask: causal, and within `window` keys if that is not None."""
 
     window: int | None
     everywhere: bool = True
-    """It says so of texts of any length, and not of those of a cache of N rows alone."""
+    """The rule holds for any length, not only for a cache of N rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class AttentionRequest:
     """One attention call, with every keyword accounted for.
 
     query [B, H, S, D]; key [B, Hkv, N, D] and value [B, Hkv, N, Dv] over all rows of the cache; mask [B or 1, H or 1,
-    S, N], added to the scores; sink [H] or None: the score of a key that is always there and has no value.
+    S, N], added to the scores; sink [H] or None: the score of an always visible key without a value.
     """
 
     module: str
@@ -85,39 +84,39 @@ class AttentionRequest:
 
 
 class Plug(Protocol):
-    """What the registered functions and the cache talk to while a model runs."""
+    """The interface used by the registered functions and the cache while a model runs."""
 
     max_length: int
     """N."""
     count: int
-    """Layers that a cache for the model has."""
+    """Number of layers of the model's cache."""
     last_state: torch.Tensor | None
-    """The recurrent state that the model has read last."""
+    """The recurrent state that the model read last."""
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
-        """The mask that `mask_function` describes, [B, 1, S, N], 0 where a query sees a key."""
+        """The mask of `mask_function`, [B, 1, S, N], 0 where a query sees a key."""
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """The attention output [B, S, H, Dv]."""
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cache new keys [B, Hkv, S, D] and values [B, Hkv, S, Dv]; gives those of all N rows."""
+        """Cache new keys [B, Hkv, S, D] and values [B, Hkv, S, Dv]; returns those of all N rows."""
 
     def length(self) -> Any:
         """Tokens in the cache before this step."""
 
     def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
-        """A convolution or recurrent state; None when there is none yet."""
+        """A convolution or recurrent state; None without one."""
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
-        """Keep a convolution or recurrent state."""
+        """Store a convolution or recurrent state."""
 
 
 _active: list[Plug] = []
 
 
 class _Ones(TorchFunctionMode):
-    """Remembers tensors of ones: a padding mask that a model makes of them, for want of one, masks nothing.
+    """Tracks tensors of ones: a padding mask made of them masks nothing.
 
     Calls of torch's scaled_dot_product_attention with a mask go to our attention function.
     """
@@ -125,11 +124,10 @@ class _Ones(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[int, tuple[torch.Tensor, int]] = {}
-        """By identity, with the tensor's version; the tensors are kept, as an identity is good while its object lives.
-        """
+        """By identity, with the tensor's version; the tensors are kept alive, so that identities stay valid."""
 
     def knows(self, tensor: Any) -> bool:
-        """True for a tensor of ones that nobody has written to since."""
+        """Whether it is a tensor of ones that was not modified."""
         made = self._made.get(id(tensor))
         return made is not None and made[1] == tensor._version
 
@@ -149,9 +147,9 @@ _ones: list[_Ones] = []
 
 @contextmanager
 def plugged(plug: Plug) -> Iterator[None]:
-    """Let the registered functions talk to `plug` for the length of the block.
+    """Connect the registered functions to `plug` in the block.
 
-    Models that choose their attention by class know no name but transformers' own, and get our masks.
+    Models that choose attention by class use transformers' own names; these get our masks.
     """
     _active.append(plug)
     _ones.append(_Ones())
@@ -166,7 +164,7 @@ def plugged(plug: Plug) -> Iterator[None]:
 def _sdpa(
     query: torch.Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *_: Any, **keywords: Any
 ) -> torch.Tensor | None:
-    """torch's attention [B, H, S, Dv] by our function; None for a call without a mask of four axes."""
+    """torch's attention [B, H, S, Dv] by our function; None for a call without a four-dimensional mask."""
     if attn_mask is None or attn_mask.ndim != 4:
         return None
     module, scale = torch.nn.Module(), keywords.get("scale")
@@ -175,7 +173,7 @@ def _sdpa(
 
 @contextmanager
 def mask_functions() -> Iterator[list[MaskFunction]]:
-    """Collect the mask functions that models with transformers' own attention ask for in the block."""
+    """Collect the mask functions of models with transformers' own attention in the block."""
     found: list[MaskFunction] = []
 
     def collecting(make: Callable[..., Any], *args: Any, mask_function: MaskFunction, **kwargs: Any) -> Any:
@@ -199,7 +197,7 @@ def _replaced(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> It
 
 
 def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, bool] | None:
-    """The first query that does not see all keys before it, and whether it sees its own key only (attention chunks).
+    """The first query that does not see all keys before it, and whether it sees only its own key (attention chunks).
 
     That is the number of tokens in a window or chunk. None when every query of `max_length` sees all keys before it, or
     the function cannot be evaluated.
@@ -218,22 +216,21 @@ def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, boo
 
 
 def last_state() -> torch.Tensor | None:
-    """The recurrent state that the running model has read last; None when its layer has none yet."""
+    """The recurrent state that the running model read last; None without one."""
     return _active[-1].last_state
 
 
 def register() -> None:
-    """Register our attention and mask functions with transformers; doing it twice does no harm."""
+    """Register the attention and mask functions with transformers; idempotent."""
     AttentionInterface.register(IMPLEMENTATION, _attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 
 
 def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | None:
-    """Find out what an index mask function allows, by asking it about a few queries among `max_length` keys.
+    """The rule of an index mask function, evaluated for a few queries among `max_length` keys.
 
-    None when it is neither causal nor a causal sliding window, or when it depends on more than the positions: then only
-    the mask itself says what it is. Raises UnsupportedModelError when a query sees what comes after it: rows of the
-    cache that are not written yet.
+    None when it is neither causal nor a causal sliding window, or depends on more than positions: then the mask tensor
+    is used. Raises UnsupportedModelError when a query sees later keys, i.e. cache rows that are not written yet.
     """
     with unset_fake_temporarily():
         zero, keys = torch.zeros((), dtype=torch.long), torch.arange(max_length)
@@ -252,7 +249,7 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
             row = allowed(query)
             if bool((row & (keys > query)).any()):
                 raise UnsupportedModelError(
-                    f"the model asks for an attention mask in which a token attends to later ones (query {query} of "
+                    f"the model uses an attention mask in which a token attends to later ones (query {query} of "
                     f"{max_length}); only causal masks can be exported"
                 )
             regular = regular and torch.equal(row, (keys <= query) & (keys > query - window))
@@ -263,18 +260,21 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
 
 
 def _is_causal_beyond(mask_function: MaskFunction) -> bool:
-    """Whether a token far beyond any cache of ours attends to all before it, and not to a window of them."""
+    """Whether a token far beyond the cache attends to all tokens before it, without a window."""
     zero, keys = torch.zeros((), dtype=torch.long), torch.arange(FAR + 1)
     try:
         return bool(torch.as_tensor(mask_function(zero, zero, torch.full_like(keys, FAR), keys)).to(torch.bool).all())
-    except Exception:  # noqa: BLE001 - a model's own function, which may know nothing of so long a text
+    except Exception:  # noqa: BLE001 - a model's own function may not support this length
         return False
 
 
 def additive_mask(
     mask_function: MaskFunction, positions: torch.Tensor, max_length: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The mask of eager attention for queries at `positions` [B, S] over N keys: [B, 1, S, N], 0 or the lowest."""
+    """The mask of eager attention for queries at `positions` [B, S] over N keys.
+
+    Returns [B, 1, S, N], 0 or the lowest number.
+    """
     rows = torch.arange(positions.shape[0], dtype=positions.dtype)[:, None, None, None]
     keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
     queries = positions[:, None, :, None]
@@ -283,7 +283,7 @@ def additive_mask(
 
 
 def _mask(*args: Any, mask_function: MaskFunction, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.Tensor:
-    """Registered mask function."""
+    """The registered mask function."""
     padding = kwargs.get("attention_mask")
     if padding is not None and not _ones[-1].knows(padding):
         raise UnsupportedModelError("the model builds a padding mask of its own; that cannot be exported yet")
@@ -304,7 +304,7 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Registered attention function: checks that nothing the model asks for is lost, then asks the active plug."""
+    """The registered attention function: checks that every argument is supported, then calls the active plug."""
     name = type(module).__name__
     unknown = sorted(k for k, v in keywords.items() if v is not None and k not in HARMLESS_KEYWORDS)
     if unknown:
@@ -317,7 +317,7 @@ def _attention(
         )
     if dropout or is_causal is False:
         raise UnsupportedModelError(
-            f"{name} asks for {'dropout' if dropout else 'attention that is not causal'} at inference"
+            f"{name} uses {'dropout' if dropout else 'attention that is not causal'} at inference"
         )
     if attention_mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(query.dtype).min, dtype=query.dtype)
@@ -326,5 +326,5 @@ def _attention(
         attention_mask = attention_mask + position_bias
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
     request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
-    # As eager attention gives it: some models take a view of it.
+    # contiguous as in eager attention: some models take a view of it
     return _active[-1].attend(request).contiguous(), None

@@ -1,7 +1,7 @@
-"""Operators of ONNX that are written as such in a trace, because torch's own come out as something worse.
+"""ONNX operators that are emitted directly, where torch's translation is unsuitable.
 
-A MatMul or Reshape of torch may fix a symbolic size when it looks at strides; an index of int32 becomes a GatherND,
-which takes none.
+A MatMul or Reshape of torch may specialise a symbolic size when it checks strides; an int32 index becomes a GatherND,
+which does not support int32.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 Form = Literal["contrib", "standard"]
-"""Operators of ONNX Runtime's own where they serve, or standard ones only."""
+"""Operators of ONNX Runtime where they exist, or standard ones only."""
 DOMAINS: dict[Form, tuple[tuple[str, int], ...]] = {"contrib": (("com.microsoft", 1),), "standard": ()}
-"""Domains of the operators of a form, besides ONNX's own, and their versions."""
+"""Form -> contrib domains of its operators, with versions."""
 CONTRIB = frozenset({"MoE", "LinearAttention"})
 """The operators of the form `contrib`."""
 
 
 def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """The tensor with zeros behind its last axis, up to `width`: products with them add nothing."""
+    """The tensor with its last axis padded with zeros to `width`."""
     import torch
 
     missing = width - tensor.shape[-1]
@@ -28,7 +28,7 @@ def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of `table`. torch's own becomes a GatherND, which takes no int32 index."""
+    """Rows of `table`, for an int32 index."""
     import torch.onnx.ops as onnx_ops
 
     shape = (*index.shape, *table.shape[1:])
@@ -36,7 +36,7 @@ def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """MatMul of [..., M, K] and [..., K, N]. torch's own may fix a symbolic size when it looks at strides."""
+    """MatMul of [..., M, K] and [..., K, N] that does not specialise symbolic sizes."""
     import torch.onnx.ops as onnx_ops
 
     outer = left.shape[:-2] if left.dim() >= right.dim() else right.shape[:-2]
@@ -45,7 +45,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def reshaped(tensor: torch.Tensor, sizes: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshape to `sizes`, of which one may be -1; `shape` says what comes out."""
+    """Reshape to `sizes`, of which one may be -1; `shape`: the resulting shape."""
     import torch
     import torch.onnx.ops as onnx_ops
 

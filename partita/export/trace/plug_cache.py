@@ -1,8 +1,7 @@
-"""The transformers cache that a model is given: it holds nothing and hands every tensor on to the plug.
+"""A transformers cache that forwards every tensor to the plug.
 
-It behaves as transformers' static cache does: keys and values come back over all N rows, whatever was written so far,
-and the model's masks say which of them count. Convolution and recurrent states behave as those of a layer that has read
-tokens before: a state of zeros is the same as none.
+It behaves like transformers' static cache: keys and values of all N rows are returned, and the masks select the valid
+ones. Convolution and recurrent states are those of a layer with earlier tokens; a state of zeros equals no state.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from partita.export.trace.hooks import Plug
 
 
 class _NoLayers(list[Any]):
-    """The layers of a cache that has none: a model that looks into one is refused by name."""
+    """The layers of a cache without layers: access raises UnsupportedModelError."""
 
     def __getitem__(self, index: Any) -> Any:
         raise UnsupportedModelError(
@@ -28,7 +27,7 @@ class _NoLayers(list[Any]):
 
 
 class PlugCache(Cache):
-    """A cache whose states live elsewhere; `hides_recurrent` when a recurrence goes on from its state by itself."""
+    """A cache whose states are held by the plug. `hides_recurrent`: recurrences read their state themselves."""
 
     def __init__(self, plug: Plug, *, hides_recurrent: bool = False) -> None:
         super().__init__(layers=_NoLayers())
@@ -40,38 +39,38 @@ class PlugCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all N rows, with the new ones in their places."""
+        """Keys and values of all N rows, including the new ones."""
         return self.plug.write(layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
-        """Tokens read before this step."""
+        """Tokens before this step."""
         return self.plug.length()
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Length of the cache in tokens, N; transformers asks for it."""
+        """N, the length of the cache in tokens."""
         return self.plug.max_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Keys that a mask covers, and the index of the first."""
+        """Number of keys that a mask covers, and the index of the first."""
         return self.plug.max_length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
-        """Tokens read before this step, for models that count from them; our masks take positions from the graph."""
+        """Tokens before this step, for models that count from them; our masks use the positions input."""
         return self.plug.length()
 
     @property
     def is_sliding(self) -> list[bool]:
-        """No layer drops old keys: windows are the lowering's business."""
+        """False for all layers: the lowering handles windows."""
         return [False] * len(self)
 
     @property
     def is_linear(self) -> list[bool]:
-        """Which layers are linear is the model's business."""
+        """False for all layers: the model handles linear layers."""
         return [False] * len(self)
 
     @property
     def is_compileable(self) -> bool:
-        """True, so that models take the path they take for static caches."""
+        """True, so that models use their code path for static caches."""
         return True
 
     @property
@@ -80,11 +79,11 @@ class PlugCache(Cache):
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """False: no states are kept to go back to."""
+        """False: no states are recorded for a rewind."""
         return False
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether a layer has a state to go on from."""
+        """Whether a layer has a state to continue from."""
         layer, index = layer_idx or 0, state_idx or 0
         return any(self.plug.read_state(kind, layer, index) is not None for kind in ("conv", "recurrent"))
 
@@ -95,7 +94,7 @@ class PlugCache(Cache):
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Put new columns [B, channels, S] behind the state, keep the last ones; gives all of them."""
+        """Append new columns [B, channels, S] to the state and store the last ones; returns all of them."""
         size = kwargs.get("conv_kernel_size")
         past = self.plug.read_state("conv", layer_idx, state_idx)
         if past is None:
@@ -117,12 +116,12 @@ class PlugCache(Cache):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Take the new recurrent state of a layer in place of the old one."""
+        """Replace the recurrent state of a layer."""
         self.plug.write_state("recurrent", layer_idx, state_idx, recurrent_states)
         return recurrent_states
 
     def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
+        """Raises UnsupportedModelError."""
         raise UnsupportedModelError(
             "the model caches the keys of a sparse attention indexer; that cannot be exported yet"
         )

@@ -1,4 +1,4 @@
-"""Inputs, outputs and states of a graph that is traced: their names, sizes, types and what they mean."""
+"""Names, shapes, dtypes and roles of the inputs, outputs and states of a traced graph."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from partita.observations.text_format import listing
 from partita.package.contract import Port, State
 
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
-"""GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
-fits."""
+"""Some GPU providers lack int64 kernels (Unsqueeze and Cast on WebGPU), and int32 is sufficient."""
 TOTAL = "total_sequence_length"
-"""T, the rows of a cache that grows after a step, where a port has it as a size."""
+"""The name of T, the rows of a growing cache after a step."""
 
 
 def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
@@ -67,14 +66,14 @@ def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
 
 
 def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UnsupportedModelError for a model whose states or inputs have no place in the layout that grows."""
+    """Raise UnsupportedModelError for a model whose states or inputs do not fit the growing layout."""
     said = "`cache=growing`"
     if fake.probed.extras:
         kind = fake.probed.extras[0].kind
         raise UnsupportedModelError(
             f"{said}: the model keeps {kind} states, which do not grow; leave it out", option="cache"
         )
-    if static_up_to(fake.module) is not None:  # whatever N is: texts in this layout may be longer
+    if static_up_to(fake.module) is not None:  # whatever N is: sequences in this layout may be longer
         raise UnsupportedModelError(
             f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
             "it out",
@@ -82,14 +81,15 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
         )
     if spec.sequence_length is not None:
         raise UnsupportedModelError(
-            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out",
+            f"{said}: the model can only be traced for a fixed number of tokens, which this layout lacks; leave it out",
             option="cache",
         )
 
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UsageError for a model with no layer whose cache could roll, and for a fixed number of tokens:
-    what fills them up would push out what the window holds.
+    """Raise UsageError for a model without a layer that supports a window cache, and for a fixed number of tokens.
+
+    Padding to a fixed number would drop rows of the window.
     """
     said = "`cache=window`"
     layers = fake.probed.layers
@@ -97,34 +97,34 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
     if not any(layer.rolls for layer in layers):
         why = (
             f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
-            "way that no operator has"
+            "way that no operator supports"
             if windows
             else f"it has no layer with a window of less than `max_length={spec.max_length}`"
         )
         raise UsageError(f"{said}: {why}; leave it out")
     if spec.sequence_length is not None:
         raise UsageError(
-            f"{said}: the model can only be traced for a fixed number of tokens, and what fills them up would push out "
-            "what the window holds; leave it out"
+            f"{said}: the model can only be traced for a fixed number of tokens, and padding would drop "
+            "rows of the window; leave it out"
         )
 
 
 def cursor_shape(cursor: Cursor, spec: TraceSpec, total: Any) -> tuple[Any, ...]:
-    """The shape of a cursor; `total`: T, the rows of a cache that grows."""
+    """The shape of a cursor; `total`: T, the rows of a growing cache."""
     if cursor.per_key:
         return spec.batch, total
     return (spec.batch,) if cursor.per_row else ()
 
 
 def past_shape(state: State, past: int) -> tuple[int, ...]:
-    """The shape of a state before a step; `past`: P, the rows that a state that grows has then."""
+    """The shape of a state before a step; `past`: P, the rows of a growing state at that time."""
     return tuple(past if axis == state.grows else size for axis, size in enumerate(state.shape))
 
 
 def ports_of(
     model: ir.Model, lowering: Lowering, spec: TraceSpec, fake: FakeModel
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Ports of the graph that are not states, by role."""
+    """Ports of the graph other than states, by role."""
     tokens: tuple[int | str, ...] = (spec.batch, spec.sequence_length or "sequence_length")
     rows: int | str = 1 if spec.sequence_length else "sequence_length" if lowering.grows else "logits_rows"
     positions = "int64" if lowering.grows else POSITIONS

@@ -1,15 +1,14 @@
-"""Rotary embeddings whose frequencies depend on the length of the text: longrope and dynamic (NTK).
+"""Rotary embeddings whose frequencies depend on the sequence length: longrope and dynamic (NTK).
 
-transformers wraps the forward of its rotary modules in `dynamic_rope_update`, which takes the length from the positions
-of the call and keeps what it computes in the module. A graph has neither: a step sees a part of the text, and nothing
-but the cache lives from step to step. So the wrapper is left out, and the length comes from outside, as a scalar tensor
-that a trace makes a graph input. The formulas are transformers' own.
+transformers wraps the forward of rotary modules in `dynamic_rope_update`, which reads the length from positions and
+stores results in the module. A graph step sees only a part of the sequence, so the wrapper is removed and the length
+becomes a scalar graph input. The formulas are transformers' own.
 
     longrope    cos, sin = Where(length > original, with the long factors, with the short factors)
     dynamic     frequencies = Where(length > original, NTK(length), the module's own)
 
-With longrope the choice comes after cos and sin and not before: both sides then depend on positions alone, and the pass
-`rotary_tables` can look them up.
+For longrope the Where follows cos and sin, so that both sides depend on positions alone, and the pass `rotary_tables`
+can tabulate them.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ Kind = Literal["longrope", "dynamic"]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """One set of frequencies of a rotary module that depends on the length."""
+    """A set of length-dependent frequencies of a rotary module."""
 
     name: str
-    """Path of the module, and the layer type where the module has a set for each."""
+    """Path of the module, and the layer type where the module has one set per layer type."""
     module: torch.nn.Module
     layer_type: str | None
     kind: Kind
@@ -47,7 +46,7 @@ class Rotary:
 
     @property
     def own(self) -> torch.Tensor:
-        """The frequencies for texts within the original context."""
+        """The frequencies within the original context."""
         name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
         found = getattr(self.module, name, None)
         if not isinstance(found, torch.Tensor):
@@ -56,7 +55,7 @@ class Rotary:
 
     @property
     def context(self) -> int:
-        """The longest text that has the module's own frequencies."""
+        """The maximum length with the module's own frequencies."""
         module: Any = self.module
         if self.kind == "dynamic":
             return int(module.original_max_seq_len)
@@ -74,18 +73,18 @@ class Rotary:
 
 
 def static_up_to(model: torch.nn.Module) -> int | None:
-    """The longest text for which every frequency is what it is for a short one; None when none depends on the length.
+    """The maximum length up to which no frequency changes; None when none depends on the length.
 
-    A graph for no more tokens than that needs no length: `rope_by_length(model, None)`.
+    A graph for at most that length needs no length input: `rope_by_length(model, None)`.
     """
     return min((rotary.context for rotary in rotaries(model)), default=None)
 
 
 def rereads_at(model: torch.nn.Module) -> int | None:
-    """`package.Graph.rereads_at`: the longest text with the short factors of longrope, which longer texts cannot keep.
+    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope.
 
-    None without longrope: transformers keeps cached keys when dynamic frequencies move. Raises UnsupportedModelError
-    when modules change at different lengths.
+    Cached keys are invalid beyond it. None without longrope: transformers keeps cached keys when dynamic frequencies
+    change. Raises UnsupportedModelError when modules change at different lengths.
     """
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
@@ -95,7 +94,7 @@ def rereads_at(model: torch.nn.Module) -> int | None:
 
 
 def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
-    """Every set of frequencies in `model` that depends on the length."""
+    """Every set of length-dependent frequencies in `model`."""
     found = []
     for path, module in model.named_modules():
         given = getattr(module, "rope_type", None)
@@ -107,7 +106,7 @@ def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
 
 
 def _kind_of(rope_type: object) -> Kind | None:
-    """What `dynamic_rope_update` takes a rope type for; None for those it leaves alone."""
+    """The kind of a rope type in `dynamic_rope_update`; None for static ones."""
     if not isinstance(rope_type, str):
         return None
     return "dynamic" if "dynamic" in rope_type else "longrope" if rope_type == "longrope" else None
@@ -115,10 +114,10 @@ def _kind_of(rope_type: object) -> Kind | None:
 
 @contextmanager
 def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Iterator[None]:
-    """In this block the rotary modules of `model` take the length of the text from `length` [], not from positions.
+    """In this block the rotary modules of `model` read the length from `length` [] instead of positions.
 
-    None: a text within the original context, whatever the positions are. The modules are left as they were.
-    Raises UnsupportedModelError for a module that keeps to other ways than transformers' own.
+    None: a length within the original context. The modules are restored. Raises UnsupportedModelError for a module that
+    does not use transformers' functions.
     """
     sets: dict[torch.nn.Module, dict[str | None, Rotary]] = {}
     for rotary in rotaries(model):
@@ -131,7 +130,7 @@ def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Itera
 
 @contextmanager
 def patched(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give one module another forward."""
+    """Replace the forward of one module."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:
@@ -167,7 +166,7 @@ def _forward_by_length(
 
         if length is None:
             return wave(rotary.own)
-        # As a float: exact for any length there is, and providers have more kernels for it.
+        # As a float: exact for all lengths, and providers have more kernels for it.
         text = length.to(torch.float32)
         beyond = text > rotary.context
         if rotary.kind == "dynamic":
@@ -178,7 +177,7 @@ def _forward_by_length(
 
 
 def _long_frequencies(rotary: Rotary) -> torch.Tensor:
-    """The frequencies beyond the original context: real numbers, also in the middle of a trace."""
+    """The frequencies beyond the original context, as real numbers even within a trace."""
     with _disable_current_modes():
         return rotary.at(rotary.context + 1)
 
@@ -193,18 +192,18 @@ def _unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
             return wrapped
         function = inner
     raise UnsupportedModelError(
-        f"{type(module).__name__} has frequencies that depend on the length, and they do not come from transformers' "
+        f"{type(module).__name__} has length-dependent frequencies that do not come from transformers' "
         "dynamic_rope_update; that cannot be exported yet"
     )
 
 
 class StandIn:
-    """A rotary module as its forward sees it, with other frequencies."""
+    """A rotary module with other frequencies, for its forward."""
 
     def __init__(self, module: torch.nn.Module, buffer: str, frequencies: torch.Tensor) -> None:
         self._module, self._buffer, self._frequencies = module, buffer, frequencies
         self.read = False
-        """The frequencies were asked for."""
+        """Whether the frequencies were read."""
 
     def __getattr__(self, name: str) -> Any:
         if name == self._buffer:

@@ -1,4 +1,4 @@
-"""What one graph is made for: its fixed sizes, its operator set, and how its experts and recurrences are written."""
+"""The sizes and operator choices of one graph."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpec:
-    """The fixed sizes of one graph, and the operators that it may have besides those of its attention."""
+    """The fixed sizes of one graph, and the form of its non-attention operators."""
 
     batch: int
     max_length: int
     sequence_length: int | None
-    """S, or None to leave it symbolic; a fixed S also fixes K to 1."""
+    """S, or None for a symbolic size; a fixed S also fixes K to 1."""
     opset: int
     form: Form
-    """How experts and recurrences are written."""
+    """The form of experts and recurrences."""
     rolls: bool = False
-    """Layers with a window cache that alone, where the lowering's operator keeps such a cache."""
+    """Layers with a window cache only the window, where the lowering supports it."""
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of a step over all rows, when they are fixed."""
+        """Tokens of a step over the batch, when they are fixed."""
         return None if self.sequence_length is None else self.batch * self.sequence_length

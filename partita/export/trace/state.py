@@ -1,6 +1,6 @@
-"""What each layer of a model caches: found by running the model on fake tensors, never read from a config.
+"""The cache of each layer, found by running the model on fake tensors.
 
-Fake tensors have shapes and no data, so the probe costs no memory and works for a model of any size.
+Fake tensors have no data, so the probe needs no memory at any model size.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ class LayerState:
     key_width: int
     value_width: int
     window: int | None = None
-    """Sliding window in tokens; None when every earlier key is seen, when the cache is not longer than the window, or
-    when only the mask itself says what is seen.
-    """
+    """Sliding window in tokens; None without one, for a cache not longer than the window, or where only the mask tensor
+    defines visibility."""
     fused: bool = False
-    """The layer's own attention call reads what the layer has just cached: one operator can write and attend."""
+    """The layer's own attention call reads the keys just cached: one operator can write and attend."""
     shared: bool = False
     """Another attention call reads it, too."""
 
     @property
     def rolls(self) -> bool:
-        """Whether it could cache its window alone: it has one, and nothing but its own attention reads it."""
+        """Whether it supports a window cache: it has a window, and only its own attention reads it."""
         return self.window is not None and self.fused and not self.shared
 
 
@@ -51,7 +50,7 @@ class ExtraState:
     layer: int
     kind: Kind
     index: int
-    """0, but for layers with several states of a kind."""
+    """0, except for layers with several states of a kind."""
     shape: tuple[int, ...]
     """The first size is the batch."""
     dtype: torch.dtype
@@ -59,27 +58,27 @@ class ExtraState:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a model caches, and the masks it asks for in the order in which it does."""
+    """The states of a model, and its masks in order."""
 
     layers: tuple[LayerState, ...]
     extras: tuple[ExtraState, ...]
     masks: tuple[MaskRule | None, ...]
     length_as_tensor: bool
-    """The model takes the number of cached tokens as a tensor; it needs a plain number otherwise, and gets 0."""
+    """The model reads the number of cached tokens as a tensor; otherwise it needs a number, and gets 0."""
     kept_outside: tuple[str, ...] = ()
-    """Tensors that modules of the model keep from one step to the next, outside of transformers' cache."""
+    """Tensors that modules of the model keep between steps, outside of transformers' cache."""
     takes_ones: bool = False
-    """The model counts keys by its padding mask (ALiBi of falcon): it gets one of ones over all N."""
+    """The model counts keys by its padding mask (ALiBi of falcon): it gets a mask of ones over all N."""
 
     @property
     def recurs(self) -> bool:
-        """True when a state depends on every token fed, so that padding would spoil it."""
+        """Whether a state depends on every input token, so that padding would corrupt it."""
         return bool(self.extras)
 
 
 @dataclass(slots=True)
 class Recorder:
-    """A plug that takes notes."""
+    """A plug that records."""
 
     batch: int
     positions: torch.Tensor
@@ -87,7 +86,7 @@ class Recorder:
     count: int
     length_as_tensor: bool
     extras: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
-    """Known from an earlier run: the model finds states of zeros."""
+    """Known from an earlier run, in which case the model gets states of zeros."""
     found: dict[int, LayerState] = field(default_factory=dict)
     rules: list[MaskRule | None] = field(default_factory=list)
     written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
@@ -96,23 +95,23 @@ class Recorder:
     _refused: dict[int, UnsupportedModelError] = field(default_factory=dict)
     _caches: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _states: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
-    """Tensors by identity are kept alive: an identity is only good while its object lives."""
+    """Tensors are kept alive, so that their identities stay valid."""
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
-        """Take note of the rule; gives a mask of the right shape."""
+        """Record the rule; returns a mask of the right shape."""
         mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
         rule = None
         try:
             rule = classify_mask(mask_function, self.max_length)
         except UnsupportedModelError as error:
-            # The decoder of an encoder-decoder makes such a mask for an encoder that is not there.
+            # The decoder of an encoder-decoder creates this mask for a missing encoder.
             self._refused[id(mask)] = error
         self.rules.append(rule)
         self._masks[id(mask)] = mask, rule
         return mask
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take note of heads and widths."""
+        """Record heads and widths."""
         if layer in self.found:
             raise UnsupportedModelError(f"layer {layer} caches keys twice in one step; that cannot be exported yet")
         self.found[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
@@ -122,7 +121,7 @@ class Recorder:
         return keys, values
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
-        """Take note of the window; gives an output of the right shape."""
+        """Record the window; returns an output of the right shape."""
         _, layer = self._caches.get(id(request.key), (None, None))
         _, rule = self._masks.get(id(request.mask), (None, None))
         if id(request.mask) in self._refused:
@@ -150,7 +149,7 @@ class Recorder:
         return state
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
-        """Take note of shape and dtype."""
+        """Record shape and dtype."""
         assert kind in ("conv", "recurrent")
         shape = tuple(int(size) for size in state.shape)
         if kind == "recurrent":
@@ -161,14 +160,14 @@ class Recorder:
 
 
 def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> Probed:
-    """Run `model` under `fake` and return what it caches.
+    """Run `model` under `fake` and return its states.
 
     Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
     """
     before = set(_own_tensors(model))
     first, ones = _first_run(model, fake, batch, max_length)
     if first.written:
-        # Once more, with states to go on from: that is how every later step finds them.
+        # Again with states, as in every later step.
         later = _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor, ones=ones)
         changed = [key for key in first.written | later.written if first.written.get(key) != later.written.get(key)]
         if changed:
@@ -179,7 +178,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
             )
     if not first.found and not first.written:
         raise UnsupportedModelError(
-            f"{type(model).__name__} keeps nothing in transformers' cache; it cannot be traced with a static cache"
+            f"{type(model).__name__} does not use transformers' cache; it cannot be traced with a static cache"
         )
     odd = [state for state in first.written.values() if not state.shape or state.shape[0] != batch]
     if odd:
@@ -194,9 +193,9 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
 
 
 def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[Recorder, bool]:
-    """The first way of calling the model that works, and whether it takes a padding mask of ones.
+    """The first way of calling the model that works, and whether it needs a padding mask of ones.
 
-    Raises what the first way raised when none does.
+    Raises the first error when none works.
     """
     failed: Exception | None = None
     for ones in (False, True):
@@ -209,14 +208,14 @@ def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_len
             if failed is not None:
                 break
             raise
-        except Exception as error:  # noqa: BLE001 - the model's own code, which may fail in any way
+        except Exception as error:  # noqa: BLE001 - the model's own code may fail in any way
             failed = failed or error
     assert failed is not None
     raise failed
 
 
 def _own_tensors(model: torch.nn.Module) -> list[str]:
-    """Attributes of the modules that are tensors, and neither parameters nor buffers."""
+    """Tensor attributes of the modules other than parameters and buffers."""
     return [
         f"{name}.{attribute}"
         for name, module in model.named_modules()
@@ -235,7 +234,7 @@ def _run(
     length_as_tensor: bool,
     ones: bool,
 ) -> Recorder:
-    """One run over a few tokens; what was noted."""
+    """Run a few tokens; returns the record."""
     with fake, torch.no_grad():
         ids = torch.zeros(batch, min(PROBE_TOKENS, max_length), dtype=torch.long)
         positions = torch.zeros(ids.shape, dtype=torch.int32)
@@ -253,11 +252,11 @@ def _run(
 
 
 def text_config(model: torch.nn.Module) -> Any:
-    """The config of the decoder, which in a multimodal model is one of several."""
+    """The config of the decoder, one of several in a multimodal model."""
     config: Any = model.config
     return config.get_text_config(decoder=True)
 
 
 def layer_count(model: torch.nn.Module) -> int:
-    """Layers that a cache for `model` is made with."""
+    """Number of layers of the cache of `model`."""
     return int(text_config(model).num_hidden_layers)

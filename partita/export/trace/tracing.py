@@ -1,8 +1,7 @@
-"""A Hugging Face decoder on fake tensors -> an ONNX graph with a static cache, its nodes named by module path.
+"""Trace a Hugging Face decoder on fake tensors to an ONNX graph with a static cache.
 
-transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`,
-`emitting.py`); no weight is read. Parameters come out as initializers without data, named as in the model; buffers
-(rotary frequencies, scales) are real.
+transformers' modelling code runs with our attention function and cache (`hooks.py`, `emitting.py`). Parameters become
+initializers without data, named as in the model; buffers (rotary frequencies, scales) are real.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ from partita.package.contract import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
-"""Sizes below are all tried on what a trace takes for granted: more than any usual chunk."""
+"""All sizes below are tested against a trace's guards: more than any usual chunk."""
 TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
-"""Nodes of the last trace that torch 2.13 keeps in a module of its own, and through them the whole graph."""
+"""Nodes of the last trace, which torch 2.13 keeps alive in a module, with the whole graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A graph and the contract of its inputs and outputs."""
+    """A graph with its inputs, outputs and states."""
 
     model: ir.Model
     inputs: tuple[Port, ...]
@@ -68,19 +67,19 @@ class Traced:
     states: tuple[State, ...]
     spec: TraceSpec
     routed: bool
-    """It has experts, and a router that chooses among them."""
+    """It has experts and a router."""
     notes: tuple[str, ...]
-    """What a user may want to know of how it was written."""
+    """Notes for the user."""
 
 
 class FixedLengthError(UnsupportedModelError):
-    """A model whose code cannot be traced for any number of tokens, but for a fixed one."""
+    """A model whose code can be traced only for a fixed number of tokens."""
 
 
 class Granted:
-    """What a trace of symbolic sizes takes for granted of them.
+    """The guards that a trace records on symbolic sizes.
 
-    A class of its own: torch undoes what a trace does to attributes of a module, lists included.
+    A separate class, because torch reverts changes of module attributes.
     """
 
     def __init__(self) -> None:
@@ -88,8 +87,9 @@ class Granted:
 
 
 class _Wrapper(torch.nn.Module):
-    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
-    states. Without rows there are logits of all tokens.
+    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present states.
+
+    Without rows, logits of all tokens.
     """
 
     def __init__(self, fake: FakeModel, lowering: Lowering, table: Mapping[Key, State], spec: TraceSpec) -> None:
@@ -143,7 +143,7 @@ class _Wrapper(torch.nn.Module):
 
 
 def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
-    """Places [B, S] of the tokens of a step in a cache that has `keys` rows with them: the last ones."""
+    """Cache positions [B, S] of the tokens of a step: the last of `keys` rows."""
     places = torch.arange(keys - tokens, keys, dtype=TORCH_POSITIONS)[None]
     return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
 
@@ -202,7 +202,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
 
 
 def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
-    """What the wrapper is traced with, on fake tensors, by the names of its arguments."""
+    """Argument name -> fake example input of the wrapper."""
     length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
     rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
     positions = torch.long if lowering.grows else TORCH_POSITIONS
@@ -252,7 +252,7 @@ def _exported(
         shapes["rows"] = tuple({0: wanted} for _ in arguments["rows"])
         shapes |= {name: tuple({} for _ in arguments[name]) for name in ("cursors", "past", "lengths")}
         if wrapper.lowering.grows:
-            # That T is P + S is not said: torch has no such sizes. Nothing that it sees joins the two.
+            # torch has no relation T = P + S between sizes, and needs none here.
             longest = max(spec.max_length, 2 * (EXAMPLE_PAST + EXAMPLE_TOKENS))
             total = torch.export.Dim("total_sequence_length", min=1, max=longest)
             past = torch.export.Dim("past_sequence_length", min=1, max=longest)
@@ -279,10 +279,9 @@ def _exported(
 
 
 def broken_guard(taken: Granted, max_length: int) -> str | None:
-    """What a trace took for granted of its sizes and does not hold for every size; None when all of it holds.
+    """A guard that does not hold for every size; None when all hold.
 
-    All small sizes are tried, which finds what depends on a remainder, and those around powers of two, which finds
-    bounds.
+    All small sizes are tested, for guards on remainders, and those around powers of two, for bounds.
     """
     sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
     tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
@@ -296,16 +295,16 @@ def broken_guard(taken: Granted, max_length: int) -> str | None:
 
 
 def _settle_length(model: ir.Model, batch: int) -> None:
-    """Give nodes that ask for the number of cached tokens the first position, which is the same in a batch of one.
+    """Replace placeholders of the number of cached tokens by the first position, in a batch of one.
 
-    Raises UnsupportedModelError in a larger batch: rows have lengths of their own, and the model takes one for all.
+    Raises UnsupportedModelError in a larger batch, whose sequences have different lengths.
     """
     graph = model.graph
     for node in [n for n in graph if n.domain == DOMAIN and n.op_type == CACHE_LENGTH]:
         users = node.outputs[0].uses()
         if users and batch > 1:
             raise UnsupportedModelError(
-                "the model derives positions from the length of the cache, the same for all rows; export it with "
+                "the model derives positions from the length of the cache, one for the whole batch; export it with "
                 "`batch_size=1`",
                 option="batch_size",
             )
@@ -331,22 +330,20 @@ def _settle_length(model: ir.Model, batch: int) -> None:
 
 
 def _check_rolled(model: ir.Model) -> None:
-    """Raise UnsupportedModelError where something reads the whole of a cache that holds a window alone."""
+    """Raise UnsupportedModelError where an operator other than the layer's attention reads a window cache."""
     for node in model.graph:
         if node.domain == DOMAIN and node.op_type == ROLLED:
             reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
             raise UnsupportedModelError(
-                f"`cache=window`: {reader} reads all that a layer has cached, and not its attention "
-                "alone; leave it out",
+                f"`cache=window`: {reader} reads the cache of a layer, not only its attention; leave it out",
                 option="cache",
             )
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Rename initializers to the model's own names, and drop the data of what a checkpoint may hold.
+    """Rename initializers to the model's names, and drop the data of those that a checkpoint may store.
 
-    That is every parameter and every persistent buffer; left in place, the value a buffer has in a fresh model would be
-    folded into the graph.
+    Those are parameters and persistent buffers; otherwise the initial value of a buffer would be folded into the graph.
     """
     stored = {f"{ROOT}.{name}" for name in module.state_dict()}
     stored |= {f"{ROOT}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -359,11 +356,7 @@ def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
 
 
 def _apart(made: ir.Model) -> ir.Model:
-    """A copy of the graph that torch made, which holds nothing of the trace: megabytes for each layer, which would stay
-    in memory to the end of the export.
-
-    Nodes and values keep parts of it, also values that are in the graph no more and that it still counts.
-    """
+    """A copy of torch's graph without references to the trace, which holds megabytes per layer."""
     model = made.clone()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         node.meta.clear()
@@ -376,7 +369,7 @@ def _apart(made: ir.Model) -> ir.Model:
 
 
 def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> None:
-    """torch writes the standard domain of a symbolic op as "onnx", where ONNX wants ""."""
+    """Rename the domain "onnx", which torch writes for symbolic operators, to ""."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain == "onnx":
             node.domain = ""
@@ -386,7 +379,7 @@ def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> 
 
 
 def without_unread(item: Traced) -> Traced:
-    """The graph without inputs that no node reads any more: positions that went into an operator of their own, say."""
+    """The graph without inputs that no node reads, e.g. positions."""
     states = {state.past for state in item.states}
     gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}
     for value in [v for v in item.model.graph.inputs if v.name in gone]:
@@ -395,7 +388,7 @@ def without_unread(item: Traced) -> Traced:
 
 
 def _drop_unused_inputs(model: ir.Model) -> None:
-    """An input that no node reads (positions of a model without any, say) must not be asked of the user."""
+    """Remove unused inputs, e.g. positions of a model without any."""
     graph = model.graph
     for value in [v for v in graph.inputs if not v.uses()]:
         if value.name == "input_ids":

@@ -1,4 +1,4 @@
-"""ONNX for operators of torch that its exporter does not know."""
+"""ONNX translations of torch operators that its exporter lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _erf_inv(x: Any) -> Any:
     """The inverse of the error function in float32.
 
     Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), then Newton's
-    method, whose error is squared by each step.
+    method.
     """
     two, four, half, one = (op.Constant(value_float=value) for value in (4.33074, 6.802721, 0.5, 1.0))
     log = op.Log(op.Sub(one, op.Mul(x, x)))
@@ -33,4 +33,4 @@ TABLE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.prims.erf_inv.default: _erf_inv,
     torch.ops.aten.erfinv.default: _erf_inv,
 }
-"""What torch.onnx.export is given as its custom translation table."""
+"""The custom translation table of torch.onnx.export."""

@@ -1,1 +1,1 @@
-"""Whether a package computes what its source model does: known answer, smoke run, quality, twins."""
+"""Verification of a package against its source model: known answer, smoke run, quality."""

@@ -1,10 +1,9 @@
-"""The known answer: what the original model computes for a fixed prompt, stored in the package.
+"""The known answer: outputs of the source model for a fixed prompt, stored in the package.
 
-The source model runs in float32 with the attention implementation that transformers uses by default for its type.
-Greedy tokens are generated over transformers' cache; their logits come from one pass over the whole sequence without a
-cache. Only where prompts have a graph with weights of its own, the logits after the prompt are computed over that
-cache. The text is longer than every window, attention chunk and original context of up to `CROSSED_TOKENS` tokens. Any
-execution provider can replay the answer later without torch.
+The source model runs in float32 with transformers' default attention for its type. Tokens are generated greedily with
+transformers' cache; their logits come from one forward pass over the whole sequence. Only for a separate prefill graph,
+the logits after the prompt are computed with the cache. The sequence exceeds every window, attention chunk and original
+context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay the answer without torch.
 """
 
 from __future__ import annotations
@@ -49,29 +48,30 @@ SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
 PROMPT_TOKENS = 24
 CROSSED_TOKENS = 1024
-"""The longest window, attention chunk or original context that the text exceeds by default."""
+"""The longest window, attention chunk or original context that the sequence exceeds by default."""
 TOKENS_PAST = 8
-"""Tokens of the prompt after the first that does not see the beginning."""
+"""Prompt tokens after the first that does not see the beginning."""
 DIFFERENT = 1e-3
-"""Relative difference of two attention implementations; rounding of float32 makes 1e-6 to 1e-4."""
+"""Relative difference of two attention implementations; float32 rounding causes 1e-6 to 1e-4."""
 PROMPT_TEXT = (
     "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
     "that there is "
     "at least one item to count."
 )
 MEMORY_MARGIN = 1.15
-"""Activations and the loader's own needs, as a factor on the float32 weights."""
+"""Activations and loading, as a factor on the size of the float32 weights."""
 CLEARED_PARAMETERS = 4 << 20
-"""The original of fewer is smaller than what else an export holds."""
+"""Source models with fewer parameters are smaller than the other memory of an export."""
 PACKED_COPIES = 3
-"""What a session takes at most while it is opened, as a multiple of packed weights: the file, and what it makes of it.
-"""
+"""Peak memory of loading a session, as a multiple of the size of quantised weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """prompt [P] int64; tokens [D] int64; prefill_logits [K, V] float32 of the prompt's last K tokens; decode_logits
-    [D, V] float32.
+    """Prompt, greedy tokens and logits.
+
+    prompt [P] int64; tokens [D] int64; prefill_logits [K, V] float32 of the prompt's last K tokens; decode_logits [D,
+    V] float32.
     """
 
     prompt: npt.NDArray[np.int64]
@@ -80,11 +80,11 @@ class KnownAnswer:
     decode_logits: npt.NDArray[np.float32]
     reference: str
     own_frequencies: bool = False
-    """The prompt's logits have the rotary frequencies of a text of P tokens, decode_logits those of one of P + D."""
+    """prefill_logits use the rotary frequencies of P tokens, decode_logits those of P + D."""
     not_exercised: tuple[str, ...] = ()
-    """Windows, attention chunks and rotary frequencies that the text does not reach."""
+    """Windows, attention chunks and rotary frequencies that the sequence does not reach."""
     caution: str = ""
-    """How far transformers' eager attention is from the reference; empty where they agree."""
+    """The difference of transformers' eager attention from the reference; empty where they match."""
 
 
 def check_memory(
@@ -95,10 +95,10 @@ def check_memory(
     use: str = "for its known answer",
     needed: bool = False,
 ) -> None:
-    """Raise ResourceError when the original model, or the cache of the replay, will not fit into memory.
+    """Raise ResourceError when the source model, or the cache of the replay, does not fit into memory.
 
-    `parameters` are those that it has in memory (`spilled.resident_parameters`), in float32; the cache is not there at
-    the same time, and `beside_bytes` are. `use`: what it is there for; `needed`: the package is not written without.
+    `parameters`: those in memory (`spilled.resident_parameters`), in float32. The cache is not allocated at the same
+    time; `beside_bytes` are. `use`: the purpose, for the message; `needed`: the package cannot be written without.
     """
     free = free_bytes()
     takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
@@ -106,8 +106,8 @@ def check_memory(
     if takes > free:
         otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
         raise ResourceError(
-            f"the original model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
-            f"more, or have room for its weights in float32 on the disk of `out`{otherwise}"
+            f"the source model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
+            f"more, or have space for its float32 weights on the disk of `out`{otherwise}"
         )
     if cache_bytes > free:
         otherwise = "" if needed else f", or with {without}"
@@ -118,10 +118,9 @@ def check_memory(
 
 
 def check_run_memory(manifest: Manifest) -> None:
-    """Raise ResourceError when running a package will not fit into memory.
+    """Raise ResourceError when running a package does not fit into memory.
 
-    The CPU provider computes in float32 where it has no narrower kernel, and then has a second copy of the weights;
-    integers it packs anew.
+    The CPU provider converts to float32 where it has no 16-bit kernel, and repacks integers; both need a second copy.
     """
     graph = manifest.graph
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
@@ -131,14 +130,14 @@ def check_run_memory(manifest: Manifest) -> None:
 
 
 def free_bytes() -> float:
-    """Memory that can be had, in this container where there is one, within the limit of this process (ulimit -v)."""
+    """Available memory in bytes, within the container's and the process's limit (ulimit -v)."""
     return min(psutil.virtual_memory().available, _cgroup_bytes_left(), address_space_left())
 
 
 def _cgroup_bytes_left() -> float:
-    """What a container's memory limit leaves (Linux cgroup v2); infinite without a limit.
+    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit.
 
-    Cached files count as used, the weights among them that were written a moment ago, and are given up when needed.
+    Cached files count as used, including freshly written weights, and are reclaimed when needed.
     """
     root = Path("/sys/fs/cgroup")
     try:
@@ -153,26 +152,22 @@ def _cgroup_bytes_left() -> float:
 
 
 def clear_for(checkpoint: Checkpoint) -> None:
-    """Give memory back that nothing uses, where the model of `checkpoint` is large enough to need it: to look for it
-    takes a quarter of a second each time.
-    """
+    """Release unused memory where the model of `checkpoint` is large; each attempt takes a quarter of a second."""
     if sum(math.prod(info.shape) for info in checkpoint.tensors.values()) >= CLEARED_PARAMETERS:
         give_back()
 
 
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
-    """The original model, in float32 with the default attention of its type.
+    """The source model, in float32 with the default attention of its type.
 
-    Raises UnsupportedModelError when transformers cannot load it.
-
-    Of a quantised checkpoint it is the model of the numbers that its weights stand for, and with a merged adapter that
-    of the merged weights. `scratch`: a folder on a disk, where a large one keeps its parameters while it is there.
+    Quantised checkpoints are dequantised, and adapters are merged. `scratch`: a folder on disk for the parameters of a
+    large model. Raises UnsupportedModelError when transformers cannot load it.
     """
-    clear_for(checkpoint)  # of what was done before, sessions too, which is most of what an export holds beside it
+    clear_for(checkpoint)  # earlier data, sessions included
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with (
         quiet(),
-        translated("loading the original model"),
+        translated("loading the source model"),
         _read_and_not_mapped(),
         spilled.spilling(checkpoint.tensors, scratch),
     ):
@@ -199,10 +194,9 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
 
 @contextmanager
 def _read_and_not_mapped() -> Iterator[None]:
-    """Have transformers read weights one by one, as it does on Windows, for the length of a `with` block.
+    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block.
 
-    It maps their files elsewhere, and what has been read of a mapped file is memory of this process until the last
-    weight is loaded: half as much again as the model in float32, for a checkpoint of 16 bits.
+    Mapped pages stay resident until the last weight is loaded: half of the float32 model for a 16-bit checkpoint.
     """
     module: Any = modeling_utils
     opener = getattr(module, "safe_open", None)
@@ -213,7 +207,7 @@ def _read_and_not_mapped() -> Iterator[None]:
     def reading(*args: Any, **kwargs: Any) -> Any:
         try:
             return opener(*args, **{**kwargs, "backend": "pread"})
-        except TypeError:  # of a safetensors before 0.8
+        except TypeError:  # a safetensors before 0.8
             return opener(*args, **kwargs)
 
     module.safe_open = reading
@@ -235,14 +229,13 @@ def compute(
     weights: str = "",
     scratch: Path | None = None,
 ) -> KnownAnswer:
-    """Run the original model on a fixed prompt and `DECODE_STEPS` tokens more (fewer when `max_length` has no room).
+    """Run the source model on a fixed prompt and `DECODE_STEPS` more tokens (fewer where `max_length` is short).
 
-    `tokens`: how long the prompt is to be, where the cache has room for it. It is longer where that crosses a window,
-    an attention chunk or an original context of up to `crossed` tokens; then fixed tokens follow it, else greedy ones.
-    `prepare` is given the loaded model, to put rounded weights into it; `afterwards`, once it has read the prompt, to
-    put others into it; `weights` says which, as the end of a sentence. `scratch`: where a large model keeps its
-    parameters.
-    Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
+    `tokens`: prompt length, as far as the cache allows. It grows to exceed windows, attention chunks and original
+    contexts of up to `crossed` tokens; then fixed tokens follow, else greedy ones. `prepare` gets the loaded model, to
+    replace its weights; `afterwards` gets it after the prompt, to replace them again; `weights` describes them, as the
+    end of a sentence. `scratch`: a folder for the parameters of a large model. Raises UnsupportedModelError when
+    transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     count = keep = max(1, min(tokens, max_length - steps))
@@ -251,7 +244,7 @@ def compute(
     if prepare is not None:
         prepare(model)
         spilled.let_go(model)
-    with quiet(), torch.no_grad(), translated("running the original model"):
+    with quiet(), torch.no_grad(), translated("running the source model"):
         with mask_functions() as masks:
             last = last_logits(model, sequence, 1)
         caution = _unlike_eager(model, sequence, last)
@@ -260,13 +253,13 @@ def compute(
         past = [reach for reach in reaches if count + steps <= reach <= crossed]
         count = max([count, *(min(reach + TOKENS_PAST, max_length - steps) for reach in past)])
         if context < max_length and context <= crossed and (count <= context or not past):
-            count = min(context, max_length - steps)  # so that the prompt has the one, and what follows the other
+            count = min(context, max_length - steps)  # the later tokens exceed the context
         own, keep = context < max_length and count <= context < count + steps, min(keep, count)
         if count != sequence.shape[1]:
             sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count + steps))[None]
         alone = None
         if own:
-            last_logits(model, sequence[:, :1], 1)  # transformers keeps dynamic frequencies until a text is shorter
+            last_logits(model, sequence[:, :1], 1)  # resets dynamic frequencies
             alone = last_logits(model, sequence[:, :count], keep)
         if afterwards is not None:
             sequence, logits = _changed_between(model, sequence[:, :count], steps, keep, afterwards)
@@ -294,16 +287,15 @@ def compute(
 
 
 def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
-    """Float32 logits [count, V] of the last tokens of `sequence` [1, T], which the model reads as a whole."""
+    """Float32 logits [count, V] of the last tokens of `sequence` [1, T], in one forward pass."""
     logits: torch.Tensor = _read(model, sequence, count, use_cache=False).logits[0, -count:].float()
     return logits
 
 
 def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: torch.Tensor) -> torch.Tensor:
-    """`sequence` [1, T] with `steps` greedy tokens after it; `last` [1, V]: the logits after its last token.
+    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token.
 
-    The tokens are generated over transformers' own cache. A model that cannot use one reads the whole sequence again
-    for every token.
+    Generated with transformers' cache. A model that cannot use it runs the whole sequence again for every token.
     """
     try:
         return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
@@ -318,7 +310,7 @@ def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: to
 
 
 def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) -> Any:
-    """The result of a model, with no more logits than the last `count` where it can leave others out."""
+    """The output of a model, limited to the last `count` logits where it supports that."""
     known = inspect.signature(model.forward).parameters
     return model(
         input_ids=sequence, use_cache=use_cache, **{"logits_to_keep": count} if "logits_to_keep" in known else {}
@@ -326,8 +318,9 @@ def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) ->
 
 
 def _unlike_eager(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> str:
-    """How the logits `wanted` [1, V] after `sequence` [1, T] differ from those with eager attention; empty where they
-    do not, or where the model has chosen its attention when it was built.
+    """The difference between `wanted` [1, V], the logits after `sequence` [1, T], and those with eager attention.
+
+    Empty where they match, or where the model chose its attention when it was built.
     """
     own = text_config(model)._attn_implementation
     if own == "eager":
@@ -348,13 +341,13 @@ def _unlike_eager(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> s
 
 
 def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict[int, str]:
-    """Tokens in the windows and chunks of the masks that a model asked for, or has as buffers, and their names."""
+    """Number of tokens -> name, for the windows and chunks of the masks that a model created or has as buffers."""
 
     def looked_up(table: torch.Tensor, _batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return table[0, 0, query, key]
 
     tables: list[MaskFunction] = [partial(looked_up, table) for table in model.buffers() if is_table(table)]
-    found = [first_hidden(mask, max_length - 1) for mask in (*masks, *tables)]  # the last token is never fed
+    found = [first_hidden(mask, max_length - 1) for mask in (*masks, *tables)]  # the last token is never an input
     names = {True: "attention chunk", False: "sliding window"}
     return {tokens: f"{names[chunk]} of {tokens} tokens" for tokens, chunk in filter(None, found)}
 
@@ -362,8 +355,9 @@ def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict
 def _changed_between(
     model: Any, sequence: torch.Tensor, steps: int, keep: int, change: Callable[[Any], object]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence with `steps` greedy tokens more, and the logits of these and the `keep` tokens before, of a model
-    that is changed after the prompt, over transformers' own cache of what it read.
+    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before.
+
+    The model is changed after the prompt; its cache is kept.
     """
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = _read(model, sequence, keep, use_cache=True)
@@ -386,7 +380,7 @@ def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
         "prefill_logits": answer.prefill_logits,
         "decode_logits": answer.decode_logits,
     }
-    # Not with save_file: it makes files that only their owner can read, and hides a full disk behind its own exception.
+    # not save_file, whose files only their owner can read, and which hides a full disk behind its own exception
     metadata = {"schema": SCHEMA, "reference": answer.reference, "not_exercised": "; ".join(answer.not_exercised)}
     if answer.own_frequencies:
         metadata["prompt_frequencies"] = "own"
@@ -395,12 +389,10 @@ def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:
-    """A fixed text in the checkpoint's own tokens; without a tokenizer that loads, fixed ids spread over the
-    vocabulary.
-    """
+    """A fixed text in the checkpoint's tokens; without a tokenizer, fixed ids spread over the vocabulary."""
     ids: list[int] = []
     if checkpoint.tokenizes:
-        # What cannot be loaded is told where the tokenizer is probed.
+        # The tokenizer probe reports loading errors.
         with suppress(PartitaError), quiet(), translated("loading the tokenizer"):
             tokenizer, _ = load_full(checkpoint.folder)
             ids = [i for i in tokenizer(PROMPT_TEXT)["input_ids"] if 0 <= i < vocab_size][:length]

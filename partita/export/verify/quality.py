@@ -1,10 +1,9 @@
-"""What a precision costs: the package that was written beside the original model, token by token, on the same text.
+"""Measure the loss of a precision: package and source model on the same text, token by token.
 
-Both read the text in windows, each from the beginning. Perplexity is exp of the mean loss; the divergence is that of
-the package's distribution from the original's. What the original made of the text is kept in the package, so that any
-provider can be measured against it later without torch: of each distribution the likeliest tokens, as many as fit into
-`LIKELY_BYTES`, and what all others have together. The divergence over those, which is a lower bound of that over the
-whole vocabulary, is measured here as well, beside the whole one.
+Both run the text in windows. Perplexity is exp of the mean loss; the divergence is that of the package's distribution
+from the source model's. The package stores the source model's likeliest tokens of each distribution, up to
+`LIKELY_BYTES`, and the total of the others, so that any provider can be measured later without torch. The divergence
+over those is a lower bound of the full one; both are measured here.
 """
 
 from __future__ import annotations
@@ -36,28 +35,26 @@ from partita.package.records import Quality
 
 SCHEMA = "partita.quality/1"
 MEASURED_TOKENS = 512
-"""Tokens of the text that are read by default."""
+"""Default number of tokens of the text."""
 MOST_JUDGED_TOKENS, FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS = 8192, 1024, 1e12
-"""Tokens where the ratio decides whether the package is published: fewer the larger the model is, which runs on the CPU
-over all of them.
-"""
+"""Number of tokens where the ratio decides on publication: fewer for larger models, which run on the CPU."""
 SHORTEST_TEXT = 256
-"""Fewest tokens of a text, unless fewer are asked for: the change of the loss is a few thousandths."""
+"""Minimum tokens of a text, unless fewer are requested: the change of the loss is a few thousandths."""
 
 BLOCK_ELEMENTS = 1 << 18
-"""Logits that are compared at once: few enough to stay in the processor's cache."""
+"""Logits compared at once, to stay in the CPU cache."""
 
 KEPT_BYTES = 2 << 30
-"""Logits of the original that are on disk at a time."""
+"""Maximum size on disk of the source model's logits."""
 
 RANDOM = "random tokens"
-"""What stands for the name of a text where there is none."""
+"""The recorded name where random tokens replace a text."""
 
 Logits = npt.NDArray[np.float32]
 
 
 class MissedRatioError(ParityError):
-    """The package is further from the original than was allowed."""
+    """The package diverges from the source model by more than was allowed."""
 
     def __init__(self, message: str, ratio: float, weight_bytes: int) -> None:
         super().__init__(message)
@@ -65,24 +62,24 @@ class MissedRatioError(ParityError):
 
 
 class Scorer(Protocol):
-    """A package that is open, and reads windows of tokens."""
+    """An open package that runs windows of tokens."""
 
     @property
     def rows(self) -> int:
-        """Windows that are read side by side."""
+        """Windows in one batch."""
 
     @property
     def provider(self) -> str:
-        """What it runs on."""
+        """The execution provider."""
 
     def continues_at(self, length: int) -> int | None:
-        """Tokens of a window that the graph for prompts reads, where another one reads the rest; None otherwise."""
+        """The prefill graph's tokens of a window, where another graph runs the rest; None otherwise."""
 
     def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
-        """Read windows of one length; `hear` gets the row, a position, and the logits [vocab] of what follows."""
+        """Run windows of one length; `hear` gets the row, the position, and the logits [vocab] of the next token."""
 
     def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Keys and values of what was read last: past input and [rows, KV heads, tokens, head size]."""
+        """Cached keys and values of the last windows: past input and [rows, KV heads, tokens, head size]."""
 
 
 OpenScorer = Callable[[Path, Manifest], AbstractContextManager[Scorer]]
@@ -99,11 +96,11 @@ def read_text(
     *,
     chosen: bool = True,
 ) -> Text:
-    """The first `wanted` tokens of the text in `path`, as windows. Raises UsageError when it cannot be read or is too
-    short.
+    """The first `wanted` tokens of the text in `path`, as windows.
 
-    Fixed random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer makes too
-    few tokens of a text that the user has not `chosen`; `told` receives a note about it.
+    Fixed random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer gives too
+    few tokens for a default text (not `chosen` by the user); `told` gets a note about it. Raises UsageError when the
+    text cannot be read or is too short.
     """
     text, sha256 = texts.read(path, "quality_text")
     fewest = min(SHORTEST_TEXT, wanted)
@@ -120,7 +117,7 @@ def read_text(
 
 
 def measured_tokens(options: ExportOptions, parameters: int) -> int:
-    """How many tokens of a text the quality of a model with so many parameters is measured on."""
+    """The number of tokens on which the quality of a model of this size is measured."""
     if options.quality_tokens is not None:
         return options.quality_tokens
     if options.max_perplexity_ratio is None:
@@ -129,18 +126,17 @@ def measured_tokens(options: ExportOptions, parameters: int) -> int:
 
 
 class _Blocks:
-    """Positions that are compared together: in memory that is there already, torch needs little for each."""
+    """Positions that are compared together, in reused buffers."""
 
     def __init__(self, found: Measured, vocab_size: int) -> None:
         self.found = found
         self.kept = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size, dtype=torch.float64)
-        """Logits of the package, those of the original, and room: each [R, vocab]. Wide, because what rounding to 16
-        bits costs is less than the error of a sum in float32.
-        """
+        """Logits of the package, of the source model, and a scratch buffer, each [R, vocab] in float64: the error of a
+        float32 sum exceeds the loss of 16-bit rounding."""
         self.at: tuple[list[int], list[int]] = ([], [])
 
     def hear(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
-        """Keep what both, logits [vocab], say of what follows a position."""
+        """Store the logits [vocab] of both for the token after a position."""
         count = len(self.at[0])
         np.copyto(self.kept[0, count].numpy(), ours)
         self.kept[1, count] = theirs
@@ -150,7 +146,7 @@ class _Blocks:
             self.flush()
 
     def flush(self) -> None:
-        """Note all that is kept."""
+        """Record all stored positions."""
         if self.at[0]:
             self.found.note(self.at, *self.kept[:, : len(self.at[0])])
             self.at = ([], [])
@@ -166,9 +162,9 @@ def measure(
     scratch: Path | None = None,
     twin: str | None = None,
 ) -> Quality:
-    """Run the original and the package in `folder` over the text, and keep what the original made of it there.
+    """Run the source model and the package in `folder` over the text, and store the source model's data there.
 
-    `twin`: what `open_scorer` opens in the package's place. Raises what loading or running either does.
+    `twin`: a description of the variant that `open_scorer` opens. Raises the errors of loading and running either.
     """
     windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = Measured.of(windows, vocab_size)
@@ -192,19 +188,19 @@ def measure(
 
 
 def opens_beside(text: Text, vocab_size: int) -> bool:
-    """Whether the package is open while the original still is in memory: not all of its logits fit on disk at once."""
+    """Whether package and source model are in memory together: the logits of all windows do not fit on disk."""
     return len(text.windows) > _windows_kept(text.windows.shape[1] - 1, vocab_size)
 
 
 def _windows_kept(length: int, vocab_size: int) -> int:
-    """Of how many windows with so many positions the logits of the original are kept at a time."""
+    """Number of windows whose source-model logits are stored at a time."""
     return max(1, KEPT_BYTES // (length * vocab_size * 4))
 
 
 def _compare(
     scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: _Kept, blocks: _Blocks, stage: Stage
 ) -> None:
-    """Have the package read windows, the first of which has the number `start`, beside what is kept of them."""
+    """Run the package over windows, the first of which has the index `start`, and compare with the stored logits."""
     for first in range(0, len(windows), scorer.rows):
         taken = windows[first : first + scorer.rows]
 
@@ -212,18 +208,18 @@ def _compare(
             blocks.hear(start + first + row, position, logits, kept.at(first + row, position))
             stage.advance(1)
 
-        # The last token has nothing after it: neither of the two is given it.
+        # The last token has no successor and is not run.
         scorer.score(taken[:, :-1].tolist(), hear)
         blocks.flush()
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Logits of the original of some windows, in a file: the two are not in memory at the same time."""
+    """Logits of the source model for some windows, in a file, so that both models need not be in memory."""
 
     file: IO[bytes]
     length: int
-    """Tokens of a window that have one after them."""
+    """Tokens of a window with a successor."""
     vocab_size: int
     _read: npt.NDArray[np.float32] = field(init=False)
 
@@ -232,21 +228,21 @@ class _Kept:
 
     @property
     def windows(self) -> int:
-        """Of how many there is room at a time."""
+        """Capacity in windows."""
         return _windows_kept(self.length, self.vocab_size)
 
     def fill(self, model: Any, windows: npt.NDArray[np.int64], stage: Stage) -> None:
         """Keep what `model` says of `windows`. Raises OSError when the disk is full."""
         self.file.seek(0)
         for window in windows:
-            with quiet(), torch.no_grad(), translated("running the original model"):
+            with quiet(), torch.no_grad(), translated("running the source model"):
                 logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
             self.file.write(logits.contiguous().numpy().data.cast("B"))
             del logits  # before the next ones are made
             stage.advance(self.length)
 
     def at(self, window: int, position: int) -> torch.Tensor:
-        """Logits [vocab] of what follows a position of a window, until those of another one are asked for."""
+        """Logits [vocab] of the token after a position of a window, valid until the next call."""
         self.file.seek((window * self.length + position) * self.vocab_size * 4)
         self.file.readinto(self._read.data.cast("B"))  # type: ignore[attr-defined]  # a file of bytes has it
         return torch.from_numpy(self._read)
@@ -254,13 +250,13 @@ class _Kept:
 
 @contextmanager
 def _kept(scratch: Path | None, length: int, vocab_size: int) -> Iterator[_Kept]:
-    """A file in `scratch` without a name, for windows of `length` tokens."""
+    """An unnamed file in `scratch` for windows of `length` tokens."""
     with tempfile.TemporaryFile(dir=scratch) as file:
         yield _Kept(file, length, vocab_size)
 
 
 def _save(text: Text, found: Measured, folder: Path, vocab_size: int) -> None:
-    """Write quality.safetensors: what an evaluation on another provider needs of text and original."""
+    """Write quality.safetensors: the text and the source model's data, for evaluations on other providers."""
     tensors = {
         "windows": text.windows.astype(np.int32),
         "losses": found.original.astype(np.float32),

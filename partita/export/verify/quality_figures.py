@@ -1,4 +1,4 @@
-"""The figures of a quality: what a package and its original say of the tokens of a text, and what comes of it."""
+"""Quality figures of a package: losses and divergence per token, and their summary."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from partita.export.verify.texts import Text
 from partita.package.records import LikelyDivergence, PhaseQuality, Quality
 
 MOST_LIKELY, LIKELY_BYTES = 64, 2 << 20
-"""Tokens of a distribution of the original that are kept, fewer where the text is long: bytes of all of them."""
+"""Maximum number of likeliest tokens stored per position, and size in bytes of all of them."""
 LARGEST_LOSS = 709.0
-"""In nats: e to the power of more is no float."""
+"""In nats: exp of a larger number overflows."""
 LEAST_REST = 1e-12
-"""Less than this is no probability: what all other tokens have is one minus a sum."""
+"""Smaller probabilities of the other tokens, computed as one minus a sum, count as 0."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What both made of the text; positions that were not heard are NaN."""
+    """Losses and divergence per position; NaN for positions not measured."""
 
     tokens: npt.NDArray[np.int64]
     """[W, L]."""
@@ -33,17 +33,17 @@ class Measured:
     divergence: npt.NDArray[np.float64]
     agrees: npt.NDArray[np.bool_]
     likely: npt.NDArray[np.int32]
-    """[W, L - 1, K] tokens that the original thinks most likely."""
+    """[W, L - 1, K]: the source model's likeliest tokens."""
     likely_logprobs: npt.NDArray[np.float32]
-    """[W, L - 1, K]: what it says of them."""
+    """[W, L - 1, K]: the source model's log-probabilities of them."""
     rest_logprobs: npt.NDArray[np.float32]
-    """[W, L - 1]: of all others together; minus infinity where that is nothing."""
+    """[W, L - 1]: its log-probability of all others; minus infinity for none."""
     likely_divergence: npt.NDArray[np.float64]
-    """The divergence over those tokens and the rest."""
+    """The divergence over the likeliest tokens and the rest."""
 
     @classmethod
     def of(cls, windows: npt.NDArray[np.int64], vocab_size: int) -> Measured:
-        """Nothing heard yet of `windows` [W, L]."""
+        """An empty record for `windows` [W, L]."""
         shape = len(windows), windows.shape[1] - 1
         kept = (*shape, kept_tokens(len(windows) * (windows.shape[1] - 1), vocab_size))
         return cls(
@@ -62,9 +62,9 @@ class Measured:
     def note(
         self, at: tuple[list[int], list[int]], ours: torch.Tensor, theirs: torch.Tensor, scratch: torch.Tensor
     ) -> None:
-        """Note what `ours` and `theirs`, logits [R, vocab], say of what follows R positions `at` windows and places.
+        """Record logits `ours` and `theirs` [R, vocab] for the tokens after R positions, `at` windows and places.
 
-        Both are overwritten, as `scratch` [R, vocab] is.
+        Both are overwritten, as is `scratch` [R, vocab].
         """
         windows, places = np.array(at[0]), np.array(at[1])
         token = torch.from_numpy(self.tokens[windows, places + 1]).unsqueeze(-1)
@@ -83,7 +83,10 @@ class Measured:
     def _note_likely(
         self, windows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], mine: torch.Tensor, other: torch.Tensor
     ) -> None:
-        """Note the original's likeliest tokens, from log-probabilities [R, vocab] of the package and of itself."""
+        """Record the source model's likeliest tokens.
+
+        From log-probabilities [R, vocab] of the package and of itself.
+        """
         known, tokens = other.topk(self.likely.shape[-1], dim=-1, sorted=False)
         whole = tokens.shape[-1] == other.shape[-1]
         shares, ours = torch.exp(known), mine.gather(-1, tokens)
@@ -99,23 +102,23 @@ class Measured:
 
 
 def kept_tokens(positions: int, vocab_size: int) -> int:
-    """How many tokens of each distribution of the original are kept."""
+    """The number of likeliest tokens stored per position."""
     size = np.dtype(id_type(vocab_size)).itemsize + np.dtype(np.float32).itemsize
     return max(1, min(MOST_LIKELY, vocab_size, LIKELY_BYTES // (max(1, positions) * size)))
 
 
 def id_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
-    """The smallest type that a package keeps tokens in."""
+    """The smallest integer type for token ids."""
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
 def perplexity(loss: float) -> float:
-    """e to the power of a loss, or of the difference of two; the largest float where that is beyond it."""
+    """exp of a loss or of a difference of losses; the largest float where that overflows."""
     return math.exp(min(loss, LARGEST_LOSS))
 
 
 def quality_of(text: Text, found: Measured, provider: str) -> Quality:
-    """The figures."""
+    """The quality record."""
     heard = ~np.isnan(found.losses)
     ours, theirs = (float(losses[heard].mean()) for losses in (found.losses, found.original))
     return Quality(
@@ -140,7 +143,7 @@ def quality_of(text: Text, found: Measured, provider: str) -> Quality:
 
 
 def phases_of(found: Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
-    """The figures of each half of the windows, where they are read by different graphs."""
+    """The figures of the two halves of the windows, where they are run by different graphs."""
     if goes_on is None:
         return ()
     phases = []

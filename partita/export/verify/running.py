@@ -1,7 +1,7 @@
-"""The smoke run of a written graph: it is opened, and reads a chunk of a prompt and one token, before it is published.
+"""The smoke run of a graph before publication: it is opened, and runs a prompt chunk and one token.
 
-A lowering that fails when it is opened or run, for whatever reason, is set aside, as is one that a provider computes
-wrongly. Running needs the runtime, which this folder may not import: the caller passes functions.
+A lowering that fails or computes wrong results is set aside. The caller passes the runtime's functions, because this
+folder may not import it.
 """
 
 from __future__ import annotations
@@ -31,71 +31,72 @@ WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
 """Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
-TWIN = "its twin in float32 ran"
+TWIN = "its float32 copy ran"
 LONGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the caller lends to run what was written, on the CPU provider, and to read it."""
+    """Functions to run and read a written package on the CPU provider."""
 
     replay: Replay
     smoke: Smoke | None = None
-    """None: nothing is run but the known answer."""
+    """None: only the known answer runs."""
     reader: Reader | None = None
-    """None: what only generate reads is not looked at."""
+    """None: files that only generate reads are not checked."""
     scorer: OpenScorer | None = None
     """None: no quality is measured."""
     write_adapter: WriteAdapter | None = None
-    """None: no adapters are written beside the weights."""
+    """None: no switchable adapters are written."""
 
 
 class NotRunningError(GenerationError):
-    """A graph that was written does not open or does not run where it is to run."""
+    """A written graph does not open or run."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
-        """What was said, without where and what to do."""
+        """The message without location and remedy."""
 
     @property
     def refused_by_provider(self) -> bool:
-        """The provider says that it does not take all of the graph, or has no kernel for it."""
+        """Whether the provider does not support all of the graph, or has no kernel for it."""
         return isinstance(self.__cause__, ProviderError)
 
 
 class SetAsideError(ParityError):
-    """A lowering computes something else where another one may not."""
+    """A lowering computes wrong results, and another may not."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
-        """What the replay said."""
+        """The detail of the replay."""
 
 
 class TargetParityError(SetAsideError):
-    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+    """The graph computes the model's results on the CPU provider, and not on its target."""
 
 
 class RoundingParityError(SetAsideError):
-    """In 16 bits the graph differs from its model by more than it may, and the model itself, in that type, does not:
-    another lowering may round in other places.
+    """The 16-bit graph exceeds the tolerance, and the model itself in 16 bits does not.
+
+    Another lowering may round less.
     """
 
 
 @contextmanager
 def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
-    """Turn whatever opening and running a graph raises into NotRunningError.
+    """Convert errors of opening and running a graph into NotRunningError.
 
-    `folder`: the hidden one that it is in, which no message names. What says nothing about the graph passes: a result
-    that differs, memory and disk that are not enough.
+    `folder`: the hidden folder of the graph, which messages must not name. Errors unrelated to the graph pass through:
+    differing results, and a lack of memory or disk space.
     """
     try:
         yield
     except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
         raise
-    except Exception as error:  # a lowering may fail for reasons that nobody has seen yet
-        # Of our own errors the problem alone: their remedy is for a package that is published, which this one is not.
+    except Exception as error:  # a lowering may fail in any way
+        # Without the remedy of PartitaErrors, which is for published packages.
         if isinstance(error, PartitaError):
             text = error.said if error.where in (None, folder) else f"{error.where.name}: {error.said}"
         else:
@@ -109,7 +110,7 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
 def run_all(
     work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
-    """The smoke run on the CPU provider and on the target, and the known answer on the target, where it can run here.
+    """The smoke runs on the CPU provider and the target, and the known answer on the target, as far as it can run here.
 
     Raises TargetParityError and NotRunningError.
     """
@@ -127,13 +128,14 @@ def run_all(
 
 
 def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
-    """The smoke run on the CPU provider, of the float32 twin where that speaks for the package; the replay of the known
-    answer counts as one. Raises NotRunningError.
+    """The smoke run on the CPU provider, of the float32 copy where that is verified instead of the package.
+
+    A replay of the known answer counts as one. Raises NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    packed = work.options.rounds  # then another graph was replayed, which this provider runs, too
+    packed = work.options.rounds  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
-        detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
+        detail = f"{BY_REPLAY}, with its float32 copy" if twin else BY_REPLAY
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
@@ -142,7 +144,7 @@ def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
 
 
 def _on_twin(smoke: Smoke) -> Smoke:
-    """A smoke run of the float32 twin of a bfloat16 package."""
+    """A smoke run of the float32 copy of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
         record = wide_twin.beside(folder, manifest, smoke)
@@ -152,9 +154,9 @@ def _on_twin(smoke: Smoke) -> Smoke:
 
 
 def _tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
-    """A smoke run, or why there is no memory for it. Raises NotRunningError."""
+    """A smoke run, or a record that there is no memory for it. Raises NotRunningError."""
     try:
-        if not work.options.verify:  # else it was looked at before the original model ran
+        if not work.options.verify:  # otherwise checked before the source model ran
             known_answer.check_run_memory(manifest)
         with opened_and_run(provider, work.folder):
             return smoke(work.folder, manifest)
@@ -166,7 +168,7 @@ def _tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> Smoke
 def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
     """The known answer replayed on the target and its smoke run, as far as it can run here.
 
-    Raises TargetParityError when it computes something else, NotRunningError when it does not open or run.
+    Raises TargetParityError for wrong results, NotRunningError when it does not open or run.
     """
     alone = None
     if target.replay is not None and work.options.verify:
@@ -196,22 +198,22 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
 def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
     if result.status != "verified":
         raise TargetParityError(
-            f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
+            f"{work.options.checkpoint}: {target.provider} does not match the source model: {result.detail}; "
             "nothing was written; name another `attention` or another `target`",
             result.detail,
         )
 
 
 def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
-    """What is recorded of a package that is sound by its twin and does not run on a target that nobody asked for.
+    """The record of a package whose float32 copy is verified and which does not run on a default target.
 
-    Raises the error again for any other.
+    Raises the error again in other cases.
     """
     if work.options.computing.twin is None or not target.by_default or not error.refused_by_provider:
         raise error
     tell(
         work,
-        f"this bf16 package {error.detail}; its float32 twin was verified, so it runs wherever a provider has bfloat16 "
+        f"this bf16 package {error.detail}; its float32 copy was verified, so it runs where a provider has bfloat16 "
         f"kernels (`target` queries one); for {target.provider}, export with "
         "`precision=fp16` or fp32",
     )
@@ -219,7 +221,7 @@ def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeReco
 
 
 def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], told: Sequence[str], hint: str) -> PartitaError:
-    """The error when every lowering that could be tried was set aside. `told`: each with its reason."""
+    """The error when every lowering was set aside. `told`: the lowerings with their reasons."""
     message = f"{checkpoint}: {'; '.join(told)}; nothing was written{hint}"
     if all(error.refused_by_provider for error in failed):
         return ProviderError(message)

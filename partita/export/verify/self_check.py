@@ -1,10 +1,8 @@
-"""Whether the original model agrees with itself: asked when an exported graph does not compute what the model computes.
+"""Checks of the source model, run when an exported graph does not match it.
 
-Experiments on the model that transformers loads: are its own logits numbers, do later tokens change those of earlier
-ones, and does its `generate`, with a cache, compute what its `forward` computes without one? Where it does not, no
-graph with a cache can agree with both. One more, for a package that computes in 16 bits: how far is the model itself,
-run in that type, from what it computes in float32? Routers and other choices between two that are nearly alike fall
-otherwise there.
+Are its logits finite; is it causal; does its `generate` with a cache match its `forward` without one? If not, no graph
+with a cache can match both. For a 16-bit package: how far is the model itself in 16 bits from float32? Close router
+decisions may change with rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ TOLERANCE = 1e-3
 
 
 def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | None = None) -> str | None:
-    """What the model contradicts itself in, as a sentence; None when it does not, or cannot be asked."""
+    """The self-contradiction of the model, as a sentence; None without one, or where the check fails."""
     try:
         model = load(checkpoint, scratch)
         with quiet(), torch.no_grad():
@@ -42,25 +40,24 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
                     "weight of this checkpoint is broken"
                 )
             return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
-    except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
+    except Exception:  # noqa: BLE001 - the model's own code may fail in any way; then the check gives no result
         return None
     finally:
         give_back()
 
 
 def rounds(computing: Precision) -> bool:
-    """Whether a package is computed in 16 bits, of the weights that the model has, where it is verified."""
+    """Whether a package computes in 16 bits with unquantised weights where it is verified."""
     return computing.dtype in HALVES and computing.twin is None and computing.bits is None
 
 
 def rounding(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, seen: float, scratch: Path | None = None
 ) -> str | None:
-    """What the model itself makes of the 16 bits that a package was computed in, as a sentence.
+    """The error of the source model itself in the 16-bit type of a package, as a sentence.
 
-    None where that is little, or it cannot be asked, as of packed weights, which it has not. Little is less than half
-    of what a package may differ by, and than a third of what this one does (`seen`): a graph rounds in other places
-    than torch does.
+    None where it is small, or cannot be measured, e.g. for quantised weights. Small is less than half of the tolerance,
+    and less than a third of the package's error (`seen`), because a graph rounds in other places than torch.
     """
     if not rounds(computing):
         return None
@@ -79,14 +76,14 @@ def rounding(
     return (
         f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
         f"{differs if math.isfinite(error) else 'has logits that are not finite'}, "
-        "so that it is the rounding which this checkpoint does not take"
+        "so this checkpoint does not tolerate the rounding"
     )
 
 
 def of_rounded_weights(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
 ) -> KnownAnswer | None:
-    """The known answer of the model with weights rounded to 16 bits, in float32; None where it cannot be asked."""
+    """The float32 known answer with weights rounded to 16 bits; None where it cannot be computed."""
     try:
         model = load(checkpoint, scratch)
         dtype = to_torch(computing.dtype)
@@ -109,7 +106,7 @@ def of_rounded_weights(
 
 
 def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
-    """What `model` computes where the known answer has logits: [K + D, vocab]."""
+    """The logits of `model` for the known answer: [K + D, vocab]."""
     sequence, prompt = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None], answer.prefill_logits
     with quiet(), torch.no_grad():
         logits = last_logits(model, sequence, len(prompt) + len(answer.tokens))
@@ -119,13 +116,13 @@ def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
 
 
 def _is_finite(model: Any, prompt: torch.Tensor) -> bool:
-    """Whether the logits after `prompt` [1, P] are numbers. Minus infinity is one: some models rule tokens out so."""
+    """Whether the logits after `prompt` [1, P] are finite; some models use -infinity to exclude tokens."""
     logits = model(input_ids=prompt, use_cache=False).logits
     return not bool(torch.isnan(logits).any() or (logits == math.inf).any())
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
-    """Whether the logits of the first half of `prompt` [1, P] depend on the second."""
+    """A message where the logits of the first half of `prompt` [1, P] depend on the second; None otherwise."""
     half = prompt.shape[1] // 2
     if half == 0:
         return None
@@ -140,7 +137,7 @@ def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
 
 
 def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
-    """Whether `generate` after `prompt` [1, P] has other logits than `forward` over the text that it generated."""
+    """A message where `generate` after `prompt` [1, P] has other logits than `forward` over the generated sequence."""
     out = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -165,6 +162,6 @@ def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | Non
 
 
 def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference, by the largest value."""
+    """Largest difference relative to the largest value."""
     scale = float(other.abs().max()) or 1.0
     return float((one - other).abs().max()) / scale

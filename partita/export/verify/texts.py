@@ -1,4 +1,4 @@
-"""A text in the tokens of a checkpoint, in windows: what quality is measured on, and what weights are calibrated on."""
+"""Texts in the tokens of a checkpoint, in windows, for quality measurement and calibration."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from partita.tokenizer_limits import load_full
 
 WINDOW_TOKENS = 512
 MOST_BYTES = 4 << 20
-"""Of a text that are looked at: 64 for each token that is ever used of one."""
+"""Bytes of a text that are read: 64 for each token that may be used."""
 MOST_UNKNOWN = 0.5
-"""Share of the tokens of a text that may be the one which stands for what the tokenizer does not know."""
+"""Maximum fraction of unknown tokens in a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Windows of a text; each begins with the token that the tokenizer puts first, where it puts one."""
+    """Windows of a text; each begins with the tokenizer's start token, if any."""
 
     name: str
-    """Of the file."""
+    """Name of the file."""
     sha256: str
     windows: npt.NDArray[np.int64]
     """[W, L]."""
 
     @property
     def tokens(self) -> int:
-        """Of all windows."""
+        """Tokens of all windows."""
         return int(self.windows.size)
 
 
@@ -44,32 +44,32 @@ class Tokens:
     """A text as tokens."""
 
     first: list[int]
-    """What the tokenizer puts before every text: a token, or none."""
+    """The tokenizer's start token, or empty."""
     ids: list[int]
     unknown_id: int | None = None
-    """What the tokenizer puts for what it does not know, where it puts one token for all of that."""
+    """The tokenizer's unknown token, if it has one."""
 
     def windows(self, length: int) -> npt.NDArray[np.int64]:
-        """The tokens in windows [W, up to `length`]; what is left at the end is left out."""
+        """The tokens in windows [W, up to `length`]; an incomplete last window is dropped."""
         body = min(length - len(self.first), len(self.ids))
         count = len(self.ids) // body if body else 0
         rows = [[*self.first, *self.ids[start * body : (start + 1) * body]] for start in range(count)]
         return np.array(rows, np.int64).reshape(count, body + len(self.first))
 
     def part(self, start: int, stop: int | None = None) -> Tokens:
-        """Some of the tokens."""
+        """A slice of the tokens."""
         return Tokens(self.first, self.ids[start:stop], self.unknown_id)
 
 
 def read(path: Path, option: str) -> tuple[str, str]:
-    """The text in a file, of a large one its beginning, and the SHA-256 of all its bytes.
+    """The text in a file (the beginning of a large one), and the SHA-256 of all its bytes.
 
     Raises UsageError, which names the `option`.
     """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which is read once, and may never end"
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
             raise UsageError(f"`{option}={path}`: {what}; a text is read from a file")
         with path.open("rb") as file:
             begin = file.read(MOST_BYTES)
@@ -87,7 +87,7 @@ def read(path: Path, option: str) -> tuple[str, str]:
 
 
 def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
-    """A text in the tokens of `checkpoint`; None where no tokenizer of it loads."""
+    """A text in the tokens of `checkpoint`; None where no tokenizer loads."""
     if not checkpoint.tokenizes:
         return None
     try:
@@ -95,7 +95,7 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
             tokenizer, _ = load_full(checkpoint.folder)
             first = tokenizer.bos_token_id
             ids = tokenizer(text, verbose=False)["input_ids"]
-    except PartitaError:  # what is wrong with it is told where it is probed
+    except PartitaError:  # the tokenizer probe reports it
         return None
     begins = first is not None and 0 <= first < vocab_size and bool(ids) and ids[0] == first
     kept = [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
@@ -103,15 +103,13 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
 
 
 def says_nothing(found: Tokens, fewest: int) -> bool:
-    """Whether a text has fewer tokens than that, or the tokenizer does not know it: then random ones say as much."""
+    """Whether a text has fewer tokens than `fewest`, or mostly unknown ones."""
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
 
 
 def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tokens:
-    """The tokens of a text that somebody wants something to be found on. Raises UsageError where no tokenizer loads,
-    and as `refuse_useless`.
-    """
+    """The tokens of a text that the user chose. Raises UsageError where no tokenizer loads, and as `refuse_useless`."""
     if found is None:
         raise UsageError(
             f"`{option}={path}`: no tokenizer of the checkpoint loads, so that no text can be read; leave "
@@ -122,14 +120,12 @@ def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tok
 
 
 def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
-    """Raise UsageError, which names the `option`, for a text of fewer tokens than that, and for one that the tokenizer
-    does not know: a text of one token says nothing of a model.
-    """
+    """Raise UsageError, which names the `option`, for a text with too few tokens, or mostly unknown ones."""
     if len(found.ids) < fewest:
         raise UsageError(f"`{option}={path}`: too short: {len(found.ids):,} tokens, and at least {fewest:,} are needed")
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     if unknown > MOST_UNKNOWN * len(found.ids):
         raise UsageError(
             f"`{option}={path}`: the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; name "
-            "a text like those that the model was made for"
+            "a text in a language of the model"
         )

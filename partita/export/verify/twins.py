@@ -1,8 +1,4 @@
-"""A twin of a package: its graphs with something changed, over the very weight file of the package.
-
-It is made for the length of a run, beside the package, and says of the package what the package itself cannot be made
-to show.
-"""
+"""Changed copies of a package's graphs over the same weight file, for the length of one run."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from partita.package.folder import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
 
 Result = TypeVar("Result")
 NO_LINKS = (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What file systems say that give a file one name, as those of USB sticks do."""
+"""Errors of file systems without hard links, e.g. on USB sticks."""
 
 
 def beside(
@@ -30,13 +26,13 @@ def beside(
     change: Callable[[ir.Model], ir.Model],
     run: Callable[[Path, Manifest], Result],
 ) -> Result:
-    """Give `run` a folder in which every graph of the package is what `change` makes of it, and its manifest."""
+    """Run `run` on a folder with the graphs of the package changed by `change`, and its manifest."""
     with made(folder, manifest, change) as (twin, changed):
         return run(twin, changed)
 
 
 def _share(file: Path, place: Path) -> None:
-    """Have a file at another place, too; a copy of it where the file system has no links. Raises OSError."""
+    """Hard-link a file to another place; copy it where the file system has no links. Raises OSError."""
     try:
         os.link(file, place)
     except OSError as error:
@@ -47,7 +43,7 @@ def _share(file: Path, place: Path) -> None:
 
 @contextmanager
 def made(folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model]) -> Iterator[tuple[Path, Manifest]]:
-    """A folder in which every graph of the package is what `change` makes of it, and its manifest, for a `with`."""
+    """Within the block, a folder with the graphs of the package changed by `change`, and its manifest."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
         twin = Path(name)
         switchable = manifest.switchable

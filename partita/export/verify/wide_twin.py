@@ -1,11 +1,10 @@
-"""Verify a 16-bit graph by a twin that computes in float32.
+"""Verify a 16-bit graph by a copy that computes in float32.
 
-The twin is the exported graph with every 16-bit value typed float32 and a Cast behind each weight, over the very weight
-file of the package. It proves the graph and the rounded weights, and is wanted in two places. ONNX Runtime's CPU
-provider has bfloat16 kernels for data movement only: the twin is run in place of the package, and the verification
-says so, because it cannot prove the arithmetic of a bfloat16 kernel; `partita verify --provider` does that on a
-provider that has such kernels. And where rounding alone sends a token to other experts, no tolerance says whether what
-follows is right: the twin does, and then the package itself has to agree wherever its experts are the same.
+The copy has every 16-bit value typed float32 and a Cast after each weight, over the same weight file. It verifies the
+graph and the rounded weights in two cases. ONNX Runtime's CPU provider has no bfloat16 arithmetic: the copy runs
+instead of the package, and the verification records it; `partita verify --provider` verifies the kernels on a provider
+that has them. And where rounding alone changes the chosen experts, no tolerance applies: the copy must match, and the
+package wherever its experts are the same.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ if TYPE_CHECKING:
 
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
-PROOF = "float32 arithmetic over the same weights, which chooses the experts of the original"
+PROOF = "float32 arithmetic over the same weights, which chooses the experts of the source model"
 Result = TypeVar("Result")
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of a folder."""
 Rounded = Callable[[], KnownAnswer | None]
-"""What the model computes in float32 with weights of 16 bits; None where it cannot be asked."""
+"""The known answer with weights rounded to 16 bits; None where it cannot be computed."""
 
 
 def replay(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded) -> Verification:
-    """Replay the known answer on the twin with `run`; `rounded` as for `settled`."""
+    """Replay the known answer on the float32 copy with `run`; `rounded` as for `settled`."""
     result = _settled(manifest, lambda its: beside(folder, its, run), lambda: beside(folder, manifest, run, rounded()))
     return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
 
 
 def settled(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
-    """What `run` finds of a package in 16 bits that may choose among experts.
+    """The verification of a 16-bit package that may choose among experts.
 
-    Where it differs and its twin does not, positions at which rounding chooses otherwise are left out, while they are
-    the fewer, and the verification says what proved the graph. One that does not choose has none to leave out.
-    The twin is compared with what is `rounded`, or with the package's own known answer.
+    Where the package differs and its float32 copy does not, positions where rounding changes the choice are excluded,
+    while they are the minority, and the verification records the proof. The copy is compared with `rounded`, or with
+    the package's known answer.
     """
     return _settled(manifest, lambda its: run(folder, its), lambda: beside(folder, manifest, run, rounded()))
 
@@ -56,7 +55,7 @@ def settled(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = la
 def _settled(
     manifest: Manifest, look: Callable[[Manifest], Verification], prove: Callable[[], Verification]
 ) -> Verification:
-    """What `look` finds; where it differs and `prove` does not, what it finds with positions left out."""
+    """The result of `look`; if it differs and `prove` succeeds, the result without the positions of changed choices."""
     found = look(manifest)
     if found.status == "verified":
         return found
@@ -64,7 +63,7 @@ def _settled(
         twin = prove()
     except (ResourceError, MemoryError, OSError):
         raise
-    except Exception:  # noqa: BLE001 - no twin that can be run, for whatever reason, proves nothing, and `found` stands
+    except Exception:  # noqa: BLE001 - without a copy that runs, `found` stands
         return found
     if twin.status != "verified":
         return found
@@ -77,7 +76,7 @@ def _settled(
 def beside(
     folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result], answer: KnownAnswer | None = None
 ) -> Result:
-    """Build the twin of every graph beside the package, and give it to `run`; with another known answer if given."""
+    """Build the float32 copy of every graph and call `run` on it; `answer` replaces the known answer."""
     with twins.made(folder, manifest, _widen) as (twin, changed):
         if answer is not None:
             (twin / KNOWN_ANSWER).unlink()  # a link to the package's
@@ -88,7 +87,7 @@ def beside(
 
 
 def scoring(open_scorer: OpenScorer) -> OpenScorer:
-    """Opens the twin of a package to read windows of tokens, by what opens a package."""
+    """Opens the float32 copy of a package to run windows of tokens."""
 
     @contextmanager
     def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
@@ -135,7 +134,7 @@ def _cast_behind(graph: ir.Graph, weight: ir.Value) -> None:
 
 
 def _widen_attributes(node: ir.Node) -> None:
-    """Cast targets and constant values; a weight's own Cast already says float32."""
+    """Retype Cast targets and constants; a weight's own Cast is float32 already."""
     for name in ("to", "output_dtype"):
         target = node.attributes.get(name)
         if target is not None and target.as_int() in NARROW:
@@ -146,12 +145,12 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _widen_manifest(manifest: Manifest) -> Manifest:
-    """The manifest of the twin: states and logits are float32."""
+    """The manifest of the copy: states and logits are float32."""
     states = tuple(_wider(state) for state in manifest.graph.states)
     files = tuple(f.model_copy(update={"outputs": tuple(map(_wider, f.outputs))}) for f in manifest.graph.files)
     return manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"states": states, "files": files})})
 
 
 def _wider(value: Any) -> Any:
-    """The record of an input or output of the twin."""
+    """The record of an input or output of the copy."""
     return value.model_copy(update={"dtype": "float32"}) if value.dtype in ("bfloat16", "float16") else value

@@ -44,7 +44,7 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
             model = load(checkpoint)
         except Exception as error:  # noqa: BLE001 - a recipe that does not work is a result like any other
             for lowering in lowerings:
-                yield Outcome(model_type, lowering, "crashed", reason=f"the original model: {_described(error)}")
+                yield Outcome(model_type, lowering, "crashed", reason=f"the source model: {_described(error)}")
             return
         try:
             wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]

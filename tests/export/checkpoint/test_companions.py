@@ -124,7 +124,7 @@ def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pyt
     settings = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
     code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "has no eos_token_id: generate will stop only at the length" in " ".join(err.split())
+    assert code == 0 and "has no eos_token_id: generate will stop only at the requested" in " ".join(err.split())
 
 
 def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: Tin
         ({"cache_precision": "int8", "attention": "onnx24"}, "needs `attention=gqa`"),
         ({"cache_precision": "int8", "verify": False}, "leave `verify=False` out"),
         ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
-        ({"cache_precision": "int8", "block_size": 32}, "is about packed weights"),
+        ({"cache_precision": "int8", "block_size": 32}, "applies to quantised weights"),
     ],
     ids=str,
 )

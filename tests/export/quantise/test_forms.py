@@ -116,7 +116,7 @@ def test_products(
     x[0, 0, 3] = 200.0  # a token with massive activations, which costs the others nothing
     wanted = x @ values.T
     largest = np.abs(wanted).max(-1, keepdims=True)
-    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all(), "activations are rounded for every token"
+    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all(), "activations are quantised per token"
     written.product.exact(one.model)
     assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
 

@@ -291,8 +291,8 @@ def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` is about packed weights"),
-        ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` is about packed weights"),
+        ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
+        ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` applies to quantised weights"),
         ({"precision": "int4", "max_perplexity_ratio": 1.0}, r"must be above 1"),
         ({"precision": "int4", "max_perplexity_ratio": math.nan}, r"must be above 1"),
         ({"precision": "int4", "max_weight_size": 0}, r"must be a number of bytes"),
@@ -314,7 +314,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
 
     monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
     monkeypatch.setattr(known_answer, "load", no_load)
-    said = r"the original model needs about .* to choose widths on [\d,]+ tokens, and .* are free; free more"
+    said = r"the source model needs about .* to choose bits on [\d,]+ tokens, and .* are free; free more"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
     assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -347,6 +347,6 @@ def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: Tiny
 def test_weights_that_are_too_large_at_their_smallest_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with none wider than int4"):
+    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
         export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
     assert not (tmp_path / "out").exists()

@@ -110,7 +110,7 @@ def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny
 
     check_blocks(plan, outcome(48))
     assert notes(plan, outcome(48)) == ["`block_size=128` does not divide rows of 48: 1 weight in blocks of 16"]
-    with pytest.raises(UsageError, match=r"`block_size=128` divides nothing, and no smaller one .* rows of 50"):
+    with pytest.raises(UsageError, match=r"`block_size=128` divides no row, nor does a smaller one .* rows of 50"):
         check_blocks(plan, outcome(50))
 
 
@@ -144,7 +144,7 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
     plan = make_plan(options(keep={"lm_head": "int8"}), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "matmul_nbits"
     assert plan.kernels.symmetric and not plan.kernels.gather
-    assert told == ["npu takes packed weights without zero points only"]
+    assert told == ["npu supports quantised weights without zero points only"]
     bits = {a.i for n in asked.models[0].graph.node for a in n.attribute if a.name == "bits"}
     assert bits == {4, 8} and len(asked.models) == 4, "products with and without zero points, look-ups, smaller blocks"
 
@@ -181,7 +181,7 @@ def test_standard_operators_are_written_where_the_target_has_no_others() -> None
     plan = make_plan(options(), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
     assert [node.op_type for node in asked.models[-3].graph.node][:2] == ["Gather", "DequantizeLinear"]
-    assert "packed weights are written as DequantizeLinear before MatMul" in told[-1]
+    assert "quantised weights are written as DequantizeLinear before MatMul" in told[-1]
     assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
     embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
     assert embedding is not None and (embedding.grid.bits, embedding.block_size) == (8, 100)
@@ -215,7 +215,7 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
     said = (
         r"`activations=int8`: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
-        r"rounded activations: leaves .*; for MatMulInteger over rounded .* or leave `activations=int8` out"
+        r"rounded activations: leaves .*; for MatMulInteger over quantised .* or leave `activations=int8` out"
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
@@ -240,7 +240,7 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
     [
         (
             replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
-            r"`keep=lm_head=int4`: .* int8 weights alone",
+            r"`keep=lm_head=int4`: .* int8 weights only",
         ),
     ],
 )

@@ -187,9 +187,7 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
         str(checkpoint), tmp_path / "out", precision="int4", max_length=64, keep=keep, quality_text=short_text
     )
     told = [note for note in export(options, replay=replay, scorer=scorer).notes if "`keep" in note]
-    assert told == [
-        "`keep=input_layernorm=fp32` made no difference: no weight that could be packed is known by such a name"
-    ]
+    assert told == ["`keep=input_layernorm=fp32` has no effect: no quantisable weight matches"]
 
 
 @pytest.mark.heavy
@@ -212,7 +210,7 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
         return export(asked, replay=replay, scorer=scorer).notes
 
     said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep={"embed_tokens": "int4"})
-    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits all the same: ")]
+    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits nevertheless: ")]
     left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
     assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
 
@@ -315,8 +313,8 @@ REFUSED = [
         UsageError,
         r"`keep=lm_head=fp32`: choose one of fp16, int8, int4",
     ),
-    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` is about packed weights: it needs `precision=int4`"),
-    ({"block_size": 32}, UsageError, r"`block_size=32` is about packed weights"),
+    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` applies to quantised weights: it needs `precision=int4`"),
+    ({"block_size": 32}, UsageError, r"`block_size=32` applies to quantised weights"),
     ({"precision": "int4", "block_size": 48}, UsageError, r"`block_size=48`: choose one of 32, 64, 128"),
     ({"precision": "int4", "verify": False}, UsageError, r"leave `verify=False` out"),
     ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: no such quantiser"),
@@ -349,7 +347,7 @@ def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckp
     heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
     checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
     with pytest.raises(
-        UsageError, match=r"`block_size=32` divides nothing, and no smaller one .* rows of 40, 56; leave"
+        UsageError, match=r"`block_size=32` divides no row, nor does a smaller one .* rows of 40, 56; leave"
     ):
         export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
     assert list(tmp_path.iterdir()) == []
@@ -368,7 +366,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
     monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
     monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
-    said = r"the original model needs about .* to measure what rounding costs, and .* are free; free more, or have room"
+    said = r"the source model needs about .* to measure what rounding costs, and .* are free; free more, or have space"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")
     assert "`verify=False`" not in str(caught.value), "which would be refused"

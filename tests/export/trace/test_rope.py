@@ -247,5 +247,5 @@ def test_a_module_outside_of_transformers_wrapper_is_refused_by_name() -> None:
         def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
             return x
 
-    with pytest.raises(UnsupportedModelError, match="Other has frequencies"), rope_by_length(Other(), None):
+    with pytest.raises(UnsupportedModelError, match="Other has length-dependent freq"), rope_by_length(Other(), None):
         pass

@@ -113,7 +113,7 @@ def test_a_window_that_is_off_by_one_is_found(
 ) -> None:
     monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(41))
     folder = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
-    with pytest.raises(ParityError, match="does not compute what the model computes: first difference in prefill"):
+    with pytest.raises(ParityError, match="does not match the source model: first difference in prefill"):
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=replay)
 
 

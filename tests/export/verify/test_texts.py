@@ -55,7 +55,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
     writer.start()
-    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device, .* a text is read from a file"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device; a text is read from a file"):
         READERS[option](pipe, open_checkpoint(str(tiny_checkpoint("llama"))))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer.join()

@@ -126,7 +126,7 @@ def calibrate(
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
     rounds = _Rounds(checkpoint, rounded, text)
     running = abreast(model, batches, modules, stacks)
-    with quiet(), translated("running the original model"), closing(running) as walk:
+    with quiet(), translated("running the source model"), closing(running) as walk:
         for name, given in walk:
             if name in stacks:
                 rounds.refuse_overflow([each for each, _ in given], name)

@@ -1,7 +1,7 @@
-"""What a lowering of attention and cache is: a name, its cursor inputs, and a function that emits ONNX ops.
+"""The interface of a lowering of attention and cache.
 
-A lowering turns one attention call of the model, plus the past keys and values of that layer, into graph nodes that
-write the new keys and values into the static cache and attend to all valid ones.
+A lowering emits nodes for one attention call: they write the new keys and values into the static cache and attend to
+all valid ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 Fused = Literal["contrib", "standard", "none"]
-"""Operators that stand for several: ONNX Runtime's own, those of ONNX's operator sets 23 and later, or none."""
+"""Fused operators: those of ONNX Runtime, those of ONNX's operator sets 23 and later, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A graph input that tells where in the cache a step begins and ends."""
+    """A graph input with the position of a step in the cache."""
 
     name: str
     role: Role
@@ -30,7 +30,7 @@ class Cursor:
     per_row: bool
     """[B] when True, a scalar otherwise."""
     per_key: bool = False
-    """[B, T]: an entry for each row of a cache that grows, those of this step included."""
+    """[B, T]: one entry per row of a growing cache, including those of this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class Reading:
     cursors: tuple[torch.Tensor, ...]
     scale: float
     softcap: float
-    """0 when the model has none."""
+    """0 without a softcap."""
     window: int | None
-    """A query sees this many keys, itself included; None sees all before it."""
+    """Number of keys that a query sees, including its own; None: all before it."""
     mask: torch.Tensor | None
-    """[B or 1, H or 1, S, N], added to the scores in place of the causal rule and the window; None: the rule holds."""
+    """[B or 1, H or 1, S, N], added to the scores instead of the causal rule and the window; None: the rule applies."""
     sink: torch.Tensor | None
-    """[H]: score of a key that is always seen and has no value; None when the model has none."""
+    """[H]: score of an always visible key without a value; None without a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One attention call that reads what its layer has just cached: write and attend may be one operator.
+    """One attention call that reads the keys its layer has just cached, so that one operator may write and attend.
 
-    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are the new ones; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'],
-    which may be wider than what is written into them; the rest as in `Reading`.
+    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are new; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may be
+    wider than the new ones; the rest as in `Reading`.
     """
 
     query: torch.Tensor
@@ -78,10 +78,10 @@ class AttentionCall:
     mask: torch.Tensor | None = None
     sink: torch.Tensor | None = None
     rolls: bool = False
-    """N is the window here: the operator drops what is older."""
+    """N is the window: the operator drops older rows."""
 
     def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
-        """The attention half of the call, over the cache with the new keys and values in it."""
+        """The attention part of the call, over the cache with the new keys and values."""
         return Reading(
             self.query,
             keys,
@@ -106,13 +106,13 @@ Attend = Callable[[Reading], "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """One way to write attention and cache in ONNX."""
+    """A way to write attention and cache in ONNX."""
 
     name: str
     rank: int
-    """What it is worth where a provider takes all of it, the best first: fewest nodes, most in place."""
+    """Preference where a provider supports all of it, lowest first: fewest nodes, most in place."""
     merit: str
-    """What is good about it, in a few words."""
+    """Its advantages in a few words."""
     opset: int
     """Default operator set."""
     min_opset: int
@@ -121,19 +121,18 @@ class Lowering:
     cursors: tuple[Cursor, ...]
     emit: Emit
     write: Write
-    """For a layer whose keys are read by something else than its own attention call."""
+    """For a layer whose keys are read by operators other than its own attention call."""
     attend: Attend
     takes_mask: bool
-    """True when `emit` can do with a mask tensor."""
+    """`emit` supports a mask tensor."""
     same_kv_width: bool
-    """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
+    """Keys and values must have the same head size: the narrower ones are padded with zeros."""
     fused: Fused
-    """Operators that graph passes may write in the place of several others, beside this lowering."""
+    """Operators that graph passes may fuse nodes into, with this lowering."""
     appends_in_batches: bool
-    """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""
+    """Several new tokens may follow past ones in every sequence of a batch; False: only in a batch of one."""
     rolls: bool = False
-    """Its operator can keep a cache of a window alone."""
+    """Its operator supports a window cache."""
     grows: bool = False
-    """Past has as many rows as there are tokens so far, present those of the step, too; a cursor is T long. It is taken
-    only where it is asked for. False: both have N rows.
-    """
+    """Past states have one row per earlier token, present states one per token; a cursor has length T. Used on request
+    only. False: both have N rows."""

@@ -4,12 +4,12 @@
     past key, past value ───────────┤  GroupQueryAttention ── output [B, S, H*D]
     seqlens_k, total_sequence_length┘                      └─ present key, present value (same buffer as past)
 
-Keys and values of different widths are padded to the wider; a sink goes in as the head sink. A mask that the model
-computed with (a position bias, a chunked mask) would have to be as long as `total_sequence_length`, a size that no
-fixed shape has: such attention is written in primitives. `seqlens_k` is, per row, the index of the last
-cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input. A cache
-of a window alone is the operator's `sliding_window_cache`: both are counted over all tokens even so, and the buffer has
-exactly `local_window_size` rows, which is all that the CUDA provider allows.
+Keys and values of different widths are padded to the wider one; a sink becomes the head sink. A computed mask (position
+bias, chunked mask) would need length `total_sequence_length`, which is not a fixed size: such attention is written in
+primitives. `seqlens_k` is, per sequence, the index of the last valid cache row after this step; `total_sequence_length`
+is their maximum plus one, a CPU input. A window cache uses `sliding_window_cache`: both still count all tokens, and the
+buffer has exactly `local_window_size` rows, as the CUDA provider requires.
+
 Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
 """
 
@@ -78,7 +78,7 @@ LOWERING = Lowering(
     takes_mask=False,
     same_kv_width=True,
     fused="contrib",
-    # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
+    # ONNX Runtime 1.31.1: "batch_size must be 1 when sequence_length > 1 and past context is given"
     appends_in_batches=False,
     rolls=True,
 )

@@ -1,13 +1,12 @@
-"""Attention over a cache that grows: what optimum's graphs have, so that its ORTModelForCausalLM loads the package.
+"""Attention over a growing cache, in optimum's layout, so that its ORTModelForCausalLM loads the package.
 
     key ─── Concat(past key) ─── present key ────────────────┐
     value ─ Concat(past value) ─ present value ────┐         │
     query · scale ── MatMul(present key transposed) ── Where(allowed, ·, lowest) ── Softmax ── MatMul ── output
 
-Past has P rows and present P + S of them, P from 0 on; nothing is written in place, so every step copies the whole
-cache. Where a step begins follows from the sizes: T = P + S is how long the mask [B, T] is. A key is allowed when it is
-not after its query and its entry of the mask is not 0, which hides padding at the left of a row. Standard operators
-only, not newer than opset 18.
+Past has P rows and present P + S, from P = 0. Nothing is written in place: every step copies the whole cache. The mask
+[B, T] has length T = P + S. A key is visible when it is not after its query and its mask entry is not 0, which hides
+left padding. Standard operators only, up to opset 18.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
 MASK = Cursor("attention_mask", "mask", "int64", per_row=True, per_key=True)
-"""Called as optimum calls it."""
+"""Named as in optimum."""
 
 
 def _write(
     past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    """past [B, Hkv, P, D] with new [B, Hkv, S, D] behind it.
+    """past [B, Hkv, P, D] followed by new [B, Hkv, S, D].
 
     Written as ONNX's operator, because the trace does not know that T, the length of the mask, is P + S.
     """
@@ -39,7 +38,7 @@ def _write(
 
 
 def _attend(reading: Reading) -> torch.Tensor:
-    """Attention of [B, H, S, D] over the T rows of keys and values; gives [B, S, H, Dv]."""
+    """Attention of [B, H, S, D] over the T rows of keys and values; returns [B, S, H, Dv]."""
     import torch
 
     batch, heads, length, width = reading.query.shape
@@ -47,7 +46,7 @@ def _attend(reading: Reading) -> torch.Tensor:
     rows = heads // kv_heads * length
     query = reshaped(reading.query * reading.scale, (batch, kv_heads, -1, width), (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
-    scores = reshaped(scores, (batch, heads, -1, 0), (batch, heads, length, total))  # 0: T, as it is in the input
+    scores = reshaped(scores, (batch, heads, -1, 0), (batch, heads, length, total))  # 0: T, as in the input
     if reading.softcap:
         scores = torch.tanh(scores / reading.softcap) * reading.softcap
     seen = (reading.cursors[0] != 0)[:, None, None, :]

@@ -4,9 +4,9 @@
     value ─ TensorScatter(past value, write_indices) ─ present value┤ Attention(is_causal, nonpad_kv_seqlen) ── output
     query ──────────────────────────────────────────────────────────┘
 
-A sliding window becomes a boolean mask of allowed keys on top of the causal rule; a mask that the model computed with
-takes the place of both. Source: ONNX operator documentation,
-TensorScatter-24 and Attention-24.
+A sliding window becomes a boolean mask of visible keys in addition to the causal rule; a computed mask replaces both.
+
+Source: ONNX operator documentation, TensorScatter-24 and Attention-24.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.Tensor:
-    """True where a key is inside the window of a query: positions [B, S] -> [B, 1, S, N]."""
+    """Whether a key is inside the window of a query: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
     keys = torch.arange(max_length, dtype=positions.dtype)
@@ -31,7 +31,7 @@ def _window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch
 def write(
     past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    """past [B, Hkv, N, D] with new [B, Hkv, S, D] behind what each row holds."""
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] written after the valid rows of each sequence."""
     import torch.onnx.ops as onnx_ops
 
     return onnx_ops.symbolic(
@@ -45,9 +45,9 @@ def write(
 
 
 def _attend(reading: Reading) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv].
+    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv].
 
-    The operator has no sink: a layer that has one is written in primitives.
+    The operator has no sink: a layer with one is written in primitives.
     """
     import torch.onnx.ops as onnx_ops
 

@@ -1,12 +1,12 @@
-"""Attention and cache in operators that every compiler knows: MatMul, Softmax, Where, and a write by position.
+"""Attention and cache in operators that every compiler supports: MatMul, Softmax, Where, and a write by position.
 
     key ── write at positions (past key) ── present key ────────────────┐
     value ─ write at positions (past value) ─ present value ────┐       │
     query · scale ── MatMul(present key transposed) ── Where(allowed, ·, lowest) ── Softmax ── MatMul ── output
 
-The write is a ScatterElements, which providers do in place when past and present are one buffer; a Where over the whole
-cache is not legal in place on WebGPU. There is no cursor besides the positions: a key is allowed when it is not after
-its query, so what lies beyond is never seen. Tensors have at most four dimensions, nothing is newer than opset 18.
+The write is a ScatterElements, which providers run in place when past and present share a buffer; a Where over the
+whole cache is not valid in place on WebGPU. Positions are the only cursor: a key is visible when it is not after its
+query, so later rows are never visible. Tensors have at most four dimensions, operators are from opset 18 or older.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import torch
 
 LOWEST = -60000.0
-"""Score of a key that is not allowed: float16 can hold it, and no softmax is left with anything of it."""
+"""Score of an invisible key: representable in float16, and its softmax is 0."""
 
 
 def write(
     past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...] = ()
 ) -> torch.Tensor:
-    """past [B, Hkv, N, D] with new [B, Hkv, S, D] at positions [B, S] of the third axis."""
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] written at positions [B, S] of the third axis."""
     import torch
     import torch.onnx.ops as onnx_ops
 
-    # A product with ones, because Expand would need the shape of a symbolic size.
+    # a product with ones, because Expand needs the shape of a symbolic size
     index = positions[:, None, :, None] * torch.ones(1, new.shape[1], 1, new.shape[3], dtype=positions.dtype)
     return onnx_ops.symbolic(
         "onnx::ScatterElements", (past, index, new), {"axis": 2}, dtype=past.dtype, shape=past.shape, version=16
@@ -43,7 +43,7 @@ def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
-    """True where a query may see a key: positions [B, S] -> [B, 1, S, N]."""
+    """Whether a query may see a key: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
     keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
@@ -53,12 +53,12 @@ def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> tor
 
 
 def attend(reading: Reading) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv]."""
+    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv]."""
     import torch
 
     batch, heads, length, width = reading.query.shape
     kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
-    # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
+    # Query heads of one KV head are rows of one product, so that keys and values are not repeated per query head.
     rows = heads // kv_heads * length
     query = _split(reading.query * reading.scale, (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
@@ -77,7 +77,7 @@ def attend(reading: Reading) -> torch.Tensor:
 
 
 def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """Softmax of [B, H, S, N] in which one more key of score `sink` [H] takes its share."""
+    """Softmax of [B, H, S, N] with one more key of score `sink` [H]."""
     import torch
 
     column = sink.to(scores.dtype).reshape(1, -1, 1, 1)

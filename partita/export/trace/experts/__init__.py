@@ -1,8 +1,8 @@
-"""Mixture of experts: what Partita registers with transformers, and which form a layer is written in.
+"""Mixture of experts: the function registered with transformers, and the choice of a form.
 
-transformers hands every call of stacked experts to a function of its `ExpertsInterface`, together with what its router
-chose. Ours writes one of two forms, a file each: `contrib`, one MoE operator that computes the chosen experts only, and
-`standard`, products over all experts or over gathered ones. Neither copies the weights of experts for every token.
+transformers passes every call of stacked experts, with the router's choice, to a function of its `ExpertsInterface`.
+There are two forms: `contrib`, one MoE operator that computes only the chosen experts, and `standard`, products over
+all experts or over gathered ones. Neither copies expert weights per token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
 
 IMPLEMENTATION = "partita"
-"""The name under which our function is registered with transformers."""
+"""The name of the function registered with transformers."""
 
 
 @dataclass(slots=True)
 class Forms:
-    """The form that is asked for, and what became of it."""
+    """The requested form, and the forms that were used."""
 
     wanted: Form
     tokens: int | None
@@ -43,7 +43,7 @@ class Forms:
 
     @property
     def notes(self) -> list[str]:
-        """What was decided, and for how many layers, a line each."""
+        """The forms used, with their number of layers, one line each."""
         return [f"experts of {count} layer{'s' * (count > 1)}: {what}" for what, count in self.decided.items()]
 
 
@@ -52,9 +52,10 @@ _active: list[Forms] = []
 
 @contextmanager
 def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
-    """Write experts as `form` for the length of the block. `tokens`: B*S, None when it is symbolic.
+    """Write experts as `form` in the block. `tokens`: B*S, None when it is symbolic.
 
-    `stacked`: the model has experts that transformers hands to our function; without any, no signs are followed.
+    `stacked`: the model has experts that transformers passes to the registered function; otherwise no signs are
+    tracked.
     """
     from partita.export.trace.experts.signs import Signs
 
@@ -69,27 +70,27 @@ def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Ite
 
 
 def register() -> None:
-    """Register our function with transformers; doing it twice does no harm."""
+    """Register the function with transformers; idempotent."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
 
 
 def has_stacked(model: torch.nn.Module) -> bool:
-    """Whether the model has experts that transformers hands to a function of its interface."""
+    """Whether the model has experts that transformers passes to a function of its interface."""
     return any(hasattr(module, STACKED) for module in model.modules())
 
 
 STACKED = "is_concatenated"
-"""An attribute that transformers' `use_experts_implementation` gives a module."""
+"""An attribute that transformers' `use_experts_implementation` sets on modules."""
 LOOPS = frozenset({"top_k_index", "expert_size"})
-"""Parameters of a forward that is given what a router chose, and loops over it."""
+"""Parameters of a forward that loops over the chosen experts."""
 
 
 def refuse_loops(model: torch.nn.Module) -> None:
-    """Refuse by name experts that transformers does not hand to any function of its interface.
+    """Raise UnsupportedModelError for experts outside transformers' interface.
 
-    They loop over the experts that were hit, which depends on the tokens: a trace would end in an error of torch.
+    They loop over the experts that tokens select, which torch cannot trace.
     """
     for name, module in model.named_modules():
         loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
@@ -103,7 +104,7 @@ def refuse_loops(model: torch.nn.Module) -> None:
 def _forward(
     module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Registered experts function: hidden states [T, H], chosen experts and their weights [T, K] -> [T, H]."""
+    """The registered function: hidden states [T, H], chosen experts and their weights [T, K] -> [T, H]."""
     if not _active:
         raise UnsupportedModelError(f"{type(module).__name__} was called outside of a trace")
     forms = _active[-1]
@@ -119,5 +120,5 @@ def _forward(
 
 
 def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A row for each token; nothing where that is so already."""
+    """Reshape to one row per token, if necessary."""
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])

@@ -1,7 +1,7 @@
-"""What the forms of a mixture of experts share: the experts of a layer, one call of them, and its routing as a matrix.
+"""Shared parts of the expert forms: the experts of a layer, a call of them, and its routing as a matrix.
 
-The attributes that `Experts` reads are those that transformers' `use_experts_implementation` gives a module
-(transformers, integrations/moe.py; `batched_mm_experts_forward` there says what each of them means).
+`Experts` reads the attributes that transformers' `use_experts_implementation` sets on a module (documented by
+`batched_mm_experts_forward` in transformers, integrations/moe.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Function = Callable[["torch.Tensor"], "torch.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of one layer, E of them: hidden width H, inner width I, F = 2*I with a gate and I without."""
+    """The experts of one layer, E of them: hidden size H, inner size I, F = 2*I with a gate and I without."""
 
     name: str
     up: torch.Tensor
-    """[E, F, H]: gate and up projections one after the other or interleaved, as `activate` wants them."""
+    """[E, F, H]: gate and up projections, concatenated or interleaved, as `activate` expects."""
     down: torch.Tensor
     """[E, I, H]."""
     up_bias: torch.Tensor | None
@@ -35,11 +35,11 @@ class Experts:
     activate: Function
     """[..., F] -> [..., I], the model's own code."""
     after: Function | None
-    """What the model does with the output [..., H] of each expert before it is weighted."""
+    """Post-processing of the output [..., H] of each expert before weighting."""
 
     @classmethod
     def of(cls, module: Any) -> Experts:
-        """The experts of a module of transformers, in one layout."""
+        """The experts of a transformers module, in one layout."""
         prefix = "gate_up_proj" if module.has_gate else "up_proj"
         up, down = getattr(module, prefix), module.down_proj
         biases = (getattr(module, f"{prefix}_bias"), module.down_proj_bias) if module.has_bias else (None, None)
@@ -64,10 +64,9 @@ class Experts:
 class Call:
     """One call: hidden [T, H], chosen experts `index` [T, K] and their `weights` [T, K].
 
-    An index of E means no expert. Weights are whatever the router makes: they need not add up to 1.
-
-    The index is int64, because ONNX's TopK gives no other, and GPU providers can do little with that: WebGPU has no
-    Cast, Reshape or Equal of it. So the index is only ever used to look something up, be it its own number as an int32.
+    An index of E means no expert. Weights need not add up to 1. The index is int64, as ONNX's TopK returns, for which
+    GPU providers lack kernels (WebGPU: Cast, Reshape, Equal). Therefore it is only used as a Gather index, also to look
+    up its own value as int32.
     """
 
     experts: Experts
@@ -79,9 +78,9 @@ class Call:
 
 
 def routing(call: Call) -> torch.Tensor:
-    """The weight of every expert for every token: [T, E], 0 where an expert is not chosen.
+    """The weight of every expert for every token: [T, E], 0 for experts that are not chosen.
 
-    A comparison and a sum, not a scatter: a router may name an expert twice for a token, or one that does not exist.
+    Computed by comparison and sum: a router may choose an expert twice for a token, or one that does not exist.
     """
     import torch
 
@@ -92,7 +91,7 @@ def routing(call: Call) -> torch.Tensor:
 
 
 def existing(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index and weights of the chosen experts, [T, K]: expert 0 with a weight of 0 in place of no expert."""
+    """Index and weights of the chosen experts, [T, K]: expert 0 with weight 0 instead of no expert."""
     import torch
 
     count = call.experts.count

@@ -1,17 +1,16 @@
-"""Experts as one `com.microsoft::MoE` node, which computes those that are chosen and no others.
+"""Experts as one `com.microsoft::MoE` node, which computes only the chosen ones.
 
     x [T, H] ───────────────────────────────────────────┐
     routing [T, E] ─ Div(largest) ─ Log ─ logits ────────┤ MoE(k, normalize_routing_weights) ─ Mul(sum) ─ y [T, H]
     up [E, F, H], up bias, down [E, H, I], down bias ────┘
 
-The operator makes its own softmax of what it is given, takes the k largest and divides them by their sum. Given the
-logarithms of a router's weights it thus arrives at these weights over their sum, whatever the router does; the sum is
-multiplied on afterwards. Logarithms are taken relative to the largest weight of a token, so that float16 is exact where
-it matters. An expert that is not chosen gets a logarithm whose exponential is 1e-20.
+The operator applies a softmax, selects the k largest and divides them by their sum. With logarithms of the router's
+weights as input, it computes these weights over their sum; the sum is multiplied on afterwards. Logarithms are relative
+to the largest weight of a token, for precision in float16. An expert that is not chosen gets log(1e-20).
 
-As run with ONNX Runtime 1.31.1 on its CPU provider: fc3 is not implemented; swiglu only with gate and up interleaved
-(swiglu_fusion=1); its alpha, beta and limit, biases, relu, silu, identity and gelu (by tanh) are right in float32 and
-float16. Without normalize_routing_weights a float16 node gives zeros. There is no bfloat16 kernel on the CPU.
+ONNX Runtime 1.31.1 on its CPU provider: fc3 is not implemented; swiglu only with interleaved gate and up
+(swiglu_fusion=1); its alpha, beta and limit, biases, relu, silu, identity and gelu (by tanh) are correct in float32 and
+float16. Without normalize_routing_weights a float16 node returns zeros. There is no bfloat16 kernel on the CPU.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
 NAME = "MoE operator"
 LEAST = 1e-20
-"""Smallest share of the largest weight that a weight can have; what is below counts as no weight."""
+"""Smallest weight relative to the largest; smaller ones count as 0."""
 
 
 def gate_of(call: Call, signs: Signs) -> Gate | str:
-    """The activation that the node gets, or why the operator cannot compute these experts."""
+    """The activation of the node, or the reason why the operator cannot compute these experts."""
     experts = call.experts
     if experts.after is not None:
         return f"{experts.name} post-processes the output of each expert"
@@ -60,7 +59,7 @@ def emit(call: Call, gate: Gate) -> torch.Tensor:
 
 
 def _taking_turns(tensor: torch.Tensor | None, gate: Gate) -> torch.Tensor | None:
-    """[E, F, ...] with gate and up rows g0, u0, g1, u1, ...; a pass folds this into the stored weights."""
+    """[E, F, ...] with interleaved gate and up rows g0, u0, g1, u1, ...; a pass folds this into the stored weights."""
     if tensor is None or not gate.halves:
         return tensor
     count, width, *rest = tensor.shape

@@ -1,8 +1,8 @@
-"""Which activation experts have, found out by running the model's own code on numbers, never by a class name.
+"""Identify the activation of experts by running the model's code on numbers.
 
-A gated activation of the MoE operator is G * sigmoid(alpha * G) * (L + beta), with G = min(gate, limit) and
-L = clamp(up, -limit, limit). The parameters follow from a few values of such a function, and the whole formula is then
-compared with the model's code on random numbers; what differs anywhere is not recognised.
+A gated activation of the MoE operator is G * sigmoid(alpha * G) * (L + beta), with G = min(gate, limit) and L =
+clamp(up, -limit, limit). A few values give the parameters; then the formula is compared with the model's code on random
+numbers.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from partita.export.trace.experts.base import Experts, Function
 
 SAMPLES, WIDTH = 64, 4
 FAR = 1e6
-"""Beyond every limit that a model clamps to."""
+"""Beyond every clamping limit of a model."""
 TOLERANCE = 1e-5
 """Some models compute their activation in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """An activation that the MoE operator has."""
+    """An activation of the MoE operator."""
 
     kind: str
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = math.inf
     halves: bool = False
-    """True when the gates come first and then the ups, False when they are interleaved (or there is no gate)."""
+    """The gates come first, then the ups; False: they are interleaved, or there is no gate."""
 
     def attributes(self) -> dict[str, Any]:
-        """What the MoE operator is told of the gate, by attribute."""
+        """Attributes of the MoE operator."""
         if self.kind != "swiglu":
             return {"activation_type": self.kind}
         limit = {} if math.isinf(self.limit) else {"swiglu_limit": self.limit}
@@ -50,25 +50,25 @@ PLAIN: dict[str, Function] = {
     "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "identity": lambda x: x,
 }
-"""Activations without a gate; `gelu` is the operator's, which is the one by tanh."""
+"""Activations without a gate; the operator's `gelu` is the tanh form."""
 
 
 def recognised(experts: Experts) -> Gate | None:
-    """The activation of `experts` as the operator has it; None when it has none like it."""
-    # A trace records what torch does, and has fake tensors and a graph of its own; the numbers here are none of it.
+    """The activation of `experts` in the operator; None where it has none."""
+    # Outside of the trace, which has fake tensors and records operations.
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
         tries = (_gated(experts.activate, True), _gated(experts.activate, False)) if experts.gated else _plain(experts)
         return next((gate for gate in tries if gate is not None), None)
 
 
 def _plain(experts: Experts) -> list[Gate]:
-    """The activations without a gate that give the same numbers."""
+    """The activations without a gate that match."""
     numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     return [Gate(kind) for kind, function in PLAIN.items() if _same(experts.activate, function, numbers)]
 
 
 def _gated(activate: Function, halves: bool) -> Gate | None:
-    """The formula with the parameters that give the same numbers, in one layout; None when no parameters do."""
+    """The formula with matching parameters, in one layout; None when no parameters match."""
     try:
         gate = _fitted(activate, halves)
     except (RuntimeError, ValueError, ZeroDivisionError):
@@ -80,7 +80,7 @@ def _gated(activate: Function, halves: bool) -> Gate | None:
 
 
 def _fitted(activate: Function, halves: bool) -> Gate:
-    """The only parameters of the formula that `activate` can have."""
+    """The only possible parameters of the formula for `activate`."""
 
     def at(gate: float, up: float) -> float:
         pair = [[gate] * WIDTH, [up] * WIDTH]
@@ -105,9 +105,9 @@ def _swiglu(numbers: torch.Tensor, gate: Gate) -> torch.Tensor:
 
 
 def _same(left: Function, right: Function, numbers: torch.Tensor) -> bool:
-    """Whether two functions agree on `numbers`."""
+    """Whether two functions match on `numbers`."""
     try:
         wanted, found = left(numbers).double(), right(numbers).double()
     except RuntimeError:
-        return False  # it needs weights that are not there, or cannot be run on a few numbers
+        return False  # it needs weights, or cannot run on a few numbers
     return wanted.shape == found.shape and bool(((wanted - found).abs() <= TOLERANCE * (1 + wanted.abs())).all())

@@ -1,7 +1,7 @@
-"""Which tensors cannot hold a negative number: followed from operation to operation while a model runs.
+"""Tracks tensors that cannot contain negative numbers, from operation to operation while a model runs.
 
-The MoE operator is given logarithms of a router's weights. Routers end in a softmax or a sigmoid, or in products and
-quotients of such; that is seen here, for any router, without a value: by what torch is asked to do.
+The MoE operator gets logarithms of a router's weights. Routers end in a softmax or sigmoid, or in products and
+quotients of them, which is detected from torch's operations without values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAKES = frozenset(
         "one_hot",
     }
 )
-"""What gives no negative number, whatever it is given."""
+"""Operations whose results are never negative."""
 PASSES = frozenset(
     {
         "gather",
@@ -71,9 +71,9 @@ PASSES = frozenset(
         "concat",
     }
 )
-"""What gives none when it is given none; numbers among the arguments are sizes and axes."""
+"""Operations whose results are not negative if their inputs are not; numbers among the arguments are sizes and axes."""
 LIKE = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
-"""What gives none when its first argument has none; the second one lends its type or shape."""
+"""Operations whose results are not negative if the first argument is not; the second one gives the dtype or shape."""
 COMPUTES = frozenset(
     {
         "mul",
@@ -93,26 +93,26 @@ COMPUTES = frozenset(
         "maximum",
     }
 )
-"""What gives none when it is given none, numbers included."""
+"""Operations whose results are not negative if their inputs, including numbers, are not."""
 RAISES = frozenset({"clamp", "clamp_min", "clip"})
-"""What gives none when it is given none, or when its lower bound is no negative number."""
+"""Operations whose results are not negative if the input or the lower bound is not."""
 
 
 class Signs(TorchFunctionMode):
-    """Notes, for the length of a `with` block, which tensors hold no negative number."""
+    """Within a `with` block, records which tensors contain no negative number."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known = WeakIdKeyDictionary()
 
     def never_negative(self, tensor: torch.Tensor) -> bool:
-        """True when it is known; False also when it is not."""
+        """Whether the tensor is known to contain no negative number."""
         return tensor in self._known
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation and note what is known of its results."""
+        """Run the operation and record its results."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         known = self._holds(name.strip("_"), args, kwargs)
@@ -144,7 +144,7 @@ class Signs(TorchFunctionMode):
 
 
 def _positional(name: str, given: list[Any]) -> list[Any]:
-    """Arguments that are values: a scatter has an axis before its own."""
+    """Arguments that are values: the axis of a scatter comes before its values."""
     return given[2:] if name == "scatter" else given
 
 

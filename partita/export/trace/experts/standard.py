@@ -1,11 +1,11 @@
-"""Experts in operators that every compiler knows (opset 18, at most three dimensions): all experts, or gathered ones.
+"""Experts in operators that every compiler supports (opset 18, at most three dimensions).
 
-All experts at once, for prompts. The sum over experts is inside the second product, so there is no output per expert:
+All experts at once, for prompts. The second product sums over experts, so there is no output per expert:
 
     x [T, H] ─ Gemm(up [E*F, H]) ─ [T, E, F] ─ activation ─ [T, E, I] ─ Mul(routing [T, E, 1]) ─┐
     y [T, H] ──────────────────────────────────────── MatMul(down [E*I, H]) ─ Reshape [T, E*I] ─┘
 
-Only the chosen experts, when the number of tokens is fixed and small (the decode graph of a pair):
+Only the chosen experts, for a small fixed number of tokens (the decode graph of a pair):
 
     up [E, F, H] ─ Gather(index [T*K]) ─ MatMul(x) ─ activation ─ MatMul(Gather(down [E, I, H])) ─ Mul ─ ReduceSum ─ y
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
 
 GATHER_SHARE = 2
-"""Experts are gathered when at most one of so many of their weights is read: the gathered ones are copied first."""
+"""Experts are gathered when at most 1 / GATHER_SHARE of their weights is read, because gathering copies them."""
 
 
 def emit(call: Call) -> tuple[str, torch.Tensor]:
-    """Emit the nodes. Returns what it is and the output [T, H]."""
+    """Emit the nodes. Returns a description and the output [T, H]."""
     chosen = call.index.shape[1]
     if call.tokens is not None and GATHER_SHARE * call.tokens * chosen <= call.experts.count:
         return "standard operators over the selected experts", _gathered(call, call.tokens)
@@ -39,7 +39,7 @@ def emit(call: Call) -> tuple[str, torch.Tensor]:
 
 
 def _together(call: Call) -> torch.Tensor:
-    """All experts, summed up by the second product."""
+    """All experts, summed by the second product."""
     experts = call.experts
     count, inner, hidden = experts.down.shape
     rows = call.hidden.shape[0]
@@ -51,7 +51,7 @@ def _together(call: Call) -> torch.Tensor:
 
 
 def _separate(call: Call) -> torch.Tensor:
-    """All experts with an output [E, T, H] each, for a model that does something with it before it is weighted."""
+    """All experts with an output [E, T, H] each, for models that post-process it."""
     experts = call.experts
     assert experts.after is not None
     weights = routing(call).to(call.hidden.dtype)

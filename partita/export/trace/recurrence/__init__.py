@@ -1,11 +1,8 @@
-"""Recurrences of linear attention and state space models, one file per recurrence.
+"""Recurrences of linear attention and state space models, one file each, with `RECURRENCE`, a `base.Recurrence`.
 
-transformers writes a recurrence over several tokens as a function of its own, the same in every model that has it,
-because such functions are where faster kernels are plugged in (`use_kernel_func_from_hub_with_fallback`). The functions
-named here take their place while a model is traced: written for training, the originals loop over the tokens, or start
-from a state of zeros in every step. What is not named here is traced as it is.
-
-A file has `RECURRENCE`, a `base.Recurrence`.
+transformers has one function per recurrence, shared by models, as a place to plug in faster kernels
+(`use_kernel_func_from_hub_with_fallback`). The functions listed here are replaced in a trace, because the originals
+loop over tokens, or start from zeros in every step. Others are traced unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ __all__ = ["Recurrence", "read_states", "recurrences", "replaced", "used_by"]
 
 
 def recurrences() -> dict[str, Recurrence]:
-    """Name of a transformers function -> what is known of it."""
+    """Name of a transformers function -> its replacement."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "base")
     found = [importlib.import_module(f"{__name__}.{name}").RECURRENCE for name in names]
     assert all(isinstance(entry, Recurrence) for entry in found)
@@ -34,7 +31,7 @@ def recurrences() -> dict[str, Recurrence]:
 
 
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
-    """Names of the known functions that the modelling code of `model` has."""
+    """Names of the replaceable functions in the modelling code of `model`."""
     known = recurrences()
     return tuple(sorted({name for module in _modelling_code(model) for name in known if hasattr(module, name)}))
 

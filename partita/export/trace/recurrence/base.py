@@ -1,4 +1,4 @@
-"""What a recurrence is: transformers' names of a function, and what is written in its place."""
+"""The replacement of a transformers function for a recurrence."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ if TYPE_CHECKING:
     from partita.export.trace.operators import Form
 
 Function = Callable[..., Any]
-"""With the arguments and results of the function that it replaces."""
+"""A function with the arguments and results of the replaced one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A function of transformers that goes over tokens one by one, and what takes its place in a trace."""
+    """A transformers function that loops over tokens, and its replacements in a trace."""
 
     functions: tuple[str, ...]
-    """What transformers calls it."""
+    """Its names in transformers."""
     contrib: Function
-    """For any number of tokens, in ONNX Runtime's own operators."""
+    """For any number of tokens, in ONNX Runtime's operators."""
     standard: Function
     """For a fixed number of tokens, in standard operators."""
     reads_state: bool = False
-    """It goes on from the state that the layer has read last: the model's own code is then shown none, and takes its
-    path for several tokens always.
-    """
+    """It reads the layer's last state itself: the model gets no state, and always takes its code path for several
+    tokens."""
 
     def written(self, form: Form) -> Function:
-        """What takes the place of the function."""
+        """The replacement in this form."""
         return self.contrib if form == "contrib" else self.standard

@@ -1,10 +1,10 @@
-"""The gated delta rule (Gated DeltaNet, Kimi Delta Attention): a state that forgets, and corrects what it predicts.
+"""The gated delta rule (Gated DeltaNet, Kimi Delta Attention).
 
     S = exp(g) S;   S = S + beta k (v - S' k)';   output = q' S / sqrt(Dk)
 
-`g` is one number per head, or one per head and key dimension. In standard operators the tokens of a chunk are solved
-for at once (the UT transform of Yang et al., "Gated Delta Networks", arXiv 2412.06464): a unit lower triangular system,
-inverted here by halves, which takes log2(chunk) steps where transformers' loop takes one per token.
+`g` is one number per head, or one per head and key dimension. Standard operators solve the tokens of a chunk at once
+(the UT transform of Yang et al., "Gated Delta Networks", arXiv 2412.06464): a unit lower triangular system, inverted by
+halves in log2(chunk) steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partita.export.trace.recurrence.base import Recurrence
 
 CHUNK = 64
 NORM_EPSILON = 1e-6
-"""Of the norm of queries and keys, as in transformers (`l2norm` in its modelling code)."""
+"""Epsilon of the norm of queries and keys, as in transformers (`l2norm` in its modelling code)."""
 
 
 def _contrib(
@@ -33,8 +33,9 @@ def _contrib(
     use_qk_l2norm_in_kernel: bool = False,
     **keywords: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As one node. query, key [B, S, Hk, Dk], value [B, S, H, Dv], g [B, S, H] or [B, S, H, Dk], beta [B, S, H]; gives
-    [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32.
+    """One node. Returns [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32.
+
+    query, key [B, S, Hk, Dk], value [B, S, H, Dv], g [B, S, H] or [B, S, H, Dk], beta [B, S, H].
     """
     heads, dtype = value.shape[2], query.dtype
     query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
@@ -55,7 +56,7 @@ def standard(
     use_qk_l2norm_in_kernel: bool = False,
     **keywords: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `_contrib` otherwise."""
+    """Matrix products, chunk by chunk, for a fixed number of tokens; otherwise as `_contrib`."""
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
     query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
     state = _initial(initial_state, key, heads, value.shape[-1])
@@ -74,7 +75,7 @@ def standard(
 def _prepared(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, norm: bool
 ) -> tuple[torch.Tensor, ...]:
-    """All in float32, queries and keys of length 1 if `norm`, and repeated for each value head that shares them."""
+    """All in float32; queries and keys normalised if `norm`, and repeated for each value head that shares them."""
     query, key, value, g, beta = (tensor.to(torch.float32) for tensor in (query, key, value, g, beta))
     if norm:
         query, key = _normed(query), _normed(key)
@@ -90,7 +91,7 @@ def _normed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _initial(state: torch.Tensor | None, key: torch.Tensor, heads: int, value_width: int) -> torch.Tensor:
-    """The state to go on from, in float32; zeros when there is none."""
+    """The initial state in float32; zeros without one."""
     if state is None:
         return key.new_zeros(key.shape[0], heads, key.shape[-1], value_width)
     return state.to(torch.float32)
@@ -115,7 +116,7 @@ def chunk(
         system = (key * beta) @ key.transpose(2, 3) * pairs
         scores = query @ key.transpose(2, 3) * pairs
     else:
-        # One factor per key dimension: it stays inside the sum over them.
+        # One factor per key dimension: it stays inside the sum.
         pairs = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(~lower[..., None], float("-inf")).exp()
         pairs = pairs * key.unsqueeze(2)
         system = ((key * beta).unsqueeze(3) * pairs).sum(dim=-1)
@@ -130,8 +131,8 @@ def chunk(
 def inverted(system: torch.Tensor) -> torch.Tensor:
     """Inverse of the unit lower triangular matrices [..., C, C] whose part below the diagonal is that of `system`.
 
-    By halves, all blocks of a size at once: the inverse of [[A, 0], [B, D]] is [[A', 0], [-D' B A', D']]. No step
-    divides, and none is less exact than forward substitution by blocks.
+    Computed by halves for all blocks of a size: the inverse of [[A, 0], [B, D]] is [[A', 0], [-D' B A', D']]. There is
+    no division, and the precision is that of forward substitution by blocks.
     """
     size = system.shape[-1]
     inverse = torch.eye(size, dtype=system.dtype)

@@ -1,10 +1,9 @@
-"""The selective scan of Mamba: every channel has a state of its own, and every number in it a decay of its own.
+"""The selective scan of Mamba: each channel has a state with one decay per number.
 
     S = exp(dt A) S + dt B x;   output = C' S + D x
 
-transformers starts it from zeros in every step of several tokens, so a prompt read in parts would forget the first;
-here it goes on from the state that the layer has read from its cache just before. Source: Gu and Dao, "Mamba",
-arXiv 2312.00752.
+transformers starts from zeros in every step of several tokens, which would lose earlier prompt chunks; here the scan
+starts from the state that the layer read from its cache. Source: Gu and Dao, "Mamba", arXiv 2312.00752.
 """
 
 # ruff: noqa: N803 - the arguments have the names that transformers calls them by
@@ -33,14 +32,15 @@ def _contrib(
     return_last_state: bool = False,
     **keywords: Any,
 ) -> Any:
-    """As one node, in which a channel is a head. hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D,
-    delta_bias [H]; gives [B, H, S], and the state [B, H, N] if asked for.
+    """One node, with one head per channel. Returns [B, H, S], and the state [B, H, N] if requested.
+
+    hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D, delta_bias [H].
     """
     step = _time_step(dt, delta_bias, softplus=delta_softplus).transpose(1, 2)
     tokens = hidden_states.to(torch.float32).transpose(1, 2)
     decay = A.to(torch.float32) * step[..., None]
     ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
-    # Keys and queries are the same for every channel.
+    # Keys and queries are equal for all channels.
     key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
     state = _initial(hidden_states, A)[..., None]
     output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
@@ -61,7 +61,7 @@ def standard(
     return_last_state: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Token by token, for a fixed number of tokens; as `_contrib` otherwise."""
+    """Token by token, for a fixed number of tokens; otherwise as `_contrib`."""
     step = _time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
     decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
     new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
@@ -74,13 +74,13 @@ def standard(
 
 
 def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
-    """How long each step is, [B, H, S] in float32."""
+    """The time step, [B, H, S] in float32."""
     step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)[..., None]
     return torch.nn.functional.softplus(step) if softplus else step
 
 
 def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
-    """The state to go on from [B, H, N] in float32; zeros when there is none."""
+    """The initial state [B, H, N] in float32; zeros without one."""
     state = last_state()
     if state is None:
         return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
@@ -101,7 +101,7 @@ def _finished(
     *,
     with_state: bool,
 ) -> Any:
-    """What bypasses the state, and the gate."""
+    """The output with the bypass D x and the gate."""
     if D is not None:
         output = output + hidden_states * D[None, :, None]
     if z is not None:

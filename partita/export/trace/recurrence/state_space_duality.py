@@ -1,11 +1,10 @@
-"""The scan of Mamba-2: a head's state has one decay for all of its numbers, which makes it linear attention.
+"""The scan of Mamba-2: a head's state has one decay for all of its numbers, as in linear attention.
 
     S = exp(dt A) S + dt x B';   output = S C + D x
 
-Every step is the scan's, steps of one token too: in those, transformers would leave out the limit that it puts on dt
-(`dt_limit`, which nemotron_h and zamba2 set), so that its answer depends on how a prompt is cut. In standard operators
-the tokens of a chunk are one product of matrices under a mask of decays. Source: Dao and Gu, "Transformers are SSMs",
-arXiv 2405.21060, section 6.
+One-token steps use the scan, too: transformers omits its limit on dt there (`dt_limit`, set by nemotron_h and zamba2),
+so that its result depends on the chunks of a prompt. In standard operators a chunk is one matrix product under a mask
+of decays. Source: Dao and Gu, "Transformers are SSMs", arXiv 2405.21060, section 6.
 """
 
 # ruff: noqa: N803 - the arguments have the names that transformers calls them by
@@ -37,8 +36,9 @@ def _contrib(
     return_final_states: bool = False,
     **keywords: Any,
 ) -> Any:
-    """As one node. hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads for
-    each of them; gives [B, S, H, P], and the state [B, H, P, N] if asked for, in float32.
+    """One node. Returns [B, S, H, P], and the state [B, H, P, N] if requested, in float32.
+
+    hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads each.
     """
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
     state = _initial(initial_states, tokens, key).transpose(2, 3)
@@ -61,7 +61,7 @@ def standard(
     return_final_states: bool = False,
     **keywords: Any,
 ) -> Any:
-    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `_contrib` otherwise."""
+    """Matrix products, chunk by chunk, for a fixed number of tokens; otherwise as `_contrib`."""
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
     state, outputs = _initial(initial_states, tokens, key), []
     by_head = [tensor.transpose(1, 2) for tensor in (tokens * step[..., None], key, query)]
@@ -84,7 +84,7 @@ def _prepared(
     *,
     softplus: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, how long each step is [B, S, H], B and C repeated for each head that shares them; all in float32."""
+    """Tokens, time steps [B, S, H], B and C repeated for each head that shares them; all in float32."""
     step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)
     if softplus:
         step = torch.nn.functional.softplus(step)
@@ -96,7 +96,7 @@ def _prepared(
 
 
 def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The state to go on from [B, H, P, N] in float32; zeros when there is none."""
+    """The initial state [B, H, P, N] in float32; zeros without one."""
     if state is None:
         state = last_state()
     if state is None:
@@ -107,8 +107,9 @@ def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor
 def chunk(
     new: torch.Tensor, key: torch.Tensor, query: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, H, C, P] and state [B, H, P, N] after C tokens; new [B, H, C, P], key, query [B, H, C, N], decay
-    [B, H, C].
+    """Output [B, H, C, P] and state [B, H, P, N] after C tokens.
+
+    new [B, H, C, P], key, query [B, H, C, N], decay [B, H, C].
     """
     length = new.shape[2]
     if length == 1:
@@ -125,7 +126,7 @@ def chunk(
 def _finished(
     output: torch.Tensor, state: torch.Tensor, tokens: torch.Tensor, D: torch.Tensor | None, *, with_state: bool
 ) -> Any:
-    """What bypasses the state; contiguous, as models take views of it."""
+    """The output with the bypass D x; contiguous, because models take views of it."""
     if D is not None:
         output = output + tokens * D.to(torch.float32)[..., None]
     output = output.contiguous()

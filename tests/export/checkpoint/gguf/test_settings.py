@@ -72,25 +72,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "norms of a falcon": (
         "mamba",
         {"ssm.dt_b_c_rms": True, "attention.head_count": 0},
-        "it says ssm.dt_b_c_rms = True, which transformers' reader of mamba leaves out",
+        "it has ssm.dt_b_c_rms = True, which transformers' reader of mamba leaves out",
     ),
-    "both ways": ("qwen2", {"attention.causal": False}, "it says attention.causal = False"),
+    "both ways": ("qwen2", {"attention.causal": False}, "it has attention.causal = False"),
     "a window that its config forgets": (
         "qwen2",
         {"attention.sliding_window": 8},
-        "it says attention.sliding_window = 8",
+        "it has attention.sliding_window = 8",
     ),
-    "something new": ("llama", {"something.new": [1, 2]}, "it says something.new = an array"),
-    "texts": ("llama", {"something.new": ["a", "b"]}, "it says something.new = an array"),
+    "something new": ("llama", {"something.new": [1, 2]}, "it has something.new = an array"),
+    "texts": ("llama", {"something.new": ["a", "b"]}, "it has something.new = an array"),
     "other layers": (
         "gemma3",
         {"attention.sliding_window_pattern": [True, False]},
-        "it says attention.sliding_window_pattern = an array",
+        "it has attention.sliding_window_pattern = an array",
     ),
     "every second layer": (
         "gemma3",
         {"attention.sliding_window_pattern": 2},
-        "it says attention.sliding_window_pattern = 2",
+        "it has attention.sliding_window_pattern = 2",
     ),
     "a part of the head": (
         "stablelm",

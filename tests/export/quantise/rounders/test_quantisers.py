@@ -62,5 +62,5 @@ def test_zero_points_pay() -> None:
 
 
 def test_an_unknown_quantiser_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(UsageError, match=r"`quantiser=magic`: no such quantiser; choose one of gptq, nearest, refit"):
+    with pytest.raises(UsageError, match=r"`quantiser=magic`: unknown quantiser; choose one of gptq, nearest, refit"):
         check_name("magic")

@@ -216,7 +216,7 @@ def own_text(folder: Path, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("options", "content", "said"),
     [
-        ({}, b"a text", r"`calibrate=.*text\.txt` is about packed weights"),
+        ({}, b"a text", r"`calibrate=.*text\.txt` applies to quantised weights"),
         ({"precision": "int4"}, b"Too short a text.", r"`calibrate=.*too short: \d+ tokens, and at least 2,048"),
         ({"precision": "int4"}, b"\xff\xfe", r"`calibrate=.*text\.txt`: not UTF-8"),
         ({"precision": "int4"}, None, r"`calibrate=.*text\.txt`: cannot be read"),

@@ -327,7 +327,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep": {"lm_head": "int8"}}, "`keep` is about packed weights"),
+        ({"keep": {"lm_head": "int8"}}, "`keep` applies to quantised weights"),
         ({"activations": "fp16"}, "`activations=fp16`: with `precision=fp32` choose fp32"),
     ],
     ids=["keep", "activations"],
@@ -364,7 +364,7 @@ def test_columns_that_are_grouped_in_several_ways_cannot_be_sorted(
     checkpoint = open_checkpoint(str(folder))
     gate, up = (Stored(checkpoint.tensors[f"model.layers.0.mlp.{each}_proj.weight"]) for each in ("gate", "up"))
     assert AsStored(checkpoint).take([gate]).packing.block_size == 32
-    with pytest.raises(NotAsStoredError, match="not for all rows alike"):
+    with pytest.raises(NotAsStoredError, match="in different orders"):
         AsStored(checkpoint).take([Joined.of((gate, up), 0)])
 
 

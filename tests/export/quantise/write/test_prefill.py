@@ -173,7 +173,11 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
-        ("fp32", {"prefill_precision": "int8"}, r"`prefill_precision=int8` is about packed weights: it needs `prec"),
+        (
+            "fp32",
+            {"prefill_precision": "int8"},
+            r"`prefill_precision=int8` applies to quantised weights: it needs `prec",
+        ),
         ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: choose int8"),
         ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: choose int8"),
         ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
