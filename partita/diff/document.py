@@ -91,7 +91,7 @@ def _changes(diff: ReportDiff) -> Section | None:
         for change in diff.changes
         if change.key != "onnxruntime_build" or not another_version
     ]
-    heads = [words(title) for title in ("in", "what", "A", "B")]
+    heads = [words(title) for title in ("subject", "property", "A", "B")]
     return Section("around", "Environment and request", (table("Other differences", heads, rows, obvious=True),))
 
 

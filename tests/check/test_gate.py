@@ -694,5 +694,5 @@ def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_
     facts = recorded_facts()
     good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
     assert "the run of the baseline failed" in failures(Gate(), good, bad)["report"]
-    assert "it is of a run that failed" in failures(Gate(), bad, good)["report"]
+    assert "the run of the report failed" in failures(Gate(), bad, good)["report"]
     assert failures(GATES["--max-copies"], report_of(replace(facts, finish_reason="interrupted"))) == {}

@@ -120,7 +120,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
     told = glance(clean)
     assert "0 %" not in told.state.headline and "fallback nodes" in told.state.headline
-    assert told.answers[0].figure == "all of it in decode only"
+    assert told.answers[0].figure == "all nodes in decode only"
 
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():

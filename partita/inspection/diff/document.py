@@ -37,7 +37,7 @@ def _subjects(found: InspectionDiff) -> Iterator[Section]:
     """A section for each subject with differences."""
     for subject in dict.fromkeys(each.subject for each in found.differences):
         rows = list(_rows([each for each in found.differences if each.subject == subject]))
-        heads = (words("what"), words("A"), words("B"))
+        heads = (words("property"), words("A"), words("B"))
         shown = table(subject.capitalize(), heads, rows, obvious=True, most=ROWS, rest=_more)
         yield Section(subject.replace(" ", "-"), subject.capitalize(), (shown,))
 

@@ -39,7 +39,7 @@ def _versions(found: SupportDiff) -> Iterator[Section]:
     """Changed versions, devices and options."""
     if found.versions:
         rows = [(each.name, each.before, each.after) for each in found.versions]
-        shown = table("Versions and devices", (words("what"), words("A"), words("B")), rows, obvious=True)
+        shown = table("Versions and devices", (words("property"), words("A"), words("B")), rows, obvious=True)
         yield Section("versions", "Versions and devices", (shown,))
 
 
