@@ -1,1 +1,1 @@
-"""`partita bench`: the record of what was measured, its verdict, its sections and its views."""
+"""`partita bench`: the record of measurements, its verdict, sections and views."""

@@ -17,19 +17,19 @@ from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
 TELLING_ROUNDS = 4
-"""Least rounds for ranges that do not overlap. Ranges of two equal contenders are apart by chance in 10 % of cases over
-3 rounds, in 3 % over 4, in 0.8 % over 5."""
+"""Minimum rounds for a comparison of ranges. Ranges of two equal contenders do not overlap by chance in 10 % of cases
+over 3 rounds, 3 % over 4, 0.8 % over 5."""
 CLEAR_GAP = 4.0
-"""Ratio between the ranges that counts over fewer rounds, too; a busy machine can slow a run down by 2.9."""
+"""Ratio between the ranges that is significant over fewer rounds, too; a busy machine can slow a run down by 2.9."""
 WARM_UP = 0
-"""The round that no figure covers."""
+"""The warm-up round, which is not counted."""
 PhaseChoice = Literal["prefill", "decode"]
 PHASES: tuple[PhaseChoice, ...] = ("prefill", "decode")
 
 
 @dataclass(slots=True)
 class Lane:
-    """One contender, filled in while the rounds go on."""
+    """One contender, updated during the rounds."""
 
     name: str
     chain: tuple[str, ...]
@@ -37,29 +37,29 @@ class Lane:
     package: str = ""
     error: str = ""
     unused: tuple[str, ...] = ()
-    """A sentence for each provider of its chain that is not used."""
+    """A sentence for each unused provider of its chain."""
     load_seconds: float | None = None
     observed: Report | None = None
     """Report of the profiled round."""
     why_unknown: str = ""
-    """Why there is none."""
+    """Why there is no report."""
     file: str | None = None
-    """File of that report."""
+    """File of the report."""
 
     @property
     def on_cpu(self) -> bool:
-        """Its chain is the CPU provider alone."""
+        """Whether its chain is the CPU provider alone."""
         return self.chain == (CPU,)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Median, lowest and highest; None when there are no values."""
+    """Median, minimum and maximum; None without values."""
     listed = list(values)
     return Spread(median=statistics.median(listed), low=min(listed), high=max(listed)) if listed else None
 
 
 def _rate(turn: Turn, phase: PhaseChoice) -> float | None:
-    """Tokens per second of one turn; None when the phase has no run."""
+    """Tokens per second of one turn; None if the phase has no run."""
     total, tokens = sum(_times(turn, phase)), turn.prefill_tokens if phase == "prefill" else turn.decode_tokens
     return 1000 * tokens / total if total > 0 and tokens else None
 
@@ -70,23 +70,23 @@ def _times(turn: Turn, phase: PhaseChoice) -> tuple[float, ...]:
 
 
 def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
-    """Rounds that count: not the warm-up, and finished by every contender that did not fail."""
+    """Counted rounds: without the warm-up, and finished by every contender that did not fail."""
     alive = [frozenset(turn.round for turn in lane.turns) for lane in lanes if not lane.error]
     return frozenset.intersection(*alive) - {WARM_UP} if alive else frozenset()
 
 
 def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
-    """Rounds of the figures: the complete ones; all of them when none is complete."""
+    """Rounds of the figures: the complete ones, or all if none is complete."""
     return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
 
 
 def _counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
-    """Turns of the figures; all that it finished for a contender that failed."""
+    """Turns of the figures; all finished turns for a contender that failed."""
     return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
 
 
 def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
-    """Speed of a phase over these turns; None when it had no run."""
+    """Speed of a phase over these turns; None if it has no run."""
     rates = [value for turn in turns if (value := _rate(turn, phase)) is not None]
     times = [ms for turn in turns for ms in _times(turn, phase)]
     over = spread(rates)
@@ -97,7 +97,7 @@ def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None
 
 
 def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
-    """Speed of `ours` over that of `theirs`, round by round; None when no round has both."""
+    """Speed of `ours` divided by that of `theirs`, round by round; None if no round has both."""
     other = {turn.round: _rate(turn, phase) for turn in theirs}
     pairs = [
         (mine, base)
@@ -123,7 +123,7 @@ def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "withi
 
 
 def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:
-    """The earliest position where a row's tokens differ; None for none. Rows of only one of the two are skipped."""
+    """The earliest position where a row's tokens differ, or None. Rows of only one of the two are skipped."""
     found = [
         Difference(row=row, position=position, token=token, baseline_token=base)
         for row, (mine, others) in enumerate(zip(ours, theirs, strict=False))
@@ -134,23 +134,21 @@ def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[in
 
 
 def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
-    """The contender that the others are compared with, of those measured: `asked`, else the first package on cpu, else
-    the first. None without one.
-    """
+    """The baseline contender: `asked`, else the first package on cpu, else the first measured one. None without any."""
     measured = [lane for lane in lanes if not lane.error]
     on_cpu = [lane for lane in measured if lane.on_cpu and lane.package == lanes[0].package]
     return next((lane.name for lane in (*(x for x in measured if x.name == asked), *on_cpu, *measured)), None)
 
 
 def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:
-    """The figures of all contenders, in their order. `baseline`: name of the one to compare with."""
+    """The figures of all contenders, in order. `baseline`: name of the baseline contender."""
     complete = shown_rounds(lanes)
     base = next((lane for lane in lanes if lane.name == baseline), None)
     return tuple(contender(lane, base, complete) for lane in lanes)
 
 
 def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Contender:
-    """The figures of one contender. `base`: the baseline, which may be the same."""
+    """The figures of one contender. `base`: the baseline, possibly the contender itself."""
     turns = _counted(lane, complete)
     rival = base if base is not None and base is not lane and not lane.error else None
     theirs = _counted(rival, complete) if rival is not None else ()
@@ -184,7 +182,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
 
 
 def explain(report: Report) -> Why | None:
-    """The host's time in decode, or in the last phase; None without a phase."""
+    """The host time in decode, or in the last phase; None without a phase."""
     used = [entry.provider for entry in report.chain if entry.status == "active"]
     if not report.phases or not used:
         return None
@@ -214,7 +212,7 @@ def explain(report: Report) -> Why | None:
 
 
 def _node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
-    """Node time of the profiled runs over the median step of the counted ones, at most 1."""
+    """Node time of the profiled runs divided by the median counted step, at most 1."""
     if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
         return None
     return min(1.0, why.node_us / 1000 / decode.p50_ms)

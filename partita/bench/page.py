@@ -1,4 +1,4 @@
-"""A bench as one HTML page: the verdict, speeds as bars with their ranges, and every table."""
+"""A benchmark as one HTML page: the verdict, speeds as bars with their ranges, and every table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
 
 COLOURS = 6
-"""Colours of the style; contenders have their names beside them."""
+"""Number of colours in the style; contenders are also labelled with their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def to_text(bench: Bench) -> str:
 
 
 def _draw(bench: Bench) -> Iterator[Chart]:
-    """A chart for every phase that was run, each on a scale of its own."""
+    """A chart for every phase with runs, each on its own scale."""
     for phase in PHASES:
         found = [
             (number, entry.name, speed.tokens_per_second)

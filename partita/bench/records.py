@@ -1,4 +1,4 @@
-"""One prompt on several providers, as `bench --json` prints it: frozen, every number with its unit in its name."""
+"""The record of `bench --json`: frozen, with units in field names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Turn(Record):
     """One generation of one contender in one round."""
 
     round: int
-    """0 is the warm-up, which no figure covers."""
+    """0 is the warm-up, which is not counted."""
     prefill_ms: tuple[float, ...]
-    """One per session run: until the step reached the program, from the step before or from the call."""
+    """One per session run: from the previous step, or the call, until the step reached the program."""
     prefill_tokens: int
     """Over all rows."""
     decode_ms: tuple[float, ...]
@@ -36,7 +36,7 @@ class Spread(Record):
 
     median: float
     low: float
-    """Of the lowest round."""
+    """Value of the lowest round."""
     high: float
 
 
@@ -51,128 +51,126 @@ class PhaseSpeed(Record):
 
 
 class Ratio(Record):
-    """How many times as fast as the baseline a contender is in one phase."""
+    """Speed of a contender relative to the baseline in one phase."""
 
     phase: Literal["prefill", "decode"]
     median: float
-    """Of the ratios of the rounds that both finished; a round compares turns that followed each other."""
+    """Of the ratios of rounds that both finished; a round compares consecutive turns."""
     low: float
     high: float
     standing: Literal["differs", "within_noise", "too_few_rounds"]
-    """Whether the ratio tells something: not where the ranges from the slowest to the fastest round overlap, nor over
-    so few rounds that chance alone would often keep them apart, unless they are far apart.
-    """
+    """Whether the ratio is significant: not if the ranges from the slowest to the fastest round overlap, or if there
+    are too few rounds and the ranges are not far apart."""
 
 
 class Why(Record):
-    """Where the host's time goes, from profiled runs of a round that is not counted. Times are of one session run, and
-    shares are of the time in nodes, as everywhere in a report.
+    """Host time by part, from profiled runs of a round that is not counted.
+
+    Times are of one session run, and shares are of the time in nodes, as in a partition report.
     """
 
     phase: PhaseName
     provider: str
-    """The first provider of the chain that is used, by ONNX Runtime's name."""
+    """The first used provider of the chain, by ONNX Runtime's name."""
     nodes: int
-    """On that provider; Memcpy nodes are counted apart."""
+    """Nodes on that provider; Memcpy nodes are counted separately."""
     nodes_elsewhere: int
     elsewhere: tuple[str, ...]
-    """The providers that have those."""
+    """The providers of these nodes."""
     partitions: int
     copies: int
-    """Memcpy nodes, and inputs and outputs that are bound in another memory."""
+    """Memcpy nodes, and inputs and outputs bound in another memory."""
     memcpy_nodes: int
     copy_bytes_per_token: float | None
-    """Of all copies."""
+    """Bytes of all copies."""
     memcpy_bytes_per_token: float | None
-    """Of the Memcpy nodes alone."""
+    """Bytes of the Memcpy nodes."""
     node_us: float | None
-    """Host time in nodes; null, like the shares, when no run was profiled."""
+    """Host time in nodes; null, like the shares, if no run was profiled."""
     wait_share: float | None
-    """Part of the node time in Memcpy nodes: waiting for work that was queued on the device, and copying."""
+    """Share of node time in Memcpy nodes: synchronising with the device, and copying."""
     own_share: float | None
-    """In nodes on `provider`: computing, or only queueing where the device works on its own."""
+    """Share in nodes on `provider`: computing, or only enqueueing on an asynchronous device."""
     elsewhere_share: float | None
 
 
 class Difference(Record):
-    """The first place where greedy tokens are not those of the baseline."""
+    """The first position where greedy tokens differ from the baseline's."""
 
     row: int
     position: int
     """0-based, in the new tokens."""
     token: int | None
-    """null where one of the two has no more tokens."""
+    """null if one of the two has no more tokens."""
     baseline_token: int | None
 
 
 class Contender(Record):
-    """One provider chain, and how it did."""
+    """One provider chain and its results."""
 
     name: str
     chain: tuple[str, ...]
     package: str = ""
-    """Name of its package; empty in a result that was written without."""
+    """Name of its package; empty in older results."""
     status: Literal["measured", "failed"]
-    """A contender that failed later keeps the rounds that it finished, without ratios."""
+    """A contender that failed later keeps its finished rounds, without ratios."""
     error: str
-    """Why it failed; empty when it was measured."""
+    """Why it failed; empty if it was measured."""
     unused: tuple[str, ...]
     """A sentence for each provider of the chain that ran nothing."""
     rounds: int
-    """Rounds that are counted."""
+    """Number of counted rounds."""
     load_seconds: float | None
     """Opening the sessions, once."""
     peak_rss_bytes: int | None
-    """Host memory of its process; memory of a device is not in it."""
+    """Host memory of its process, without device memory."""
     first_token_ms: Spread | None
     prefill: PhaseSpeed | None
     decode: PhaseSpeed | None
     decode_outside_share: float | None
-    """Part of decode that is spent outside the session runs."""
+    """Share of decode outside the session runs."""
     ratios: tuple[Ratio, ...]
     """Empty for the baseline."""
     repeats: bool | None
-    """Every round gave the same tokens; null when there were fewer than two."""
+    """Every round gave the same tokens; null for fewer than two rounds."""
     same_tokens: bool | None
-    """As the baseline; null for the baseline itself, or where nothing can be compared."""
+    """Equal to the baseline's; null for the baseline itself, or without a comparison."""
     difference: Difference | None
     why: Why | None
     node_share: float | None
-    """Node time of `why` as part of the median decode step, at most 1. The rest is in no node: waiting for the
-    device at the end of a run, and work around the nodes.
-    """
+    """Node time of `why` divided by the median decode step, at most 1. The rest is in no node: waiting for the device
+    at the end of a run, and work around the nodes."""
     why_unknown: str
     """Why `why` is null."""
     report: str | None
-    """File with its partition report."""
+    """File of its partition report."""
     turns: tuple[Turn, ...]
 
 
 Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "nodes_elsewhere"]
-"""Where time goes: outside the session runs (feeding, sampling); in runs and outside of nodes (waiting for a device at
-the end, work around nodes); in Memcpy nodes; in nodes on the contender's own provider; in nodes on others.
-"""
+"""Parts of the time: outside the session runs (feeding, sampling); in runs but outside nodes (waiting for a device at
+the end, work around nodes); in Memcpy nodes; in nodes on the contender's own provider; in nodes on others."""
 
 
 class TimeVerdict(Record):
-    """What takes most of a contender's time, as far as it is known."""
+    """The part with most of a contender's time, if known."""
 
     spender: Spender | None
-    """Null when it is not known."""
+    """Null if unknown."""
     share: float | None = None
-    """Of decode time outside the runs, of the time of runs outside nodes, else of the node time."""
+    """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""
     unknown_because: str = ""
     """Why `spender` is null."""
 
 
 class PhaseVerdict(Record):
-    """Who is faster in one phase."""
+    """The faster contender in one phase."""
 
     phase: Literal["prefill", "decode"]
     faster: str | None
-    """Name of the contender or of the baseline; null where the spread of the rounds does not allow to say so."""
+    """Name of the contender or of the baseline; null if the spread of the rounds is too large."""
     ratio: float
-    """How many times as fast as the baseline the contender is: `ratios` of the contender, repeated here."""
+    """Speed relative to the baseline: `ratios` of the contender."""
     ratio_low: float
     ratio_high: float
     standing: Literal["differs", "within_noise", "too_few_rounds"]
@@ -181,22 +179,22 @@ class PhaseVerdict(Record):
 
 
 class Verdict(Record):
-    """What came of one contender, as data; `verdict` says the same in sentences."""
+    """The verdict on one contender as data; `verdict` has it as text."""
 
     contender: str
     baseline: str | None
-    """Null when it is compared with none."""
+    """Null without a comparison."""
     kind: Literal["compared", "alone", "failed"]
     same_tokens: bool | None = None
-    """As the baseline; with other tokens its speed is that of another answer. Null when nothing can be compared."""
+    """Equal to the baseline's; with different tokens, the speed is that of another output. Null if not compared."""
     repeats: bool | None = None
-    """Every round gave the same tokens; null when there were fewer than two."""
+    """Every round gave the same tokens; null for fewer than two rounds."""
     phases: tuple[PhaseVerdict, ...] = ()
-    """The one that decides first: decode, or prefill where nothing was decoded."""
+    """The deciding phase: decode, or prefill if nothing was decoded."""
     same_provider: str | None = None
-    """The provider that both ran on alone, with one package: the ratio is then none of two providers. Else null."""
+    """The provider that both ran on alone, with one package, so the ratio does not compare providers; else null."""
     time: TimeVerdict | None = None
-    """Where the time of decode goes; null where that is no question, as on the CPU provider alone."""
+    """The part with most decode time; null if not applicable, e.g. on the CPU provider alone."""
 
 
 class Bench(Record):
@@ -206,9 +204,9 @@ class Bench(Record):
     created: str
     partita_version: str
     verdict: tuple[str, ...]
-    """One sentence per contender but the baseline, and for the baseline where it is alone: `verdicts` for people."""
+    """One sentence per contender except the baseline, or for the baseline if it is alone: `verdicts` as text."""
     verdicts: tuple[Verdict, ...] = ()
-    """The same as data; empty in a result that was written without."""
+    """Verdicts as data; empty in older results."""
     environment: Environment | None
     package: PackageFacts
     others: tuple[PackageFacts, ...] = ()
@@ -218,7 +216,7 @@ class Bench(Record):
     max_new_tokens: int
     threads: int | None
     rounds: int
-    """Counted rounds that were asked for."""
+    """Requested number of counted rounds."""
     interrupted: bool
     baseline: str | None
     contenders: tuple[Contender, ...]

@@ -1,4 +1,4 @@
-"""A bench in sections: what was run, how fast, at what cost of starting, and where the time goes."""
+"""A benchmark in sections: settings, speed, start and memory, and time by part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from partita.partition_reports.sections.model import Block, Column, Document, Li
 from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
-RATIOS = "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds to tell"
+RATIOS = (
+    "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds for a verdict"
+)
 EXPLAINED = (
     "Memcpy nodes synchronise with the device, then copy; on an asynchronous device other nodes only enqueue work. "
     "of a step: all node time as part of the median step above"
@@ -39,12 +41,12 @@ VIEWS = Views(document, own={"html": "partita.bench.page"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:
-    """Every section that has something to say."""
+    """Every non-empty section."""
     return (_work(bench), speed(bench), _start(bench), *_where_time_goes(bench), *_notes(bench))
 
 
 def _work(bench: Bench) -> Section:
-    """What was run, on which machine."""
+    """Prompt, packages and machine."""
     packages, machine = (bench.package, *bench.others), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
     told = (
@@ -63,7 +65,7 @@ def _work(bench: Bench) -> Section:
 
 
 def _describe(package: PackageFacts) -> str:
-    """A package in a few words."""
+    """A package as a short text."""
     return f"{package.name}: {package.model_type}, {package.attention}, {package.precision}, {package.verification}"
 
 
@@ -81,14 +83,14 @@ def speed(bench: Bench) -> Section:
 
 
 def speeds_of(entry: Contender) -> Iterator[tuple[str, PhaseSpeed]]:
-    """The phases that were run, and how fast."""
+    """The phases with runs, and their speed."""
     for name, found in zip(PHASES, (entry.decode, entry.prefill), strict=True):
         if found is not None:
             yield name, found
 
 
 def _speed_rows(entry: Contender, baseline: str | None, rounds: int) -> Iterator[tuple[str, ...]]:
-    """One row per phase that was run. One that failed before all `rounds` has its own number beside its name."""
+    """One row per phase with runs. A contender that failed before all `rounds` shows its own number."""
     named = entry.name if entry.rounds == rounds else f"{entry.name} ({plural(entry.rounds, 'round')})"
     ratios: dict[str, Ratio] = {ratio.phase: ratio for ratio in entry.ratios}
     for name, found in speeds_of(entry):
@@ -99,12 +101,12 @@ def _speed_rows(entry: Contender, baseline: str | None, rounds: int) -> Iterator
 
 
 def _say_ratio(ratio: Ratio | None) -> str:
-    """The ratio, with a mark where it tells nothing."""
+    """The ratio, with a mark if it is not significant."""
     return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
 
 
 def _start(bench: Bench) -> Section:
-    """What there is one figure of, and whether the tokens are the same."""
+    """Single figures, and whether the tokens are the same."""
     heads = (words("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
     rows = [
         (
@@ -117,14 +119,14 @@ def _start(bench: Bench) -> Section:
         for entry in bench.contenders
     ]
     blocks: list[Block] = [table("Start, memory and tokens", (*heads, words("tokens")), rows, obvious=True)]
-    # What the verdict has of the others.
+    # Other parts are in the verdict.
     unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
     blocks += [Line(line, entry.name) for entry in unused for line in entry.unused]
     return Section("start", "Start, memory and tokens", tuple(blocks))
 
 
 def _say_tokens(entry: Contender, baseline: str | None) -> str:
-    """Whether they are those of the baseline."""
+    """Whether the tokens equal the baseline's."""
     changing = "; differ between rounds" if entry.repeats is False else ""
     if entry.name == baseline:
         return f"baseline{changing}"
@@ -134,7 +136,7 @@ def _say_tokens(entry: Contender, baseline: str | None) -> str:
 
 
 def _where_time_goes(bench: Bench) -> Iterator[Section]:
-    """Placement and host time of the observed round."""
+    """Placement and host time of the profiled round."""
     blocks: list[Block] = []
     if any(entry.why is not None for entry in bench.contenders):
         about = "Host time in nodes, in decode runs that were profiled and are not counted"
@@ -145,7 +147,7 @@ def _where_time_goes(bench: Bench) -> Iterator[Section]:
 
 
 def _placement(bench: Bench) -> Table:
-    """What is where, and what moves."""
+    """Placement and copies."""
     rows = []
     for entry in bench.contenders:
         if (why := entry.why) is not None:
@@ -157,7 +159,7 @@ def _placement(bench: Bench) -> Table:
 
 
 def _host_time(bench: Bench, caption: str) -> Table:
-    """Parts of the time in nodes."""
+    """Parts of the node time."""
     rows = []
     for entry in bench.contenders:
         if (why := entry.why) is not None:
@@ -168,6 +170,6 @@ def _host_time(bench: Bench, caption: str) -> Table:
 
 
 def _notes(bench: Bench) -> Iterator[Section]:
-    """Whatever else has to be said."""
+    """Other notes."""
     if bench.notes:
         yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))

@@ -1,6 +1,5 @@
-"""The verdict of a bench, as data and in sentences: who is faster, by how much, beyond noise or not, and where the time
-goes.
-"""
+"""The verdict of a benchmark, as data and as sentences: which contender is faster, by how much, and the slowest
+part."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from partita.observations.names import CPU
 from partita.observations.text_format import decimals, human_bytes, listing, plural, short_provider
 
 MOSTLY = 0.5
-"""Share of decode time outside the session runs, or outside the nodes, that makes it the main cause."""
+"""Share of decode time outside the session runs, or outside the nodes, that makes it the main part."""
 
 
 def judge(contenders: Sequence[Contender], baseline: str | None) -> tuple[Verdict, ...]:
-    """One verdict per contender but the baseline; the baseline's first when nothing is compared with it."""
+    """One verdict per contender except the baseline; the baseline's first if it is compared with none."""
     base = next((entry for entry in contenders if entry.name == baseline), None)
     found = [_judge_one(entry, base) for entry in contenders if entry is not base]
     compared = any(entry.ratios for entry in contenders)
@@ -28,7 +27,7 @@ def _judge_one(entry: Contender, base: Contender | None) -> Verdict:
         return Verdict(contender=entry.name, baseline=None, kind="failed")
     if base is None or not entry.ratios:
         return _judge_alone(entry)
-    *others, main = entry.ratios  # of decode, or of prefill where nothing was decoded
+    *others, main = entry.ratios  # of decode, or of prefill if nothing was decoded
     return Verdict(
         contender=entry.name,
         baseline=base.name,
@@ -48,7 +47,7 @@ def _judge_alone(entry: Contender) -> Verdict:
 
 
 def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
-    """Who is faster in one phase."""
+    """The faster of the two in one phase."""
     ours, theirs = (entry.decode, base.decode) if found.phase == "decode" else (entry.prefill, base.prefill)
     assert ours is not None and theirs is not None
     differs = found.standing == "differs" and found.median != 1
@@ -65,7 +64,7 @@ def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
 
 
 def _same_provider(entry: Contender, base: Contender) -> str | None:
-    """The provider of all nodes of both, with the same package; None where there is another."""
+    """The provider of all nodes of both, with the same package; None if there are others."""
     ours, theirs = entry.why, base.why
     if entry.package != base.package or ours is None or theirs is None:
         return None
@@ -75,7 +74,7 @@ def _same_provider(entry: Contender, base: Contender) -> str | None:
 
 
 def _judge_time(entry: Contender) -> TimeVerdict | None:
-    """The largest part of decode time; None on the CPU provider alone."""
+    """The part with most decode time; None on the CPU provider alone."""
     outside, why = entry.decode_outside_share, entry.why
     if outside is not None and outside > MOSTLY:
         return TimeVerdict(spender="outside_runs", share=outside)
@@ -105,12 +104,12 @@ def sentences(verdicts: Sequence[Verdict], contenders: Sequence[Contender]) -> t
 
 
 def verdict_of(bench: Bench) -> tuple[str, ...]:
-    """The sentences of a bench; as stored in a result without verdicts as data."""
+    """The sentences of a benchmark; stored sentences for older results."""
     return sentences(bench.verdicts, bench.contenders) if bench.verdicts else bench.verdict
 
 
 def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
-    """The sentence about one contender. Wrong tokens come before its speed."""
+    """The sentence about one contender. Different tokens come before its speed."""
     entry = contenders[verdict.contender]
     if verdict.kind == "failed":
         done = f" after {plural(entry.rounds, 'counted round')}" if entry.rounds else ""
@@ -120,22 +119,22 @@ def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
     base = contenders[verdict.baseline]
     parts = [_compare(verdict, entry), *entry.unused]
     if entry.difference is not None:
-        parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another answer")
+        parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another output")
     if verdict.repeats is False:
         parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
     return "; ".join(parts)
 
 
 def _wrong(entry: Contender, base: Contender) -> str:
-    """The first token that differs, counted from 1."""
+    """The first differing token, counted from 1."""
     assert entry.difference is not None
     position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
     row = f" of row {entry.difference.row + 1}" if rows > 1 else ""
-    return f"{entry.name} does not give the tokens of {base.name} from new token {position}{row} on"
+    return f"{entry.name} differs from the tokens of {base.name} from new token {position}{row} on"
 
 
 def _compare(verdict: Verdict, entry: Contender) -> str:
-    """The ratio of the main phase, then the other one, then where the time goes."""
+    """The ratio of the main phase, then of the other phase, then the part with most time."""
     main, *others = verdict.phases
     noise = main.standing == "within_noise"
     first = f"{_say_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
@@ -151,12 +150,12 @@ def _compare(verdict: Verdict, entry: Contender) -> str:
 
 
 def _say_ratio(found: PhaseVerdict) -> str:
-    """`0.41x`, or that the spreads overlap."""
+    """`0.41x`, or that the ranges overlap."""
     return "within noise" if found.standing == "within_noise" else f"{times(found.ratio)}x"
 
 
 def _figures(found: PhaseVerdict) -> str:
-    """Medians of both, with ranges where those overlap."""
+    """Medians of both, with ranges if these overlap."""
     ranged = found.standing == "within_noise"
     ours, theirs = found.tokens_per_second, found.baseline_tokens_per_second
     return f"{_say_speed(ours, ranged)} against {_say_speed(theirs, ranged)} tokens/s"
@@ -184,12 +183,12 @@ def _sentence_alone(verdict: Verdict, entry: Contender) -> str:
 
 
 def _say_time(verdict: Verdict, entry: Contender) -> str:
-    """The largest part of decode time; empty without one."""
+    """The part with most decode time; empty if unknown."""
     time, why = verdict.time, entry.why
     if time is None:
         return ""
     if time.spender is None or time.share is None:
-        return f"where its time goes is not known: {time.unknown_because}"
+        return f"time by part is unknown: {time.unknown_because}"
     if time.spender == "outside_runs":
         return f"{whole_percent(time.share)} of its decode time is outside the session runs"
     assert why is not None
@@ -232,5 +231,5 @@ def _around(why: Why, spender: str) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """`71 %`; 100 % only for all of it."""
+    """`71 %`; 100 % only for a share of 1."""
     return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"

@@ -1,1 +1,1 @@
-"""What a machine offers, as `partita providers` shows it: the record and its view."""
+"""The machine report of `partita providers`: record and view."""

@@ -1,6 +1,4 @@
-"""What a machine offers, said once for every view: providers as a table, why some are not usable, devices, the default
-chain.
-"""
+"""The machine report as sections: providers, reasons of unusable providers, devices, default chain."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, table
 
 SHOWN = ("ep.version", "ep.full_device_name", "description")
-"""What of a device's metadata people read; --json has all of it."""
+"""Device metadata shown in the view; --json has all of it."""
 COLUMNS = ("provider", "usable", "in build", "plugin", "library", "device", "seconds")
 
 
 def document(report: MachineReport) -> Document:
-    """Every section that has something to say."""
+    """Every non-empty section."""
     usable = [entry.name for entry in report.providers if entry.usable]
     chain = ",".join(report.default_chain) or "none"
     default = Section("default", "Default", (Line(f"{chain} ({report.default_reason})", "default chain"),))
@@ -36,7 +34,7 @@ VIEWS = Views(document)
 
 
 def _findings(report: MachineReport) -> Iterator[Line]:
-    """What is wrong with the installation itself."""
+    """Problems of the installation."""
     for finding in report.findings:
         yield Line(f"{finding.reason}: {finding.evidence}", tone="bad")
         yield Line(str(finding.remedy), "remedy")
@@ -53,7 +51,7 @@ def _runtime(report: MachineReport) -> Section:
         ("plugins", ", ".join(f"{name} {version}" for name, version in report.plugins.items()) or "none installed"),
     ]
     if report.gpus is None:
-        rows.append(("NVIDIA GPUs", "not known: no driver responds, or nvidia-ml-py is not installed"))
+        rows.append(("NVIDIA GPUs", "unknown: no driver responds, or nvidia-ml-py is not installed"))
     for gpu in report.gpus or ():
         newest = f", CUDA up to {gpu.cuda_driver}" if gpu.cuda_driver else ""
         rows.append(("NVIDIA GPU", f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}{newest}"))
@@ -79,20 +77,22 @@ def _providers(report: MachineReport) -> Section:
         for entry in report.providers
     ]
     heads = [Column(title, title == "seconds") for title in COLUMNS]
-    usable = "in a process of its own it ran one MatMul, with no other provider allowed, and gave the known answer."
+    usable = "ran a MatMul in a separate process without fallback; the result is correct."
     blocks: list[Block] = [table("Providers", heads, rows, obvious=True), Line(usable, "usable")]
     if any(entry.software_device for entry in report.providers):
-        blocks.append(Line("it runs on a driver that computes on the CPU; it is not chosen automatically.", "software"))
+        blocks.append(
+            Line("it runs on a driver that computes on the CPU; it is not selected automatically.", "software")
+        )
     return Section("providers", "Providers", tuple(blocks))
 
 
 def _answer(known: bool | None) -> str:
-    """`yes`, `no`, or `-` when it is not known."""
+    """`yes`, `no`, or `-` if unknown."""
     return "-" if known is None else "yes" if known else "no"
 
 
 def _reasons(report: MachineReport) -> Section | None:
-    """Why the others are not usable; those that are only not in the build come last, on one line each."""
+    """Reasons of unusable providers; providers that are only not in the build come last, on one line each."""
     unusable = [entry for entry in report.providers if not entry.usable]
     if not unusable:
         return None
@@ -102,12 +102,12 @@ def _reasons(report: MachineReport) -> Section | None:
 
 
 def _is_absent(entry: ProviderEntry) -> bool:
-    """Nothing is wrong with it, it is just not installed."""
+    """Whether it is only not installed."""
     return entry.reason == "not_in_build"
 
 
 def _sentence(entry: ProviderEntry, *, imported: bool) -> str:
-    """Reason, evidence and remedy. That a provider is not in a build that can be `imported` is its own evidence."""
+    """Reason, evidence and remedy; without evidence for a provider that is not in an importable build."""
     if _is_absent(entry) and imported:
         return f"{entry.name}: not_in_build; {entry.remedy}"
     return f"{entry.name}: {entry.reason}: {entry.evidence}; {entry.remedy}"

@@ -1,7 +1,6 @@
-"""What a machine offers ONNX Runtime, as `partita providers --json` prints it: frozen and versioned.
+"""The record of `partita providers --json`: frozen and versioned.
 
-Schema `partita.providers/1`; the JSON Schema is published in docs/providers.schema.json. Nothing is guessed: what could
-not be found out is null.
+Schema `partita.providers/1`; its JSON Schema is docs/providers.schema.json. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ SCHEMA = "partita.providers/1"
 
 
 class OnnxRuntime(Record):
-    """Wheel, version and build of the ONNX Runtime that is installed."""
+    """Wheel, version and build of the installed ONNX Runtime."""
 
     packages: tuple[str, ...]
     """Distributions that own its files, name and version; more than one is a finding."""
     version: str | None
-    """null when it cannot be imported."""
+    """null if it cannot be imported."""
     build: str | None
     cuda: str | None
-    """CUDA version it was built with."""
+    """CUDA version of the build."""
     cudnn: str | None
-    """cuDNN version it was built for, as far as it says."""
+    """cuDNN version of the build, if known."""
     available: tuple[str, ...]
-    """Its names of the providers compiled into it."""
+    """ONNX Runtime's names of the providers in the build."""
 
 
 class Gpu(Record):
-    """An NVIDIA GPU, as its driver describes it."""
+    """An NVIDIA GPU, as reported by its driver."""
 
     name: str
     memory_bytes: int
     driver: str
     cuda_driver: str | None
-    """Newest CUDA version that the driver can run."""
+    """Newest CUDA version that the driver supports."""
 
 
 class Device(Record):
-    """A device that a provider offers, as ONNX Runtime lists it."""
+    """A device of a provider, as listed by ONNX Runtime."""
 
     ort_name: str
     ep_vendor: str
@@ -56,7 +55,7 @@ class Device(Record):
 
 
 class OptionEntry(Record):
-    """An option that the provider takes."""
+    """An option of the provider."""
 
     name: str
     kind: str
@@ -66,62 +65,62 @@ class OptionEntry(Record):
 
 
 class ProviderEntry(Record):
-    """What came of asking one provider on this machine."""
+    """The result of checking one provider on this machine."""
 
     name: str
     ort_name: str
     in_build: bool
     plugin: str | None
-    """Installed plugin package, name and version, or the library that was given by its path."""
+    """Installed plugin package, name and version, or the path of the library."""
     library_loads: bool | None
     device_found: bool | None
     software_device: bool
-    """It runs, but on a driver that computes on the CPU: no GPU was found."""
+    """It runs, but on a driver that computes on the CPU, because no GPU was found."""
     status: Literal["usable", "unavailable"]
-    """usable: it alone ran a model of one node and gave the known answer."""
+    """usable: it ran a model of one node without fallback, and the output is correct."""
     reason: str | None
-    """A provider-level reason code; null when usable."""
+    """A provider-level reason code; null if usable."""
     evidence: str | None
     remedy: str | None
-    """In words, commands among them."""
+    """Remedy as text, with commands."""
     remedies: tuple[RemedyRecord, ...] = ()
-    """The same as data, the best first."""
+    """Remedies as data, best first."""
     seconds: float | None
-    """What the probe took, start of its process included; null when there was nothing to probe."""
+    """Duration of the check with the start of its process; null without a check."""
     devices: tuple[Device, ...]
     options: tuple[OptionEntry, ...]
 
     @property
     def usable(self) -> bool:
-        """True when the provider ran the test model and its result was right."""
+        """Whether the provider ran the test model and the output is correct."""
         return self.status == "usable"
 
 
 class EnvironmentFinding(Record):
-    """Something wrong with what is installed, whatever provider is preferred."""
+    """A problem of the installation, independent of the preferred provider."""
 
     reason: str
     evidence: str
     remedy: str
-    """In words, commands among them."""
+    """Remedy as text, with commands."""
     remedies: tuple[RemedyRecord, ...] = ()
-    """The same as data, the best first."""
+    """Remedies as data, best first."""
 
 
 class MachineReport(Record):
-    """What `partita providers` found: runtime, providers, devices, and the default chain."""
+    """The result of `partita providers`: runtime, providers, devices, and the default chain."""
 
     schema_id: Literal["partita.providers/1"] = Field(default="partita.providers/1", alias="schema")
     partita_version: str
     onnxruntime: OnnxRuntime
     gpus: tuple[Gpu, ...] | None
-    """null when the driver cannot be asked."""
+    """null if the driver does not respond."""
     plugins: dict[str, str]
     """Installed plugin packages and their versions."""
     findings: tuple[EnvironmentFinding, ...]
     providers: tuple[ProviderEntry, ...]
     default_chain: tuple[str, ...]
-    """What a run without --provider uses."""
+    """The default chain."""
     default_reason: str
     seconds: float
 

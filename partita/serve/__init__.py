@@ -1,1 +1,1 @@
-"""An HTTP server with OpenAI's API over the scheduler: bodies, answers, limits, and figures for Prometheus."""
+"""An HTTP server with OpenAI's API: request bodies, responses, limits, and Prometheus metrics."""

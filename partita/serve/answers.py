@@ -1,4 +1,4 @@
-"""Answers in the format of OpenAI's API, as one object or as a stream of events.
+"""Responses in the format of OpenAI's API, as one object or as a stream of events.
 
 Objects are `chat.completion`, `chat.completion.chunk` and `text_completion` (OpenAI API reference; openai-python,
 `types/chat` and `types/completion*.py`).
@@ -21,13 +21,13 @@ from partita.runtime.generate.text.tokens import INCOMPLETE, Text
 from partita.serve.protocol import Body, ChatBody
 
 FINISH_REASONS = {"cache_full": "length"}
-"""Names of OpenAI's API where they differ from ours."""
+"""OpenAI's names of finish reasons, where they differ."""
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of the answer, as far as it is generated."""
+    """One choice of the response so far."""
 
     prompt_tokens: int
     pieces: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Choice:
     finish: str | None = None
 
     def take(self, piece: Piece, *, keep: bool) -> None:
-        """Count a piece; `keep`: also its text and log-probabilities, for an answer that is sent as one object."""
+        """Count a piece; `keep`: also store its text and log-probabilities, for a response sent as one object."""
         self.tokens += len(piece.tokens)
         self.finish = piece.finish_reason or self.finish
         if keep:
@@ -45,10 +45,10 @@ class Choice:
 
 
 class Answer:
-    """The objects of one answer."""
+    """The objects of one response."""
 
     def __init__(self, body: Body, text: Text, stop_ids: frozenset[int], fingerprint: str) -> None:
-        """`stop_ids`: tokens that end an answer and are not part of its text."""
+        """`stop_ids`: stop tokens, which are not part of the text."""
         self._text, self._fingerprint = text, fingerprint
         self._chat, self._usage, self._each = isinstance(body, ChatBody), body.include_usage, body.n
         self._wants_logprobs = body.alternatives is not None
@@ -60,10 +60,10 @@ class Answer:
         prefix = "chatcmpl-" if self._chat else "cmpl-"
         self._head = {"id": prefix + secrets.token_hex(12), "created": int(time.time()), "model": body.model}
         self._offsets = [len(echo) for echo in self._echoes]
-        """Characters of the tokens of each choice so far; text may be held back for a stop string."""
+        """Characters of each choice's tokens so far, including text held back for a possible stop string."""
 
     def finished(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The answer as one object."""
+        """The response as one object."""
         listed = []
         for index, (choice, echo) in enumerate(zip(choices, self._echoes, strict=True)):
             text, logprobs = echo + "".join(choice.pieces), self._logprobs(choice.logprobs, len(echo))
@@ -74,7 +74,7 @@ class Answer:
         return {**self._object(name, listed), "usage": usage(choices, self._each)}
 
     def openings(self) -> list[bytes]:
-        """Events at the beginning of a stream."""
+        """The first events of a stream."""
         events = []
         for index, echo in enumerate(self._echoes):
             if self._chat:
@@ -85,7 +85,7 @@ class Answer:
         return events
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        """The event for a piece of a choice; empty when it has nothing to tell."""
+        """The event for a piece of a choice; empty if it has no content."""
         if not (piece.text or piece.finish_reason or (piece.logprobs and self._wants_logprobs)):
             return b""
         logprobs = self._logprobs(piece.logprobs, self._offsets[index])
@@ -96,7 +96,7 @@ class Answer:
         return self._event([_choice(index, said, logprobs, piece.finish_reason)])
 
     def closing(self, choices: Sequence[Choice]) -> bytes:
-        """Events at the end of a stream."""
+        """The last events of a stream."""
         return (self._event([], usage(choices, self._each)) if self._usage else b"") + DONE
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Answer:
         top = []
         for text, entry in zip(texts, kept, strict=True):
             likely: dict[str, float] = {}
-            for token, value in entry.top:  # of tokens with the same text the likeliest, which comes first
+            for token, value in entry.top:  # of tokens with the same text, the most likely comes first
                 likely.setdefault(self._text.written(token), value)
             top.append(likely | {text: entry.logprob})
         return {
@@ -135,7 +135,7 @@ class Answer:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text.written(token)
-        # The bytes of a part of a character are not known.
+        # The bytes of part of a character are unknown.
         known = None if INCOMPLETE in text else list(text.encode("utf-8"))
         return {"token": text, "logprob": logprob, "bytes": known}
 

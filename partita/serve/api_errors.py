@@ -18,18 +18,18 @@ from partita.errors import GenerationError, PartitaError, UsageError
 INVALID, SERVER, OVERLOADED = "invalid_request_error", "server_error", "overloaded_error"
 RETRY_LATER = {"Retry-After": "1"}
 DO_NOT_RETRY = {"x-should-retry": "false"}
-"""OpenAI's clients check this header before the status and would retry twice (openai-python, `_base_client.py`)."""
+"""OpenAI's clients retry twice unless this header forbids it (openai-python, `_base_client.py`)."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A request that is refused or whose answer cannot be finished."""
+    """A request that is rejected, or whose response cannot be completed."""
 
     status: int
     message: str
     kind: str = INVALID
     param: str | None = None
-    """Field of the body: `temperature`, `messages[0].content`."""
+    """Field of the body, e.g. `temperature`, `messages[0].content`."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,13 +43,13 @@ class ApiError(Exception):
 
 
 def json_response(record: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON object as a response that no cache keeps."""
+    """A JSON response that must not be cached."""
     headers = {"Cache-Control": "no-store", **(headers or {})}
     return Response(to_json(record), status, headers, media_type="application/json")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """400: the body is wrong, or asks for something that is not supported."""
+    """400: the body is invalid, or requests an unsupported feature."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -60,17 +60,17 @@ def overloaded(message: str, code: str) -> ApiError:
 
 def timed_out(seconds: float) -> ApiError:
     """504: the request took longer than the server's limit."""
-    message = f"The request took longer than {seconds:g} s, which is the limit of this server; ask for fewer tokens."
+    message = f"The request took longer than the limit of this server, {seconds:g} s; request fewer tokens."
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
 def shutting_down() -> ApiError:
-    """503: the server is draining or ending."""
+    """503: the server is shutting down."""
     return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=RETRY_LATER)
 
 
 def of_error(error: PartitaError, param: str | None = None) -> ApiError:
-    """An error of the package as the client sees it: without folders of the server and without its remedy."""
+    """An error of the package for the client, without server paths and remedies."""
     if isinstance(error, (GenerationError, UsageError)):
         return invalid(sentence(error.said), param)
     return failed(error)
@@ -79,16 +79,16 @@ def of_error(error: PartitaError, param: str | None = None) -> ApiError:
 def failed(error: PartitaError | None) -> ApiError:
     """500: the run of an accepted request failed."""
     message = "The generation failed." if error is None else sentence(error.said)
-    headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, as NaN logits are
+    headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, e.g. NaN logits
     return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
 
 
 def internal_error() -> ApiError:
-    """500: a bug; the details are logged for the operator only."""
-    return ApiError(500, "The server had an error while it processed the request.", SERVER)
+    """500: a bug; details are only logged for the operator."""
+    return ApiError(500, "The server had an error while processing the request.", SERVER)
 
 
 def sentence(text: str) -> str:
-    """A message as one line that begins with a capital letter and ends with a full stop."""
+    """A message as one line with a capital letter at the beginning and a full stop."""
     line = " ".join(text.split())
     return f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}"

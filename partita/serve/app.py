@@ -28,28 +28,28 @@ from partita.serve.protocol import CHAT, COMPLETION, Body, read_body, shown
 from partita.serve.served import Served
 
 REPORT_TYPES = {".html": "text/html", ".json": "application/json", ".md": "text/markdown"}
-"""Content type of a view of the report, by the suffix of its files; text otherwise."""
+"""Content type of a report view, by file suffix; text otherwise."""
 LISTED = 30
-"""Names of models in a message."""
+"""Maximum number of model names in a message."""
 GONE_STATUS = 499
-"""As proxies log a client that closed the connection before its answer."""
+"""Status that proxies log if a client closed the connection before its response."""
 OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Endpoints:
-    """The endpoints. All of them run in one event loop."""
+    """The endpoints, all in one event loop."""
 
     def __init__(self, models: Mapping[str, Served], limits: ServerLimits, metrics: Metrics) -> None:
-        """`models`: by name. Raises UsageError where two packages or adapters have one name."""
+        """`models`: by name. Raises UsageError if two packages or adapters have the same name."""
         self.limits, self.metrics = limits, metrics
         self.models = dict(models)
         self.names = model_names({name: served.adapters for name, served in models.items()})
         self.draining = False
-        """No request is accepted any more; open ones are answered."""
+        """New requests are rejected; open requests are completed."""
         self._exchanges: set[Exchange] = set()
 
     def end_all(self) -> None:
-        """End every open answer with an error."""
+        """End every open response with an error."""
         for exchange in list(self._exchanges):
             exchange.end()
 
@@ -84,7 +84,7 @@ class Endpoints:
             raise
 
     def _named(self, name: str) -> tuple[Served, str | None]:
-        """A package and the adapter that a model name stands for. Raises ApiError."""
+        """The package and adapter of a model name. Raises ApiError."""
         if name not in self.names:
             more = f" and {len(self.names) - LISTED:,} more" if len(self.names) > LISTED else ""
             listed = ", ".join([*self.names][:LISTED]) + more
@@ -114,7 +114,7 @@ class Endpoints:
         }
 
     async def health(self, request: Request) -> Response:
-        """`GET /health`: 200 while requests are accepted, 503 otherwise."""
+        """`GET /health`: 200 while requests are accepted, else 503."""
         down = [served.name for served in self.models.values() if not served.up]
         status = "draining" if self.draining else "down" if down else "ok"
         record = {"status": status, "version": partita.__version__, "models": list(self.models), "down": down}
@@ -142,24 +142,24 @@ class Endpoints:
 
 
 def model_names(adapters: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, str | None]]:
-    """Every name that a request can ask for, with its package and adapter: packages, then their adapters.
+    """Every model name with its package and adapter: packages, then their adapters.
 
-    `adapters`: of each package. Raises UsageError where two have one name.
+    `adapters`: of each package. Raises UsageError for duplicate names.
     """
     names: dict[str, tuple[str, str | None]] = {package: (package, None) for package in adapters}
     for package, each in adapters.items():
         for adapter in each:
             if adapter in names:
                 raise UsageError(
-                    f"two models are called {adapter}: the adapter of {package}, and another; give the packages other "
-                    "names with `name`, or serve them apart"
+                    f"two models are named {adapter}: the adapter of {package}, and another; give the packages other "
+                    "names with `name`, or use separate servers"
                 )
             names[adapter] = package, adapter
     return names
 
 
 def make_app(endpoints: Endpoints) -> Starlette:
-    """The application: the routes and the responses to errors."""
+    """The application: routes and error responses."""
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
@@ -198,16 +198,18 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def guarded(gate: ASGIApp, origins: Sequence[str], host: str | None) -> ASGIApp:
-    """The gate behind the checks of web pages: CORS for `origins`, and, on a loopback address, of the Host header.
+    """The gate with browser checks: CORS for `origins` and, on a loopback address, the Host header.
 
-    `host`: the loopback host that the server listens on; None: another address, which any name may lead to.
+    `host`: the loopback host that the server listens on; None: another address, which may have any host name.
     """
     app = gate
     if origins:
         app = CORSMiddleware(
             app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["*"]
         )
-    if host is not None and "*" not in origins:  # else a page whose name leads to this machine is same-origin
+    if (
+        host is not None and "*" not in origins
+    ):  # otherwise a page whose host name resolves to this machine is same-origin
         hosts = {*OWN_HOSTS, host, *(urlsplit(origin).hostname or "" for origin in origins)}
         app = TrustedHostMiddleware(app, allowed_hosts=sorted(hosts), www_redirect=False)
     return app

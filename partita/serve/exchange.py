@@ -1,7 +1,7 @@
-"""One HTTP request with its prompts in the scheduler, and the response that streams its answer.
+"""One HTTP request: its prompts in the scheduler, and its streamed response.
 
-Pieces come from the scheduler; a client that disconnects, the time limit and the end of the server come from the event
-loop. All of them arrive in one queue, in the order in which they happened.
+Pieces come from the scheduler; disconnects, the time limit and shutdown come from the event loop. All go through one
+queue, in order of occurrence.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from partita.serve.protocol import Body
 from partita.serve.served import Served
 
 LAST_SECONDS = 1.0
-"""After the time limit, for the error to be sent."""
+"""Seconds after the time limit for sending the error."""
 
 
 class ChoicePiece(NamedTuple):
-    """A piece of one choice of the answer."""
+    """A piece of one choice of the response."""
 
     number: int
     """Index of the choice."""
     piece: Piece
     error: PartitaError | None
-    """Why the choice ended, with finish reason `error`."""
+    """Error of a choice that ended with finish reason `error`."""
 
 
 class Exchange:
-    """The prompts of one request. `close` frees their rows, however the request ends."""
+    """The prompts of one request. `close` frees their rows."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class Exchange:
         metrics: Metrics,
         opened: set[Exchange],
     ) -> None:
-        """`opened`: the open exchanges, which it is one of until it is closed.
+        """`opened`: the set of open exchanges, which contains it until it is closed.
 
-        Raises ApiError for more choices than rows and queue hold together.
+        Raises ApiError for more choices than rows and queue can hold.
         """
         self.served, self._adapter, self._body, self._limits, self._metrics = served, adapter, body, limits, metrics
         self._count = max(1, len(body.prompts)) * body.n
         self._room = served.slots + limits.queue
         if self._count > self._room:
-            said = f"The request asks for {self._count:,} choices, and this server takes {self._room:,} at once."
+            said = f"The request has {self._count:,} choices, but this server supports {self._room:,} at once."
             raise invalid(said, "prompt" if body.n == 1 else "n")
         self._began = time.monotonic()
         self.deadline = self._began + limits.seconds
@@ -70,16 +70,16 @@ class Exchange:
         self._left = self._count
         self._accepted = False
         self._error: Exception | None = None
-        """Ends the request once the pieces before it are sent."""
+        """Ends the request after the earlier pieces were sent."""
         self._tasks: list[asyncio.TimerHandle | asyncio.Task[None]] = []
-        """The time limit, and the wait for the client to disconnect."""
+        """Tasks of the time limit and of the wait for a disconnect."""
         self._opened = opened
         opened.add(self)
 
     async def begin(self, receive: Receive) -> Answer:
-        """Tokenize the prompts in the tokenizer's thread and submit them; returns the answer that is to be sent.
+        """Tokenize the prompts in the tokenizer's thread and submit them; return the response to send.
 
-        Raises ApiError for a prompt that is refused, when the queue is full and when the time is up; ClientDisconnect.
+        Raises ApiError for a rejected prompt, a full queue and the time limit; ClientDisconnect.
         """
         served = self.served
         if served.open + served.unread + self._count > self._room:
@@ -103,7 +103,7 @@ class Exchange:
         return answer
 
     async def _read(self) -> tuple[list[Work], Answer]:
-        """Everything that needs the tokenizer; a prompt is not tokenized once its request has ended."""
+        """Do everything that needs the tokenizer; prompts of an ended request are not tokenized."""
         served, body = self.served, self._body
 
         def read() -> tuple[list[Work], Answer]:
@@ -126,7 +126,7 @@ class Exchange:
         self._events.put_nowait(ChoicePiece(index, piece, error))
 
     def end(self, error: Exception | None = None) -> None:
-        """End the request with an error; None: the server ends."""
+        """End the request with an error; None: the server is shutting down."""
         self._events.put_nowait(error or shutting_down())
 
     async def _until_gone(self, receive: Receive) -> None:
@@ -136,17 +136,17 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """All choices are finished."""
+        """Whether all choices are finished."""
         return self._left == 0
 
     async def next(self) -> list[ChoicePiece]:
-        """The next pieces, at least one. Raises ApiError when the request ends without an answer; ClientDisconnect."""
+        """The next pieces, at least one. Raises ApiError if the request ends without a response; ClientDisconnect."""
         found = [self._checked(self._error or await self._events.get())]
         while not self.over and not self._events.empty():
             entry = self._events.get_nowait()
             try:
                 found.append(self._checked(entry))
-            except Exception as error:  # noqa: BLE001 - raised when the pieces before it are sent
+            except Exception as error:  # noqa: BLE001 - raised after the earlier pieces were sent
                 self._error = error
                 break
         return found
@@ -168,23 +168,23 @@ class Exchange:
         for ticket in self._tickets:
             if ticket.state != "over":
                 ticket.cancel()
-        if self._accepted:  # refusals take no time, and would make the server look fast
+        if self._accepted:  # rejected requests take no time, and would distort the metric
             self._metrics.request_seconds.labels(self.served.name).observe(time.monotonic() - self._began)
 
 
 class EventStream(Response):
-    """The answer as server-sent events. An error after the first piece is an event, and no [DONE] follows it."""
+    """The response as server-sent events. An error after the first piece is an event, without [DONE] after it."""
 
     def __init__(self, exchange: Exchange, answer: Answer, first: list[ChoicePiece]) -> None:
         """`first`: the first pieces."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
-        self.headers["x-accel-buffering"] = "no"  # nginx would hold events back
+        self.headers["x-accel-buffering"] = "no"  # nginx would buffer events
         self._exchange, self._answer, self._first = exchange, answer, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. A client that reads too slowly holds no row, and its stream is cut at the time limit."""
+        """Send the events. A slow client occupies no row, and its stream ends at the time limit."""
         left = self._exchange.deadline - time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, left) + LAST_SECONDS):

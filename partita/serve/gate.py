@@ -1,4 +1,4 @@
-"""What every request passes first: keys, origins and limits; and how a body is received."""
+"""Checks of every request (API keys, origins, limits), and receiving of request bodies."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from partita.serve.api_errors import ApiError, internal_error, overloaded
 from partita.serve.metrics import Metrics
 
 OPEN_TO_ALL = "/health"
-"""Answered without a key and beyond `--max-requests`, for load balancers."""
+"""Paths without API key and `--max-requests` limit, for load balancers."""
 UNCOUNTED = "/metrics"
-"""Answered beyond `--max-requests`."""
+"""Paths without `--max-requests` limit."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_ALL, UNCOUNTED, "/report")
-"""Labels of the metrics; other paths are `other`, as clients can send any number of them."""
+"""Path labels of the metrics; others are `other`, because clients may send any path."""
 JSON_TYPE = "application/json"
 DISCARDED = 8
-"""A body that is too large is read up to this multiple of the limit: many clients read no answer before they have sent
-everything."""
+"""A body above the limit is read up to this multiple of it: many clients read no response before they have sent all."""
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""Beginning of a target in absolute form, which every server has to accept (RFC 9112, section 3.2.2)."""
+"""Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,19 @@ class ServerLimits:
 
     body_bytes: int = 4 << 20
     queue: int = 256
-    """Prompts of each model that wait for a row."""
+    """Prompts of each model that may wait for a row."""
     seconds: float = 600.0
-    """From the arrival of a body to the end of its answer."""
+    """Time limit from the arrival of a body to the end of its response."""
     requests: int = 1024
     """Open requests."""
     read_seconds: float = 30.0
-    """For a body to arrive."""
+    """Time limit for receiving a body."""
     drain_seconds: float | None = None
-    """For the open requests after SIGTERM; None: `seconds`."""
+    """Grace period for open requests after SIGTERM; None: `seconds`."""
 
 
 class Gate:
-    """An ASGI application around the endpoints."""
+    """An ASGI application that wraps the endpoints."""
 
     def __init__(
         self,
@@ -61,13 +60,12 @@ class Gate:
         origins: Sequence[str] = (),
         log: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`keys`: one of them is required; none: no key is. `origins`: of web pages, beside the server's own; `*`: any.
-        `log` writes a line for the operator.
-        """
+        """`keys`: accepted API keys; empty: none needed. `origins`: allowed origins of web pages besides the server's
+        own; `*`: any. `log` is called with a line for the operator."""
         self._app, self._metrics, self._log = app, metrics, log
         self._keys, self._origins = [key.encode("utf-8") for key in keys], frozenset(origins)
         self.clients: Counter[object] = Counter()
-        """Open requests by the address of the connection."""
+        """Open requests by client address."""
         self.most = limits.requests
         metrics.open.set_function(self.clients.total)
 
@@ -105,17 +103,17 @@ class Gate:
 
     @property
     def open(self) -> int:
-        """Open requests."""
+        """Number of open requests."""
         return self.clients.total()
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        """Why a request does not reach the application; None if it does."""
+        """The error for a request that must not reach the application; None if it may."""
         if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, section 6.1
             close = {"Connection": "close"}
             return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=close)
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
-            said = f"The origin {origin[:100]} is not allowed; `allowed_origin` of the server allows it."
+            said = f"The origin {origin[:100]} is not allowed; allow it with `allowed_origin` of the server."
             return ApiError(403, said, code="origin_not_allowed")
         if path == OPEN_TO_ALL:
             return None
@@ -128,11 +126,11 @@ class Gate:
         return None
 
     def _allows(self, origin: str, host: str) -> bool:
-        own = f"http://{host}", f"https://{host}"  # the second behind a proxy
+        own = f"http://{host}", f"https://{host}"  # https behind a proxy
         return "*" in self._origins or origin in self._origins or origin in own
 
     def _has_key(self, authorization: str) -> bool:
-        """Whether it is one of the keys. All of them are compared, each in constant time."""
+        """Whether the key is valid. All keys are compared, each in constant time."""
         kind, _, key = authorization.partition(" ")
         given = key.strip().encode("latin-1")
         matches = [hmac.compare_digest(given, known) for known in self._keys]
@@ -140,8 +138,9 @@ class Gate:
 
 
 async def receive_body(request: Request, limits: ServerLimits) -> bytes:
-    """The body of a request. Raises ApiError for a type other than JSON, and for one that is too large or takes too
-    long; ClientDisconnect.
+    """The body of a request.
+
+    Raises ApiError for a type other than JSON, and for a body that is too large or too slow; ClientDisconnect.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != JSON_TYPE:
@@ -149,7 +148,7 @@ async def receive_body(request: Request, limits: ServerLimits) -> bytes:
         raise ApiError(415, said, code="unsupported_content_type")
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
-        raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body as it is.", code="encoding")
+        raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body unencoded.", code="encoding")
     body, received = bytearray(), 0
     try:
         async with asyncio.timeout(limits.read_seconds):

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests, tokens, rows at work, and the placement of a package's nodes."""
+"""Prometheus metrics: requests, tokens, running rows, and the node placement of a package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """All metrics of a server. Counting is safe from any thread."""
+    """All metrics of a server. Thread-safe."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -49,36 +49,38 @@ class Metrics:
             return Gauge(f"partita_{name}", help_text, labels, registry=registry)
 
         self.responses = counter("http_responses", "HTTP responses.", ("endpoint", "status"))
-        self.open = gauge("http_requests_open", "HTTP requests that are being answered.", ())
+        self.open = gauge("http_requests_open", "HTTP requests in progress.", ())
         self.request_seconds = histogram(
-            "request_seconds", "From the arrival of a request for text that is accepted to its end.", REQUEST_BUCKETS
+            "request_seconds", "From the arrival of an accepted generation request to its end.", REQUEST_BUCKETS
         )
         self.first_token_seconds = histogram(
             "time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN_BUCKETS
         )
         self.between_seconds = histogram(
-            "inter_token_seconds", "Between tokens of an answer, after the first.", BETWEEN_BUCKETS
+            "inter_token_seconds", "Between tokens of a completion, after the first.", BETWEEN_BUCKETS
         )
         self.queue_seconds = histogram("queue_seconds", "From submission to a row.", FIRST_TOKEN_BUCKETS)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self.new_tokens = counter("generated_tokens", "Tokens generated.")
-        self.ended = counter("prompts_ended", "Prompts by how they ended.", ("model", "reason"))
-        self.refused = counter("requests_refused", "Requests refused for lack of room.")
-        """Of the model whose queue was full; without one, where too many requests were open."""
+        self.ended = counter("prompts_ended", "Prompts by finish reason.", ("model", "reason"))
+        self.refused = counter("requests_refused", "Requests rejected because a queue or the server was full.")
+        """Model whose queue was full; empty if too many requests were open."""
         self.slots = gauge("slots", "Rows of the batch.")
-        self.running = gauge("slots_running", "Rows at work.")
-        self.waiting = gauge("queue_waiting", "Prompts that wait for a row.")
-        self.up = gauge("model_up", "1 while the model takes requests, 0 after it was lost.")
+        self.running = gauge("slots_running", "Running rows.")
+        self.waiting = gauge("queue_waiting", "Prompts waiting for a row.")
+        self.up = gauge("model_up", "1 while the model accepts requests, 0 after its process was lost.")
         phase = ("model", "phase")
-        self.nodes = gauge("nodes", "Nodes by the provider that runs them.", ("model", "phase", "provider"))
+        self.nodes = gauge("nodes", "Nodes by their provider.", ("model", "phase", "provider"))
         self.off_provider = gauge("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
-        self.copies = gauge("copies_per_token", "Copies between memories in one run, which makes a token a row.", phase)
-        self.copy_bytes = gauge(
-            "copy_bytes_per_token", "Bytes of these copies; those whose size is not known are left out.", phase
+        self.copies = gauge(
+            "copies_per_token", "Copies between memories in one run, which generates a token per row.", phase
         )
-        self.in_place = gauge("cache_in_place", "1 when every state of the cache stays in its buffer, 0 when not.")
+        self.copy_bytes = gauge(
+            "copy_bytes_per_token", "Bytes of these copies; copies of unknown size are omitted.", phase
+        )
+        self.in_place = gauge("cache_in_place", "1 if every cache state stays in its buffer, else 0.")
         self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
-        """Gauges of the placement, by model."""
+        """Placement gauges, by model."""
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]
@@ -92,7 +94,7 @@ class Metrics:
         self.request_seconds.labels(model)
 
     def place(self, model: str, report: Report) -> None:
-        """Set the placement of a model's nodes from its report, in place of an earlier one."""
+        """Set the node placement of a model from its report, replacing earlier values."""
         found: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for phase in used_phases(report):
             where = model, phase.name
@@ -119,7 +121,7 @@ class Metrics:
 
 
 class TokenMetrics:
-    """Metrics of the tokens of one model, by its pieces. `step` is called once for all pieces of a step."""
+    """Token metrics of one model, from its pieces. `step` is called once for all pieces of a step."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._ended, self._model = metrics.ended, model
@@ -151,8 +153,8 @@ class TokenMetrics:
 
 @dataclass(slots=True)
 class Timing:
-    """When a request got its tokens."""
+    """Times of a request's tokens."""
 
     last: float | None = None
-    """Time of the last token, at first of the row; by `time.perf_counter`."""
+    """Time of the last token, initially of the row; by `time.perf_counter`."""
     tokens: int = 0

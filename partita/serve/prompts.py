@@ -1,4 +1,4 @@
-"""Prompts of a body as token ids, and what the scheduler needs to answer them. Runs in the tokenizer's thread."""
+"""Prompts of a body as token ids, and their requests for the scheduler. Runs in the tokenizer's thread."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from partita.serve.api_errors import ApiError, invalid, of_error
 from partita.serve.protocol import Body, ChatBody, Prompt
 
 DEFAULTS = Suggestion(temperature=1.0)
-"""OpenAI's defaults: draw from the distribution as it is."""
+"""OpenAI's defaults: sample from the unmodified distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Facts of a package that turn a body into requests."""
+    """Properties of a package for turning a body into requests."""
 
     text: Text
     max_length: int
     vocab_size: int
     stop_ids: frozenset[int]
     chats: bool
-    """The package has a chat template."""
+    """Whether the package has a chat template."""
     suggests: Suggestion = DEFAULTS
-    """Sampling options that a body does not give."""
+    """Sampling options that a body does not set."""
 
 
 def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work]:
-    """One request for each choice of the answer; the choices of a prompt follow each other.
+    """One request for each choice of the response; choices of a prompt are consecutive.
 
     `adapter`: one of the package's; None: the server's. Raises ApiError for a prompt that is empty, too long for the
-    cache, or rejected by the chat template or the tokenizer, and for token ids outside the vocabulary.
+    cache, or rejected by chat template or tokenizer, and for token ids outside the vocabulary.
     """
     limit, most_tokens = reading.max_length, body.max_tokens
     if most_tokens is not None and most_tokens > limit:
         raise invalid(
-            f"max_tokens is too large: {most_tokens:,}. This model holds at most {limit:,} tokens of prompt and "
-            "answer together.",
+            f"max_tokens is too large: {most_tokens:,}. The maximum of this model is {limit:,} tokens of prompt and "
+            "completion together.",
             "max_tokens",
         )
     _check_ids(body.stop_token_ids, reading, "stop_token_ids")
@@ -63,7 +63,7 @@ def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work
 
 
 def _with_seed(work: Work, number: int) -> Work:
-    """The request with a seed of its own: choices with one seed would all be the same."""
+    """The request with its own seed, because choices with the same seed would be equal."""
     seed = work.sampling.seed
     return work if seed is None or not number else replace(work, sampling=replace(work.sampling, seed=seed + number))
 
@@ -78,10 +78,10 @@ def _prompts(body: Body, reading: Reading) -> list[tuple[int, ...]]:
         found = {name: _encoded(prompt, reading, name) for name, prompt in zip(names, body.prompts, strict=True)}
     for name, prompt in found.items():
         if not prompt:
-            raise invalid(f"Invalid '{name}': it is empty; give some text to continue.", name, "empty_string")
+            raise invalid(f"Invalid '{name}': it is empty; pass text to continue.", name, "empty_string")
         if len(prompt) >= reading.max_length:
             raise invalid(
-                f"This model's maximum context length is {reading.max_length:,} tokens, of prompt and answer together. "
+                f"This model's maximum context length is {reading.max_length:,} tokens of prompt and completion. "
                 f"However, '{name}' has {len(prompt):,} tokens. Please reduce its length.",
                 name,
                 "context_length_exceeded",
@@ -92,7 +92,9 @@ def _prompts(body: Body, reading: Reading) -> list[tuple[int, ...]]:
 def _chat(body: ChatBody, reading: Reading) -> tuple[int, ...]:
     if not reading.chats:
         raise invalid(
-            "This model has no chat template, so it takes no messages; use /v1/completions.", "messages", "no_template"
+            "This model has no chat template, so it does not support messages; use /v1/completions.",
+            "messages",
+            "no_template",
         )
     try:
         return tuple(reading.text.encode_messages([message.for_template() for message in body.messages]))
@@ -119,6 +121,6 @@ def _check_ids(ids: Sequence[int], reading: Reading, name: str) -> None:
     wrong = next((token for token in ids if not 0 <= token < reading.vocab_size), None)
     if wrong is not None:
         raise invalid(
-            f"Invalid '{name}': {str(wrong)[:30]} is no token; the vocabulary has ids 0 to {reading.vocab_size - 1:,}.",
+            f"Invalid '{name}': {str(wrong)[:30]} is not a token id; valid ids are 0 to {reading.vocab_size - 1:,}.",
             name,
         )

@@ -1,8 +1,7 @@
-"""Bodies of `/v1/chat/completions` and `/v1/completions`, as pydantic models.
+"""Request bodies of `/v1/chat/completions` and `/v1/completions`, as pydantic models.
 
-A field that would change the answer and is not supported is refused, unless its value asks for nothing. Null is the
-same as an absent field, whatever its name. Beyond OpenAI's fields the models have the sampling options of Partita,
-`stop_token_ids` and `ignore_eos`.
+An unsupported field that would change the completion is rejected, unless its value is neutral. Null equals an absent
+field. Besides OpenAI's fields, the models have Partita's sampling options, `stop_token_ids` and `ignore_eos`.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from partita.serve.api_errors import ApiError, invalid
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_STOP_TOKENS = 128, 2048, 16, 1024
 MOST_TOKENS = 1 << 31
 MOST_LOGPROBS = 20
-"""Alternatives of each token; OpenAI's completions allow 5."""
+"""Maximum alternatives of each token; OpenAI's completions allow 5."""
 MOST_FIELDS = 256
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may fill the cache."""
 SEEDS = 1 << 63
 SHOWN = 60
-"""Characters of a value that a message repeats."""
+"""Maximum characters of a value in a message."""
 SAMPLING = {each.name: each for each in described(Sampling) if each.name not in ("max_new_tokens", "source")}
 Prompt = str | list[int]
 
 
 def only(*values: Any) -> Any:
-    """Type of a field that is accepted with these values alone: others would change the answer."""
+    """Type of a field that accepts these values only, because others would change the completion."""
 
     def check(value: Any) -> Any:
         if not any(value == good and isinstance(value, bool) == isinstance(good, bool) for good in values):
@@ -64,7 +63,7 @@ def _no_bias(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within(allowed: Range) -> AfterValidator:
-    """The check of a number's range."""
+    """A validator of a number's range."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in allowed:
@@ -79,7 +78,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """A text, token ids, or a list of texts or of lists of token ids."""
+    """A string, token ids, or a list of strings or of lists of token ids."""
     expected = "expected a string, an array of strings, an array of token ids, or an array of these"
     if isinstance(value, str):
         return [value]
@@ -158,7 +157,7 @@ class Message(Model):
     function_call: only({}) = None  # type: ignore[valid-type]
 
     def for_template(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
+        """The message for a chat template."""
         given = {"name": self.name, "tool_call_id": self.tool_call_id}
         content = BETWEEN_PARTS.join(part.text for part in self.content)
         return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
@@ -186,17 +185,17 @@ class Body(Model):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Prompts of a completion; none for a chat."""
+        """Prompts of a completion; empty for a chat."""
         return []
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        """Number of alternatives with log-probabilities; None: no log-probabilities."""
         return None
 
     @property
     def echoes(self) -> bool:
-        """Whether the answer begins with the prompt."""
+        """Whether the response begins with the prompt."""
         return False
 
     @property
@@ -205,14 +204,14 @@ class Body(Model):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling options that were given, by the names of `Sampling`."""
+        """The sampling options that are set, by the names of `Sampling`."""
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         if given.get("top_k") == -1:
-            given["top_k"] = 0  # off, as other servers write it
+            given["top_k"] = 0  # off, in other servers' notation
         if given.get("top_p") == 0:
             given |= {"top_p": 1.0, "temperature": 0.0}
         if "seed" in given:
-            given["seed"] %= 2 * SEEDS  # NumPy's generators take no negative seed
+            given["seed"] %= 2 * SEEDS  # NumPy's generators reject negative seeds
         return given
 
     @model_validator(mode="after")
@@ -235,7 +234,7 @@ class ChatBody(Body):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        """Number of alternatives with log-probabilities; None: no log-probabilities."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
@@ -263,20 +262,20 @@ class CompletionBody(Body):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        """Number of alternatives with log-probabilities; None: no log-probabilities."""
         return self.logprobs
 
     @property
     def echoes(self) -> bool:
-        """Whether the answer begins with the prompt."""
+        """Whether the response begins with the prompt."""
         return self.echo
 
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionBody:
         if self.best_of not in (None, self.n):
-            raise _of_field("unsupported_value", "best_of", f"this server supports only that of 'n', {self.n}")
+            raise _of_field("unsupported_value", "best_of", f"this server only supports the value of 'n', {self.n}")
         if self.echo and self.logprobs is not None:
-            said = "this server has no log-probabilities of an echoed prompt"
+            said = "this server does not support log-probabilities of an echoed prompt"
             raise _of_field("unsupported_value", "logprobs", said)
         return self
 
@@ -299,7 +298,7 @@ SHARED = {
     "return_token_ids": only(False),
     "return_tokens_as_token_ids": only(False),
 }
-"""Fields of both endpoints that are accepted where they change nothing."""
+"""Fields of both endpoints that are accepted with neutral values."""
 OF_CHAT = {
     "tools": only([]),
     "tool_choice": only("none", "auto"),
@@ -332,7 +331,7 @@ Kind = TypeVar("Kind", bound=Body)
 
 
 def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
-    """The model with the sampling options that it does not define itself, and the fields of `others`."""
+    """The model with missing sampling options added, and the fields of `others`."""
     sampling = {
         name: Annotated[each.type, _within(each.option.range or Range())]
         for name, each in SAMPLING.items()
@@ -347,7 +346,7 @@ COMPLETION = _complete(CompletionBody, OF_COMPLETION)
 
 
 def read_body(kind: type[Kind], data: bytes) -> Kind:
-    """A body from its JSON text. Raises ApiError for the first thing that is wrong."""
+    """Parse a body. Raises ApiError for the first error."""
     try:
         return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
@@ -355,7 +354,7 @@ def read_body(kind: type[Kind], data: bytes) -> Kind:
 
 
 def _of_field(code: str, name: str, said: str) -> PydanticCustomError:
-    """An error of a check of several fields, which is told of one."""
+    """An error of a check of several fields, reported for one of them."""
     return PydanticCustomError(code, "{said}", {"said": said, "param": name})
 
 
@@ -378,7 +377,7 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
         hint = f" Did you mean {near[0]}?" if near else ""
         return invalid(f"Unrecognized request argument supplied: {shown(name)}.{hint}", name, "unknown_parameter")
     if what == "unsupported_value":
-        return invalid(f"Unsupported value: '{param}'; {said}{given}; leave it out.", param, what)
+        return invalid(f"Unsupported value: '{param}'; {said}{given}; omit it.", param, what)
     if what.endswith("_type"):
         return invalid(f"Invalid type for '{param}': {said}{given}.", param, "invalid_type")
     code = "empty_array" if what == "too_short" else "invalid_value"
@@ -386,7 +385,7 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
 
 
 def shown(value: Any) -> str:
-    """A value as a message repeats it: its beginning, on one line."""
+    """A value for a message: its beginning, on one line."""
     if isinstance(value, str):
         return repr(value[:SHOWN]) + ("..." if len(value) > SHOWN else "")
     if isinstance(value, (list, dict)):

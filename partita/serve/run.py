@@ -1,7 +1,7 @@
-"""The server process: its socket, its connections and its end.
+"""The server process: its socket, connections and shutdown.
 
-SIGTERM, SIGHUP and Ctrl-C drain: no request is accepted any more, open ones are answered. The second signal ends at
-once, unless it follows within the time in which a terminal and its shell send the same one.
+SIGTERM, SIGHUP and Ctrl-C drain: new requests are rejected, open requests are completed. The second signal ends the
+server at once, unless it follows so soon that a terminal and its shell may have sent the same signal twice.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep an idle connection: the side that closes first loses no request."""
+"""Seconds; longer than clients keep an idle connection, because the side that closes first loses no request."""
 STALLED_SECONDS = 75
-"""A client that reads nothing of its answer for so long is disconnected, where the system has TCP_USER_TIMEOUT."""
+"""Seconds after which a client that reads nothing is disconnected, on systems with TCP_USER_TIMEOUT."""
 LAST_SECONDS = 1.0
-"""For errors to be sent at an end that does not wait."""
+"""Seconds for sending errors when the server ends at once."""
 MOST_DESCRIPTORS = 65536
 SPARE_DESCRIPTORS = 64
-"""For files that the process opens later."""
+"""File descriptors reserved for files."""
 SPARE_CONNECTIONS = 4
-"""For `/health` and `/metrics` when as many requests are open as descriptors allow."""
+"""File descriptors reserved for `/health` and `/metrics`."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-ANOTHER_PORT = Remedy("choose another one, or 0 for any that is free", options=("--port", "{port}"))
-OTHER_HOST = Remedy("name an address of this machine", options=("--host", "127.0.0.1"))
+ANOTHER_PORT = Remedy("choose another port, or 0 for any free port", options=("--port", "{port}"))
+OTHER_HOST = Remedy("choose an address of this machine", options=("--host", "127.0.0.1"))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. `port` 0: any free one.
+    """A listening socket. `port` 0: any free port.
 
     Raises UsageError for an unknown host, ResourceError for a port that is in use or not permitted.
     """
@@ -57,16 +57,16 @@ def bind(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"`host={host}`: {said}", remedy=OTHER_HOST) from error
-    # IPv4 for a name with both, as localhost: not all clients try both.
+    # IPv4 for a name with both, e.g. localhost, because not all clients try both.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listening = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers have one port
+        if os.name == "posix":  # elsewhere it would allow two servers on one port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_SECONDS * 1000)
         listening.bind(address)
-        listening.listen(BACKLOG)  # the port is taken only now: two sockets can be bound while neither listens
+        listening.listen(BACKLOG)  # only now is the port taken: two sockets can be bound while neither listens
     except OSError as error:
         listening.close()
         where = f"{host}:{port}"
@@ -74,13 +74,13 @@ def bind(host: str, port: int) -> socket.socket:
             raise ResourceError(f"{where}: the port is in use", remedy=ANOTHER_PORT.filled(port=port + 1)) from error
         if error.errno == errno.EACCES:
             remedy = ANOTHER_PORT.filled(port=8000)
-            raise ResourceError(f"{where}: this user may not open the port", remedy=remedy) from error
+            raise ResourceError(f"{where}: this user is not allowed to open the port", remedy=remedy) from error
         raise UsageError(f"`host={host}`: {error.strerror or error}", remedy=OTHER_HOST) from error
     return listening
 
 
 def url_of(listening: socket.socket) -> str:
-    """The address of a socket as clients write it."""
+    """The URL of a socket."""
     host, port, *_ = listening.getsockname()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -92,51 +92,51 @@ def is_loopback(listening: socket.socket) -> bool:
 
 
 def free_descriptors() -> int:
-    """Raise the soft limit of open files; the number of them that connections may use."""
+    """Raise the soft limit of open files; return the number available for connections."""
     try:
         import resource
     except ImportError:  # Windows, where sockets are no descriptors
         return MOST_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if 0 <= soft < most:  # else unlimited or more
+    if 0 <= soft < most:  # otherwise unlimited or more
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(16, most - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS)
 
 
 class Connections:
-    """Open connections. Beyond `most` the oldest one without an open request is closed for a new one."""
+    """Open connections. Above `most`, the oldest connection without an open request is closed."""
 
     def __init__(self, gate: Gate, most: int) -> None:
         self._gate, self.most = gate, most
         self._open: dict[Any, asyncio.Transport] = {}
-        """By the address of the client, oldest first."""
+        """By client address, oldest first."""
 
     def add(self, peer: object, transport: asyncio.Transport) -> None:
-        """Note a connection that was opened."""
+        """Add an opened connection."""
         if len(self._open) >= self.most:
             idle = next((each for each in self._open if each not in self._gate.clients), None)
             (transport if idle is None else self._open.pop(idle)).abort()
         self._open[peer] = transport
 
     def remove(self, peer: object) -> None:
-        """Forget a connection that was closed."""
+        """Remove a closed connection."""
         self._open.pop(peer, None)
 
     def abort(self) -> None:
-        """Close all of them, whatever is still to be sent."""
+        """Close all connections, discarding unsent data."""
         for transport in list(self._open.values()):
             transport.abort()
 
 
 def connection_class(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with a limit of connections. Only methods of asyncio.Protocol are overridden."""
+    """uvicorn's protocol with a limit of connections. Overrides only methods of asyncio.Protocol."""
 
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-            self.peer = host, port  # as `scope["client"]` has it
+            self.peer = host, port  # as in `scope["client"]`
             connections.add(self.peer, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -151,7 +151,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Do not change signal handlers."""
         yield
 
 
@@ -168,13 +168,12 @@ class Server:
         ready: Callable[[], object],
         log: Callable[[str], object],
     ) -> None:
-        """`app` leads to `gate`, and `gate` to `endpoints`. `ready` is called when clients are accepted; `log` writes
-        a line for the operator.
-        """
+        """`app` wraps `gate`, which wraps `endpoints`. `ready` is called when clients are accepted, `log` with a line
+        for the operator."""
         self._endpoints, self._gate, self._listening = endpoints, gate, listening
         self._ready, self._log = ready, log
         descriptors = free_descriptors()
-        # Some more connections than are counted may be on their way: asyncio accepts a whole backlog at once.
+        # asyncio accepts a whole backlog at once, so there may be more connections than counted.
         self._connections = Connections(gate, descriptors // 2)
         gate.most = min(gate.most, max(1, self._connections.most - SPARE_CONNECTIONS))
         self._http = HttpServer(
@@ -199,13 +198,13 @@ class Server:
         """The signal that ended it."""
 
     def run(self) -> int:
-        """Serve until the end; the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
+        """Serve until shutdown; return the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
         with suppress(KeyboardInterrupt):
             asyncio.run(self._serve())
         return INTERRUPTED if self.number == signal.SIGINT else 0
 
     def end(self, number: int) -> None:
-        """Drain as after this signal; the second time, end at once."""
+        """Drain as after this signal; the second call ends the server at once."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the server has ended
                 self._loop.call_soon_threadsafe(self._end, number)
@@ -226,7 +225,7 @@ class Server:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Handle signals in this block, except for those that are ignored, as SIGHUP is under nohup."""
+        """Handle signals in this block, except ignored signals, e.g. SIGHUP under nohup."""
         before = {}
         in_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if in_main else ():
@@ -239,7 +238,7 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """End, unless the signal follows another one so soon that it is the same."""
+        """End, unless the signal follows another so soon that it is a duplicate."""
         now = time.monotonic()
         if now - self._signalled_at >= (PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS):
             self._signalled_at = now
@@ -250,7 +249,7 @@ class Server:
             self._end_now()
             return
         self.number = number
-        self._endpoints.draining = self._http.should_exit = True  # first, as writing the line may fail
+        self._endpoints.draining = self._http.should_exit = True  # first, because writing the line may fail
         limits = self._endpoints.limits
         limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
         asyncio.get_running_loop().call_later(limit, self._end_now)
@@ -258,7 +257,7 @@ class Server:
         self._log(f"{signal.Signals(number).name}: ending; {answered}, unless it comes again")
 
     def _end_now(self) -> None:
-        """End open answers with an error, then every connection: a client may read nothing."""
+        """End open responses with an error, then close every connection, because a client may read nothing."""
         self._endpoints.end_all()
         asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
 

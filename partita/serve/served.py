@@ -1,4 +1,4 @@
-"""A package that is served: its engine and scheduler, the thread that steps them, and its report."""
+"""A served package: its engine, the thread that steps it, and its report."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from partita.serve.metrics import Metrics, Timing, TokenMetrics
 from partita.serve.prompts import DEFAULTS, Reading
 
 Deliver = Callable[[Piece, PartitaError | None], object]
-"""Called in the event loop with each piece of a request, and with what ended it."""
+"""Called in the event loop with each piece of a request, and with its error."""
 IDLE_SECONDS = 1.0
-"""Longest wait for work before the thread checks whether it is to end."""
+"""Maximum seconds to wait for work before the thread checks whether to end."""
 WARM_TOKENS = 6
-"""Of the request at the start: enough for the runs that are observed for the report."""
+"""New tokens of the first request; enough for the profiled runs of the report."""
 REPORT_SECONDS = 5.0
-"""Shortest time between two reports that are made."""
+"""Minimum seconds between two new reports."""
 HELLO = [{"role": "user", "content": "hello"}]
 READ_SECONDS = 120.0
-"""For the prompts of one request to be tokenized; a server whose tokenizer takes longer is down."""
+"""Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
 END_SECONDS = 5.0
-"""For the step that runs at the end; Python cannot end native code."""
+"""Seconds for the last step; Python cannot stop native code."""
 
 
 class Delivery(NamedTuple):
@@ -65,16 +65,16 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How packages are served."""
+    """Options of served packages."""
 
     where: ChainOptions
     target: Target
     choice: Choice = AS_IT_IS
     adapter: str | None = None
-    """Of requests that name no adapter."""
+    """Adapter of requests that name none."""
     prefill_chunk: int | None = None
     from_checkpoint: bool = False
-    """Sampling options that a request does not give are those of the checkpoint; else OpenAI's."""
+    """Missing sampling options of a request are the checkpoint's; otherwise OpenAI's."""
     placement: Limits = Limits()
     probe_seconds: float = 0.0
     process: Process = "auto"
@@ -82,7 +82,7 @@ class Serving:
 
 
 class Served:
-    """One package under its name. `start` it before requests come, `stop` it when there will be no more."""
+    """One package under its name. `start` it before the first request, `stop` it after the last."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Served:
         log: Callable[[str], object],
         prefix: Path | None = None,
     ) -> None:
-        """`log` writes a line for the operator. `prefix`: file of a prefix that prompts may begin with.
+        """`log` is called with a line for the operator. `prefix`: a prefix file for prompts that begin with it.
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
@@ -108,24 +108,24 @@ class Served:
         file = None if prefix is None else str(prefix.absolute())
         engine.open(BatchOptions(serving.prefill_chunk, serving.adapter, serving.speculation, file))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
-        """Tokenizes prompts: transformers' tokenizers are not made for two threads at once."""
+        """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
         self._reading_at = math.inf
-        """When the tokenization that goes on began."""
+        """Start time of the current tokenization."""
         self.unread = 0
-        """Choices whose prompts are not tokenized yet. Only the event loop changes it."""
+        """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
-        """Makes and renders reports, one at a time."""
+        """Builds and renders reports, one at a time."""
         self._report: Report | None = None
         self._report_at = 0.0
         self._rendered: tuple[Report | None, dict[str, str]] = None, {}
         """A report, and its text by view."""
         self._probed: Report | None = None
-        """The report of the start, where experiments were made for it."""
+        """The first report, if it has experiments."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pieces: list[Delivery] = []
-        """Of the step that runs."""
+        """Start time of the current step."""
 
     @property
     def slots(self) -> int:
@@ -134,16 +134,16 @@ class Served:
 
     @property
     def open(self) -> int:
-        """Prompts that wait or are at work."""
+        """Number of waiting and running prompts."""
         return self._engine.waiting + self._engine.running
 
     @property
     def up(self) -> bool:
-        """False after the package's process was lost and could not be started again, and while the tokenizer hangs."""
+        """False after the package's process was lost and could not be restarted, and while the tokenizer hangs."""
         return self._engine.up and time.monotonic() - self._reading_at < READ_SECONDS
 
     def read(self, prompts: Callable[[], Any]) -> Any:
-        """The result of `prompts`, while whose call the time is watched. Only for the thread of `encoder`."""
+        """The result of `prompts`, with its duration monitored. Only for the thread of `encoder`."""
         self._reading_at = time.monotonic()
         try:
             return prompts()
@@ -151,10 +151,10 @@ class Served:
             self._reading_at = math.inf
 
     def start(self) -> None:
-        """Generate a few tokens, and one with each adapter, so that a damaged one is found now; make the report and
-        begin to work.
+        """Generate a few tokens, and one with each adapter to detect damaged files; build the report and start the
+        thread.
 
-        Raises ProviderError when the placement exceeds the limits, and what the run raises.
+        Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
         one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
@@ -171,7 +171,7 @@ class Served:
         self._thread.start()
 
     def _made(self, request: ReportRequest) -> Report:
-        """A report that is kept, and whose placement is in the metrics. Raises ProviderError over the limits."""
+        """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
         report: Report = self._engine.report(request)
         self._metrics.place(self.name, report)
         over = limits_error(report)
@@ -182,21 +182,21 @@ class Served:
 
     @property
     def _first(self) -> Work:
-        """The request at the start."""
+        """The first request."""
         most = min(WARM_TOKENS, self.reading.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
     def _check_again(self) -> None:
-        """The package was loaded again and may run elsewhere now: check it as at the start, before it answers requests.
+        """Check a restarted package, whose placement may have changed, before it answers requests.
 
-        Raises ProviderError when the placement exceeds the limits, and what the run raises.
+        Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
         self._run(self._first)
         notes = ("made when it was loaded again",)
         self._made(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
 
     def _run(self, work: Work) -> None:
-        """Run a request to its end. Raises what ended it."""
+        """Run a request to its end. Raises its error."""
         ticket = self._engine.submit(work)
         while ticket.state != "over":
             self._engine.step()
@@ -214,9 +214,9 @@ class Served:
         return ticket
 
     def report(self) -> Report:
-        """The partition report of the running sessions. Only for the thread of `reporter`, once requests come.
+        """The partition report of the running sessions. After the start, only for the thread of `reporter`.
 
-        Raises what the engine's `report` raises.
+        Raises the errors of the engine's `report`.
         """
         if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
             report = self._engine.report(ReportRequest("length", complete=False, limits=self._serving.placement))
@@ -224,7 +224,7 @@ class Served:
         return self._report
 
     def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
-        """A view of the report, which is rendered once. Only for the thread of `reporter`."""
+        """A view of the report, rendered once. Only for the thread of `reporter`."""
         report = self.report()
         if self._rendered[0] is not report:
             self._rendered = report, {}
@@ -234,8 +234,10 @@ class Served:
         return texts[view]
 
     def stop(self) -> None:
-        """End what is left, and free the package. A step, a report or a tokenization that does not end in time is left
-        where it is: `in_time.left` says so then, and the process has to end without waiting for it.
+        """End open requests and free the package.
+
+        A step, report or tokenization that does not end in time is abandoned: `in_time.left` is then True, and the
+        process must exit without waiting for it.
         """
         self._stopping = True
         for pool in (self.encoder, self.reporter):
@@ -243,11 +245,11 @@ class Served:
         if in_child(self._serving.target, self._serving.process):
             if self._thread.is_alive():
                 self._thread.join(END_SECONDS)
-            self._engine.close()  # which ends whatever goes on there
+            self._engine.close()  # this ends all its requests
         try:
             in_time(self._close, lambda: None, END_SECONDS)
         except LateError:
-            self._log(f"{self.name}: a step, a report or a tokenization does not end, and is left where it is")
+            self._log(f"{self.name}: a step, a report or a tokenization does not end and is abandoned")
 
     def _close(self) -> None:
         if self._thread.is_alive():
@@ -269,12 +271,12 @@ class Served:
                 if not did:
                     self._engine.retry()
                     self._engine.wait(IDLE_SECONDS)
-            except BaseException as error:  # noqa: BLE001 - the thread goes on for the next request
-                with suppress(Exception):  # also when the line cannot be written
+            except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
+                with suppress(Exception):  # also if the line cannot be written
                     self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 
     def _send(self) -> None:
-        """Hand the pieces of a step to the event loop, which is woken up once for all of them."""
+        """Pass the pieces of a step to the event loop, in one wake-up."""
         if self._pieces and self._loop is not None:
             pieces, self._pieces = self._pieces, []
             with suppress(RuntimeError):  # the loop is closed: the server has ended
@@ -301,13 +303,15 @@ def open_served(
     log: Callable[[str], object],
     prefix: Path | None = None,
 ) -> Served:
-    """Open a package, generate a few tokens with it, and have it ready for requests.
+    """Open a package, generate a few tokens with it, and start serving it.
 
-    `log` writes lines for the operator later on. `prefix`: file of one that prompts may begin with. Raises
-    PackageError, also for one without a tokenizer; ProviderError when the chain is not honoured or the limits are not
-    met; GenerationError for a prefix of another package; ResourceError, UsageError.
+    `log` is called with lines for the operator. `prefix`: a prefix file for prompts that begin with it. Raises
+    PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
+    GenerationError for a prefix of another package; ResourceError, UsageError.
     """
-    known = 0 if prefix is None else len(read_said(prefix).tokens)  # a file that is none is said before the load
+    known = (
+        0 if prefix is None else len(read_said(prefix).tokens)
+    )  # an invalid file is reported before the package is loaded
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
@@ -319,7 +323,7 @@ def open_served(
             audience.note(line)
         served = Served(name, engine, reading, serving, metrics, log, prefix)
         if known:
-            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} are not read so far")
+            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} copy its states")
         with audience.busy(f"a first run of {name}"):
             served.start()
     except BaseException:
@@ -330,7 +334,7 @@ def open_served(
 
 def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
     text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
-    text.encode("hello")  # what it sets up at its first text is set up before two threads use it
+    text.encode("hello")  # initialises the tokenizer before two threads use it
     return Reading(
         text=text,
         max_length=manifest.graph.max_length,
@@ -342,7 +346,7 @@ def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
 
 
 def _has_template(text: Text) -> bool:
-    """Whether the tokenizer has a chat template; one that refuses these messages may take others."""
+    """Whether the tokenizer has a chat template. One that rejects these messages may accept others."""
     try:
         text.encode_messages(HELLO)
     except GenerationError:
@@ -353,36 +357,37 @@ def _has_template(text: Text) -> bool:
 
 
 def _notes(engine: Engine, manifest: Manifest) -> list[str]:
-    """Notes on an open package, for the operator."""
+    """Notes on an opened package, for the operator."""
     opened, graph, lacks = engine.opened, manifest.graph, left_out(manifest.source.unused)
     notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
     notes += [*map(idle, opened.idle), *unverified(manifest.verification)]
     if lacks:
-        notes.append(f"left out of the package: {lacks}")
+        notes.append(f"not in the package: {lacks}")
     notes += inferred(manifest)
     if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
         notes.append(
-            f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are "
-            "free; answers are the same"
+            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the rows are "
+            "free; completions do not change"
         )
     return notes
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:
-    """The adapters of a package that requests can ask for."""
+    """The adapters of a package for requests."""
     return tuple(record.name for record in manifest.switchable)
 
 
 def _fingerprint(manifest: Manifest, target: Target) -> str:
-    """Changes with what answers to one seed depend on: the files and the providers."""
+    """A hash that changes with everything that completions with one seed depend on: files and providers."""
     parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
     parts += [provider.ort_name for provider in target.chain]
     return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
 
 
 def with_probes(report: Report, first: Report | None) -> Report:
-    """A report with the results of the experiments that were made for the first one, where the same nodes are not on
-    the same provider. Unchanged without experiments, and where the providers of the chain differ.
+    """A report with the experiments of the first report, for nodes on the same provider.
+
+    Unchanged without experiments, or if the providers of the chain differ.
     """
     if first is None or first.probing is None:
         return report

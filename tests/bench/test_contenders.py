@@ -181,9 +181,7 @@ def test_other_tokens_come_before_the_speed():
     wrong = lane("webgpu", FAST)
     turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.turns)
     (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
-    assert said.startswith(
-        "webgpu does not give the tokens of cpu from new token 3 on, so its speed is that of another"
-    )
+    assert said.startswith("webgpu differs from the tokens of cpu from new token 3 on, so its speed is that of another")
     first, _ = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
     assert first.same_tokens is False and first.difference is not None
     assert (first.difference.position, first.difference.token, first.difference.baseline_token) == (2, 9, 7)
@@ -264,7 +262,7 @@ def test_time_outside_the_session_runs_is_said_where_it_is_most():
 
 def test_what_is_not_known_is_said():
     (said,) = sentences(lane("webgpu", SLOW, why_unknown="the profiled round failed: it hangs"), lane("cpu", FAST))
-    assert said.endswith(": where its time goes is not known: the profiled round failed: it hangs")
+    assert said.endswith(": time by part is unknown: the profiled round failed: it hangs")
 
 
 def test_copies_and_nodes_elsewhere_are_those_of_the_report():

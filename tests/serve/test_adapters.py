@@ -98,7 +98,7 @@ def test_what_one_has_read_is_never_another_s(
 def test_every_name_stands_for_one_model() -> None:
     assert model_names({"a": ("loud",), "b": ()}) == {"a": ("a", None), "b": ("b", None), "loud": ("a", "loud")}
     for adapters in ({"a": ("loud",), "b": ("loud",)}, {"a": ("b",), "b": ()}):
-        with pytest.raises(UsageError, match="two models are called"):
+        with pytest.raises(UsageError, match="two models are named"):
             model_names(adapters)
 
 
