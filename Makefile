@@ -169,9 +169,9 @@ docs: install ## write the documentation as a site to build/site, in strict mode
 support-tables: install $(filter-out env-plugins,$(ENV_TARGETS)) ## measure which operators each installed provider supports, and write docs/support; minutes
 	$(BIN)/python -m tools.support_tables
 
-check: install ## ruff, mypy --strict, the import rules and the words of texts; all run even when one fails
+check: install ## ruff, mypy --strict, the examples and words of the docs, the import rules; all run even when one fails
 	@failed=; \
-	for step in "ruff check ." "mypy" "python -m tools.words" "python -m pytest --quiet tests/test_imports.py"; do \
+	for step in "ruff check ." "mypy" "python -m tools.doc_examples" "python -m tools.words" "python -m pytest --quiet tests/test_imports.py"; do \
 	  echo "$$step"; $(BIN)/$$step || failed="$$failed [$$step]"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make check: failed:$$failed" >&2; exit 1; fi
