@@ -148,6 +148,12 @@ VERBS = (
             "providers --view markdown",
         ),
     ),
+    Verb(
+        "doctor",
+        "inspection:DoctorCommand",
+        "Show versions, hardware, providers and problems, for a bug report.",
+        ("doctor", "doctor --json"),
+    ),
 )
 """In the order of the help."""
 REPORT_VERBS = (

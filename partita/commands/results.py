@@ -13,6 +13,7 @@ import partita
 from partita.commands.refusal import render_refusal
 from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
 from partita.library.batches.running import FileAnswers, WorkerFact
+from partita.machine.records import MachineReport
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
@@ -54,6 +55,19 @@ class ErrorResult(Record):
 
     schema_id: Literal["partita.error/1"] = Field(default="partita.error/1", alias="schema")
     error: ErrorFact
+
+
+class DoctorResult(Record):
+    """What `doctor` found: versions and hardware, and the record of `providers`."""
+
+    schema_id: Literal["partita.doctor/1"] = Field(default="partita.doctor/1", alias="schema")
+    python: str
+    operating_system: str
+    cpu: str
+    logical_cores: int
+    packages: dict[str, str]
+    """Version of each installed package that takes part in a run or an export."""
+    machine: MachineReport
 
 
 def fact_of(error: PartitaError) -> ErrorFact:
@@ -240,6 +254,7 @@ def printed() -> dict[str, Any]:
         "diff": ReportDiff,
         "check": GateResult,
         "serve": ServeResult,
+        "doctor": DoctorResult,
         "support": SupportTable,
         "support-diff": SupportDiff,
     }

@@ -24,6 +24,13 @@ class ProvidersCommand(ProvidersOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorCommand(ProvidersOptions):
+    """Show versions, hardware, execution providers and problems of this installation, for a bug report."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class InspectOptions(ForeignFolder):
     """What a package, folder or ONNX file holds."""
 
