@@ -1,6 +1,6 @@
 """What a path is that was given where a package was expected, and the command that takes it as it is.
 
-Told from what lies on disk: names of files, the first bytes, the schema of a JSON file. Knows nothing of what a package
+Recognised by names of files, the first bytes, the schema of a JSON file. Knows nothing of what a package
 holds but the name of its manifest.
 """
 

@@ -40,7 +40,7 @@ class ErrorFact(Record):
     message: str
     """The line that is on stderr, without `partita: `."""
     remedy: str | None
-    """What to do, as the end of the message says; null when it does not."""
+    """The remedy at the end of the message; null without one."""
     remedies: tuple[RemedyRecord, ...] = ()
     """The same as data: what helps, each with the words of its command or options."""
     details: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class DoctorResult(Record):
 
 
 def fact_of(error: PartitaError) -> ErrorFact:
-    """An error of ours as a record; without a remedy that is data, the message alone tells what to do."""
+    """An error of ours as a record; without a remedy as data, the message has it in words."""
     nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
@@ -96,7 +96,7 @@ class GeneratedRow(Record):
 
 
 class GenerationTimings(Record):
-    """Speed; null where too little was measured to tell."""
+    """Speed; null after too few steps."""
 
     prompt_tokens: int
     prefill_seconds: float | None
@@ -214,7 +214,7 @@ class ServedModel(Record):
     chat: bool
     """It has a chat template, so it takes messages."""
     adapters: tuple[str, ...] = ()
-    """Those beside its weights, which requests name as NAME:ADAPTER."""
+    """Its switchable adapters, which requests name as NAME:ADAPTER."""
 
 
 class ServeResult(Record):
