@@ -210,7 +210,8 @@ def _rounded(packed: PackedWeights) -> list[str]:
         told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         lines.append(
             f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to weights of more bits, chosen on "
-            f"{mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} written in vain"
+            f"{mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} "
+            "written in vain"
         )
     return lines
 
