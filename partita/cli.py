@@ -148,6 +148,12 @@ VERBS = (
             "providers --view markdown",
         ),
     ),
+    Verb(
+        "doctor",
+        "inspection:DoctorCommand",
+        "Show versions, hardware, providers and problems, for a bug report.",
+        ("doctor", "doctor --json"),
+    ),
 )
 """In the order of the help."""
 REPORT_VERBS = (
@@ -248,7 +254,7 @@ cache = typer.Typer(
 app.add_typer(cache)
 
 PROGRAM = "partita"
-"""However it was started: `python -m partita` is told to go on with the same commands."""
+"""Name in usage lines, also of `python -m partita`."""
 KNOWN = (PartitaError, TyperException, Abort, OSError)
 """Exceptions with a message of their own."""
 BY_SIGNAL = 128
@@ -449,7 +455,7 @@ def _system_error(error: OSError) -> str:
 
 
 def _usage_error(error: TyperException) -> str:
-    """What typer says of a command line, the nearest option instead of all that are like it, and where help is."""
+    """Typer's message about a command line, with the nearest option only and the command that prints the help."""
     message = error.format_message()
     possible = getattr(error, "possibilities", None)
     if possible:

@@ -299,7 +299,7 @@ def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.Cap
     spoil_known_answer(own_package)
     assert run(["verify", str(own_package), "--provider", "cpu"]) == 4
     out, err = capsys.readouterr()
-    assert "FAILED: does not agree with its model on CPUExecutionProvider" in out and "unverified" not in out
+    assert "FAILED: mismatch with its model on CPUExecutionProvider" in out and "unverified" not in out
     assert "first difference in decode" in err and err.count("\n") == 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -12,9 +14,10 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from partita.cli import run
 from partita.commands import providers as verb
 from partita.errors import UsageError
-from partita.machine.records import MachineReport, ProviderEntry
+from partita.machine.records import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
 from partita.partition_reports.render.show import print_text
 from partita.providers.resolve import known_providers
@@ -83,6 +86,37 @@ def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine
     verb.run(ProvidersCommand())
     captured = capsys.readouterr()
     assert captured.out.startswith("usable: ") and captured.err == ""
+
+
+def test_the_doctor_prints_versions_providers_and_problems(capsys, monkeypatch, machine):
+    twice = EnvironmentFinding(reason="duplicate_runtime", evidence="onnxruntime 1.31 and 1.24", remedy="uninstall one")
+    lame = machine.model_copy(update={"findings": (twice,)})
+    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
+    assert run(["doctor"]) == 0
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1])
+    for name in ("numpy", "onnx", "transformers", "tokenizers"):
+        assert lines[name] == metadata.version(name)
+    assert lines["python"] == platform.python_version() and lines["provider cpu"] == "usable"
+    assert all(package in lines["onnxruntime"] for package in machine.onnxruntime.packages)
+    assert {f"provider {each.name}" for each in machine.providers} <= set(lines)
+    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: lame)
+    assert run(["doctor"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "problem: duplicate_runtime: onnxruntime 1.31 and 1.24; uninstall one"
+    assert run(["doctor", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    jsonschema.validate(printed, json.loads((REPOSITORY / "docs" / "doctor.schema.json").read_text(encoding="utf-8")))
+    assert printed["machine"]["findings"][0]["reason"] == "duplicate_runtime"
+
+
+def test_the_doctor_does_not_import_what_it_describes():
+    script = (
+        "import sys; from partita.cli import run; code = run(['doctor']); "
+        "heavy = [m for m in ('torch', 'onnxruntime', 'transformers', 'onnx') if m in sys.modules]; "
+        "print(code, heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stderr == "0 []\n" and "no problems found" in done.stdout
 
 
 def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):

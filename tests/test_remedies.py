@@ -80,6 +80,7 @@ BLANKS: dict[str, Any] = {
     "variant": "q4",
     "device": "h100",
     "option": "provider",
+    "name": "owner/name",
     "switch": "cuda.enable_cuda_graph=1",
     "sizes": ("--shape", "batch=1"),
 }

@@ -201,4 +201,4 @@ def test_a_repository_of_folders_names_those_with_a_model(
     assert all(place in said for place in ("cpu/int4", "cuda/fp16", "web")) and "web/onnx" not in said
     assert f"name {home / 'cpu' / 'int4'} instead" in said or "web instead" in said
     (home / "model.safetensors").write_bytes(b"")
-    assert "a checkpoint, not a package" in told(capsys, "generate", home, "hi")
+    assert "a checkpoint, not a package" in told(capsys, "verify", home)

@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def _spinner(title: str) -> AbstractContextManager[object]:
-    """A spinner, where somebody sees it."""
+    """A spinner where stderr is a terminal, else nothing."""
     return stderr.status(title) if stderr.is_terminal else nullcontext()
 
 

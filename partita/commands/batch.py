@@ -83,9 +83,9 @@ class RowBar:
 
 
 def run_batch(
-    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
+    options: GenerateOptions, given: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
 ) -> int:
-    """Load the package, answer every row of `source`, write the report to `sink`; returns the exit code. `asked`: the
+    """Load the package, answer every row of `source`, write the report to `sink`; returns the exit code. `given`: the
     sampling options as given.
     """
     parse_pins(target.pins, target.chain)  # refused before anything is opened
@@ -103,7 +103,7 @@ def run_batch(
         try:
             filed = _answer(
                 options,
-                asked,
+                given,
                 manifest,
                 looked,
                 lambda rows, given: answers(rows, given, engine, text, manifest.graph.vocab_size),
@@ -169,8 +169,8 @@ def check_cluster_options(options: GenerateOptions) -> None:
     import_ray()
 
 
-def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest, source: Path) -> int:
-    """Have workers answer every row of `source`; returns the exit code. `asked`: the sampling options as given."""
+def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest, source: Path) -> int:
+    """Have workers answer every row of `source`; returns the exit code. `given`: the sampling options as given."""
     from partita.library.batches.cluster import Cluster, setup_of
 
     assert options.address is not None
@@ -190,7 +190,7 @@ def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest
     filed = None
     with RowBar() as bar:
         try:
-            filed = _answer(options, asked, manifest, looked, cluster, _defaults(options), bar)
+            filed = _answer(options, given, manifest, looked, cluster, _defaults(options), bar)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
@@ -214,7 +214,7 @@ def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest
 
 def _answer(
     options: GenerateOptions,
-    asked: Sampling,
+    given: Sampling,
     manifest: Manifest,
     looked: InputFile,
     answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[RowAnswer]],
@@ -229,7 +229,7 @@ def _answer(
         answer,
         defaults,
         package=contents_hash(options.package, manifest),
-        options=_identity(options, asked, defaults),
+        options=_identity(options, given, defaults),
         heard=bar.show,
         noted=note,
     )
@@ -249,9 +249,9 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
     )
 
 
-def _identity(options: GenerateOptions, asked: Sampling, defaults: RowDefaults) -> dict[str, Any]:
+def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) -> dict[str, Any]:
     """The options that change answers. A seed that was drawn is in the journal; a prefix is there as a hash."""
-    identity = {**options.sampling.figures(), "seed": asked.seed, "token_ids": options.token_ids}
+    identity = {**options.sampling.figures(), "seed": given.seed, "token_ids": options.token_ids}
     identity |= {name: getattr(options, name) for name in ("stop", "chat", "system", "adapter")}
     if defaults.prefix is not None:
         identity["prefix"] = hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]

@@ -53,7 +53,7 @@ def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
     """The prompt of --prompt, as a text or as token ids. Raises UsageError."""
     if options.prompt is None:
         if options.token_ids:
-            raise UsageError("--token-ids says how --prompt is written; give --prompt, e.g. --prompt 1,45,7")
+            raise UsageError("--token-ids needs --prompt, e.g. --prompt 1,45,7")
         return None
     (text,) = read_prompts([str(options.prompt)])
     return tuple(parse_ids(text)) if options.token_ids else text
@@ -61,7 +61,7 @@ def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _saying() -> Iterator[Say]:
-    """A line on the terminal that says what goes on; nothing elsewhere."""
+    """A status line where stderr is a terminal, else nothing."""
     if not stderr.is_terminal:
         yield lambda text: None
         return
@@ -70,7 +70,7 @@ def _saying() -> Iterator[Say]:
 
 
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
-    """The result on stdout and in the file that was asked for, and where the rest of it is."""
+    """Write the result to stdout and to the file of --out, and print the paths of the reports."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
     show_and_write(bench, "partita.bench.sections", text, sink, "result", as_json=as_json)
     for entry in bench.contenders:

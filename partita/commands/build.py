@@ -73,7 +73,7 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
     by_name = {verb.name: verb for verb in verbs}
 
     class Verbs(TyperGroup):
-        """The commands of `verbs`, then those that were added to the group."""
+        """The commands of `verbs`, then the groups that were added."""
 
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)

@@ -97,7 +97,7 @@ def _begin(options: ChatOptions, system: str | None) -> list[Message]:
     if options.resume is None:
         return begins
     if options.system is not None:
-        raise UsageError("--system and --resume both say how the conversation begins; keep one")
+        raise UsageError("--system and --resume both set the system message; keep one")
     messages = read_conversation(options.resume)
     if messages[: len(begins)] != begins:
         raise UsageError(
@@ -170,8 +170,8 @@ class Session:
         }
 
     def run(self) -> int:
-        """Until there are no more messages; the exit code. What goes wrong in a turn is said, and the session goes on
-        where somebody is there to read that; else it is raised.
+        """Answer messages until the input ends; the exit code. An error is printed at a terminal, where the
+        session goes on, else raised.
         """
         if self.lines.typed:
             note(f"{KEYS}\n/help shows the commands; Ctrl-C ends an answer, Ctrl-D the session")
@@ -193,7 +193,7 @@ class Session:
         return 0
 
     def _turn(self, line: str, word: str) -> int:
-        """Deal with a line that somebody wrote, whose first word this is."""
+        """Run the command or answer the message of a line; `word` is its first word."""
         if not word:
             return 0
         if not line.startswith("/") or line.startswith("//"):
@@ -204,7 +204,7 @@ class Session:
         return 0
 
     def _answer(self, message: str) -> int:
-        """Ask, and say the answer as it comes. Ctrl-C ends it where it is."""
+        """Generate an answer and print it as it comes. Ctrl-C ends it."""
         with _CtrlC() as ctrl_c:
             ticket = self.last = self.conversation.ask(message)
             ctrl_c.ends(ticket)
@@ -265,7 +265,7 @@ class Session:
         from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
         if self.last is None or not self._generated:
-            raise UsageError("/report: nothing was generated yet; ask something first")
+            raise UsageError("/report: nothing was generated yet; send a message first")
         file = self._file(rest, "report", "/report") if rest else None
         report = self.engine.report(
             ReportRequest(

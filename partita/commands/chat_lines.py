@@ -1,4 +1,4 @@
-"""Where the messages of a chat come from: lines that somebody types, with editing and history, or those of a pipe."""
+"""The input of a chat: lines typed at a terminal, with editing and history, or lines of a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lines(Protocol):
     """A source of messages."""
 
     typed: bool
-    """Somebody types them, and reads what is said of errors."""
+    """They are typed at a terminal, where errors are printed."""
 
     def read(self) -> str | None:
         """The next message; None when there are no more. Raises KeyboardInterrupt, UsageError."""

@@ -34,7 +34,7 @@ def pins(typed: str) -> list[str]:
 
 
 def provider_options(typed: str) -> list[tuple[str, str]]:
-    """PROVIDER.NAME=VALUE: names with what they mean, and the values of those that have few."""
+    """PROVIDER.NAME=VALUE: option names with their meaning, and the values of options with a closed set."""
     from partita.providers.resolve import known_providers
 
     name, equals, _ = typed.partition("=")

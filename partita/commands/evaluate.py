@@ -1,4 +1,4 @@
-"""`partita evaluate`: a package reads its text on a provider, and its perplexity stands beside the original model's."""
+"""`partita evaluate`: the perplexity of a package on a provider, next to the source model's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> Evaluat
 
 
 def show(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
-    """The result for people: what was measured now, beside what the export had measured."""
+    """The result for people: figures measured now, next to those of the export."""
     page = Page(console)
     page.put(page.harmless(f"{package}: {manifest.graph.precision} on {result.provider}"))
     stored = manifest.quality
@@ -71,8 +71,8 @@ def _bound(now: Evaluation, stored: Quality | None) -> str:
     if now.kl_tokens is None or now.kl_share is None:
         return "not measured here: the package does not keep what that takes; export it again"
     told = (
-        f"here over the {plural(now.kl_tokens, 'likeliest token')} of the original, which have {now.kl_share:.1%} of "
-        "its probability, with all others as one: a lower bound"
+        f"here over the {plural(now.kl_tokens, 'likeliest token')} of the source model, which have "
+        f"{now.kl_share:.1%} of its probability, with all others as one: a lower bound"
     )
     kept = None if stored is None else stored.likely
     if kept is None:
@@ -84,7 +84,7 @@ def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
     """Figures measured now and at export."""
     here = (
         ("perplexity", f"{now.perplexity:.3f}"),
-        ("perplexity of the original", f"{now.original_perplexity:.3f}"),
+        ("perplexity, source model", f"{now.original_perplexity:.3f}"),
         ("ratio", f"{now.perplexity_ratio:.4f}"),
         ("same best token", f"{now.top1_agreement:.1%}"),
         ("KL divergence, mean", _at_least(now.kl_mean_at_least, 4)),

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""
 LABEL = 14
-"""Columns before what a line of the summary says."""
+"""Columns of the labels of the summary."""
 
 
 def run(options: ExportCommand) -> None:
-    """Export and say what was written, with `explain` also what was done to the graph."""
+    """Export and print the summary, with `explain` also the passes over the graph."""
     with own_compile_cache(), Bars() as bars:
         summary = run_export(options, bars, TERMINAL)
     for line in summary.notes:
@@ -123,7 +123,7 @@ def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> li
 
 
 def _smoke(manifest: Manifest) -> list[str]:
-    """Where it was run; a line only where that says more than the verification does."""
+    """A line for each smoke run that the verification does not cover."""
     told = [
         f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
         for entry in manifest.smoke
@@ -133,7 +133,7 @@ def _smoke(manifest: Manifest) -> list[str]:
 
 
 def _target(manifest: Manifest) -> list[str]:
-    """The line on the target; none when nobody was asked."""
+    """The line on the target; none without a target."""
     target = manifest.target
     if target is None:
         return []
@@ -157,7 +157,7 @@ def _quantised(manifest: Manifest) -> list[str]:
 
 
 def _adapters(manifest: Manifest) -> list[str]:
-    """A line for each adapter in the weights or beside them."""
+    """A line for each adapter in the weights or next to them."""
     lines = []
     for record in manifest.adapters:
         ranks = ", ".join(map(str, record.ranks)) or "0"
@@ -209,8 +209,9 @@ def _rounded(packed: PackedWeights) -> list[str]:
         judged = next((each for each in mix.tried if each.wider == mix.taken), None)
         told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         lines.append(
-            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to wider weights, chosen on {mix.tokens:,} "
-            f"tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} written in vain"
+            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to weights of more bits, chosen on "
+            f"{mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} "
+            "written in vain"
         )
     return lines
 
@@ -222,7 +223,7 @@ def explained_mix(packed: PackedWeights | None) -> list[str]:
         return []
     rows = [f"    {cost.kl_mean:>9.6f} {', '.join(cost.modules)}" for cost in mix.costs]
     tried = [
-        f"    {each.wider:>5} wider: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
+        f"    {each.wider:>5} raised: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
         for each in mix.tried
     ]
     return [
@@ -263,12 +264,12 @@ def _rounded_cache(manifest: Manifest) -> list[str]:
 
 
 def _quality(manifest: Manifest) -> list[str]:
-    """What the precision costs; no line where nothing is rounded, because the known answer says it all."""
+    """Lines on the cost of the precision; none where nothing is rounded."""
     found = manifest.quality
     if found is None:
         unknown = manifest.graph.precision != EXACT.name and manifest.verification.status == "unverified"
-        return ["  quality     not measured: the original was not run"] if unknown else []
-    other = "the original's" if manifest.source.quantised is None else "that of the stored weights"
+        return ["  quality     not measured: the source model was not run"] if unknown else []
+    other = "the source model's" if manifest.source.quantised is None else "that of the stored weights"
     return [
         f"  quality     perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
@@ -288,7 +289,7 @@ def _by_twin(manifest: Manifest) -> str:
         return ""
     proved = manifest.verification.proof is not None
     half = manifest.packed is not None and manifest.packed.activations == "fp16" and not proved
-    return f" through a {'float16' if half else 'float32'} twin"
+    return f" through the same graph in {'float16' if half else 'float32'}"
 
 
 def _verification(result: Verification) -> str:

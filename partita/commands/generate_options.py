@@ -138,7 +138,7 @@ def parse_ids(prompt: str) -> list[int]:
 
 
 def argument_text(text: str, what: str) -> str:
-    """Text of the command line, which is UTF-8 whatever the locale says. Raises UsageError when it is not.
+    """Text of the command line, which is UTF-8 in every locale. Raises UsageError when it is not.
 
     In the C locale Python reads other bytes than ASCII as surrogates, one each.
     """

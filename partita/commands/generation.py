@@ -1,4 +1,4 @@
-"""`partita generate`: text is printed as it comes, timings go to stderr, and a report is written if asked for.
+"""`partita generate`: text is printed as it comes, timings go to stderr, and --report writes a report.
 
 Ctrl-C becomes a finish reason and an exit code, and every way a run can end still writes its report.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
-"""Runs per phase that tell what a step copies."""
+"""Runs per phase that measure the copies of a step."""
 
 
 def run_generation(

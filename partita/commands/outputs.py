@@ -36,7 +36,7 @@ Sink = Output | Stdout
 
 
 def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
-    """Where a text goes that the user wants in `path`; `-` is stdout. Raises what `partita.files.claim` raises."""
+    """The output for `path`, reserved; `-` is stdout. Raises the errors of `partita.files`."""
     return Stdout() if path == STDOUT else claim(path, what, reads, option=option)
 
 
@@ -69,7 +69,7 @@ def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
 
 
 def data_files(model: Path) -> tuple[Path, ...]:
-    """Files that hold the weights of an ONNX file; none when it cannot be read, which is said where it is opened."""
+    """Files that hold the weights of an ONNX file; none when it cannot be read, an error raised where it is opened."""
     from partita.runtime.place.onnx_model import read_onnx
 
     try:
@@ -80,7 +80,7 @@ def data_files(model: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The view that is asked for, and where it goes: None is stdout."""
+    """The requested view, and its file: None is stdout."""
 
     view: str = "text"
     out: Path | None = None
@@ -93,7 +93,7 @@ class Showing:
     view: View
     sink: Sink
     what: str = ""
-    """What a file of it is called in messages; empty: as the view says."""
+    """Name of its file in messages; empty: that of the view."""
 
     def show(self, record: Any, source: Path | None = None) -> None:
         """Print the record at the width of the terminal, or write what a file of this view holds. Raises ReportError
@@ -129,9 +129,7 @@ class ViewOptions(Protocol):
 
 
 def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> Asked:
-    """The view that is asked for by name or by a short form of it, else the `usual` one. Raises UsageError when two
-    are.
-    """
+    """The view named by --view or a short form, else the `usual` one. Raises UsageError when two differ."""
     named = {
         "--view": options.view,
         "--full": "text" if full else None,
@@ -139,20 +137,20 @@ def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> A
     }
     given = [(option, name) for option, name in named.items() if name is not None]
     if len({name for _, name in given}) > 1:
-        raise UsageError(f"{listing(option for option, _ in given)} ask for different views; keep one")
+        raise UsageError(f"{listing(option for option, _ in given)} select different views; keep one")
     return Asked(given[0][1] if given else usual, None if options.out is None else Path(options.out))
 
 
 def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:
-    """Find the view in its folder, and claim where it goes, before anything is read or run.
+    """Find the view in its folder, and reserve its output, before anything is read or run.
 
-    `reads`: files that must not be written over. Raises UsageError, and what `partita.files.claim` raises.
+    `reads`: files that must not be written over. Raises UsageError, and the errors of `claim_output`.
     """
     return open_sink(load_view(asked.view, folder), asked.out, reads)
 
 
 def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
-    """Claim where a view goes that is found already."""
+    """Reserve the output of a view."""
     return Showing(view, claim_output(out or STDOUT, _called(view), (*reads, STDIN), option="--out"))
 
 

@@ -49,7 +49,7 @@ def _claim_report(options: PlaceCommand) -> Sink | None:
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
-    """Write and print the report, then say what went wrong; the exit code.
+    """Write and print the report, then the error; the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.
     """

@@ -14,7 +14,7 @@ from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
 
 WIDTH = 120
-"""Where nobody says how wide stderr is."""
+"""Columns where the width of stderr is unknown."""
 MOST_ROWS = 40
 SINGLE_NODES = 40
 """Up to here every node has a row; above, nodes of one operator and reason share one."""
@@ -45,7 +45,7 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
 
 
 def _stderr_columns() -> int:
-    """What the environment says, as shells do, else the terminal; WIDTH where there is none."""
+    """COLUMNS of the environment, else the width of the terminal, else WIDTH."""
     told = os.environ.get("COLUMNS", "")
     if told.isascii() and told.isdigit() and int(told):
         return int(told)
@@ -96,7 +96,7 @@ def _name_some(rows: Sequence[RefusedNode]) -> str:
 
 
 def _say_reasons(row: RefusedNode) -> str:
-    """Its reason; with several providers that were asked the reason of each. One that is not there stands below."""
+    """Its reason; with several available providers, the reason of each."""
     if len(row.asked) == 1:
         return row.asked[0].reason
     return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.asked)

@@ -37,7 +37,7 @@ def show(options: ShowCommand) -> None:
 
 def html(options: HtmlCommand) -> None:
     """Write a report as a page."""
-    _show(Path(options.file), Asked("html", path_of(options.out)), beside=True)
+    _show(Path(options.file), Asked("html", path_of(options.out)), next_to=True)
 
 
 def markdown(options: MarkdownCommand) -> None:
@@ -45,10 +45,10 @@ def markdown(options: MarkdownCommand) -> None:
     _show(Path(options.file), Asked("markdown", path_of(options.out)))
 
 
-def _show(file: Path, view: Asked, *, beside: bool = False) -> None:
+def _show(file: Path, view: Asked, *, next_to: bool = False) -> None:
     """Show a report or the result of a bench in the view of that name: on stdout, or in a file.
 
-    `beside`: without a file, in one beside it, with the view's suffix; what comes from stdin goes to stdout then.
+    `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
     Raises UsageError when there is no such view, or it would replace what it shows.
     """
     from partita.partition_reports.records import Report
@@ -56,7 +56,7 @@ def _show(file: Path, view: Asked, *, beside: bool = False) -> None:
 
     record = storage.read_one_of(file, _kinds())
     found = load_view(view.view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
-    out = view.out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else None)
+    out = view.out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
     open_sink(found, out, (file,)).show(record, file)
 
 
@@ -115,8 +115,8 @@ def check(options: CheckCommand) -> None:
     held = gate_of(options, vocabulary(report), baseline=baseline is not None)
     if held == gate.Gate() and baseline is None:
         raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
-    beside = None if baseline is None else (str(baseline), storage.read(baseline))
-    result = gate.check(report, held, str(file), beside)
+    next_to = None if baseline is None else (str(baseline), storage.read(baseline))
+    result = gate.check(report, held, str(file), next_to)
     showing.show(result)
     if not result.passed:
         raise ReportCheckError(headline(result))

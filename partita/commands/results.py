@@ -13,6 +13,7 @@ import partita
 from partita.commands.refusal import render_refusal
 from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
 from partita.library.batches.running import FileAnswers, WorkerFact
+from partita.machine.records import MachineReport
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
@@ -39,7 +40,7 @@ class ErrorFact(Record):
     message: str
     """The line that is on stderr, without `partita: `."""
     remedy: str | None
-    """What to do, as the end of the message says; null when it does not."""
+    """The remedy at the end of the message; null without one."""
     remedies: tuple[RemedyRecord, ...] = ()
     """The same as data: what helps, each with the words of its command or options."""
     details: tuple[str, ...] = ()
@@ -56,8 +57,21 @@ class ErrorResult(Record):
     error: ErrorFact
 
 
+class DoctorResult(Record):
+    """What `doctor` found: versions and hardware, and the record of `providers`."""
+
+    schema_id: Literal["partita.doctor/1"] = Field(default="partita.doctor/1", alias="schema")
+    python: str
+    operating_system: str
+    cpu: str
+    logical_cores: int
+    packages: dict[str, str]
+    """Version of each installed package that takes part in a run or an export."""
+    machine: MachineReport
+
+
 def fact_of(error: PartitaError) -> ErrorFact:
-    """An error of ours as a record; without a remedy that is data, the message alone tells what to do."""
+    """An error of ours as a record; without a remedy as data, the message has it in words."""
     nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
@@ -82,7 +96,7 @@ class GeneratedRow(Record):
 
 
 class GenerationTimings(Record):
-    """Speed; null where too little was measured to tell."""
+    """Speed; null after too few steps."""
 
     prompt_tokens: int
     prefill_seconds: float | None
@@ -200,7 +214,7 @@ class ServedModel(Record):
     chat: bool
     """It has a chat template, so it takes messages."""
     adapters: tuple[str, ...] = ()
-    """Those beside its weights, which requests name as NAME:ADAPTER."""
+    """Its switchable adapters, which requests name as NAME:ADAPTER."""
 
 
 class ServeResult(Record):
@@ -240,6 +254,7 @@ def printed() -> dict[str, Any]:
         "diff": ReportDiff,
         "check": GateResult,
         "serve": ServeResult,
+        "doctor": DoctorResult,
         "support": SupportTable,
         "support-diff": SupportDiff,
     }

@@ -1,4 +1,4 @@
-"""`partita serve`: checks what was asked, opens the packages, and serves them until a signal ends it."""
+"""`partita serve`: checks the options, opens the packages, and serves them until a signal ends it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(options: ServeCommand) -> int:
         listening = stack.enter_context(bind(options.host, options.port))
         say_target(target)
         if not keys and not is_loopback(listening):
-            say(f"{options.host} can be reached from other machines, and nobody is asked for a key; give --api-key")
+            say(f"{options.host} is reachable from other machines, and no API key is required; give --api-key")
         models: dict[str, Served] = {}
         for name, package, manifest, prefix in zip(names, packages, manifests, prefixes, strict=True):
             served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line, prefix)

@@ -19,13 +19,13 @@ from partita.partition_reports.render.show import load_view
 VIEWS = "partita.support.sections"
 DIFF_VIEWS = "partita.support.diff.document"
 DIFF = "diff"
-"""The word that asks for the difference of two tables."""
+"""First argument of a comparison of two tables."""
 OPTIONS = {"json": "--out"}
 """Of the views, those whose option for a file is called otherwise."""
 
 
 def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
-    """Every view that the options name, with its claimed output. Raises UsageError when two would go to stdout."""
+    """Every view that the options name, with its output. Raises UsageError when two would go to stdout."""
     reads, view = tuple(reads), asked(replace(options, out=None)).view
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
     files = {name: Path(path) for name, path in given.items() if path is not None}

@@ -1,6 +1,6 @@
 """What the verbs share in talking to a terminal: progress bars, one-line notes, sizes and times for people.
 
-stdout carries results only; everything said along the way goes to stderr, and bars are drawn on a terminal only.
+stdout carries results only; notes go to stderr, and bars are drawn on a terminal only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Console(Console):
     """rich's console, which would end the process with code 1 when its reader has gone."""
 
     def on_broken_pipe(self) -> None:
-        """Go on without output: the exit code tells what the verb did, not who read it."""
+        """Go on without output: the exit code is that of the verb."""
         _drop_stream(1 if self.file is sys.stdout else 2)
 
 
@@ -63,7 +63,7 @@ def note(text: str) -> None:
 
 
 def write_stdout(text: str) -> bool:
-    """Write `text` at once; False when nobody reads stdout any more (head, less), which is no error."""
+    """Write `text` at once; False when the reader of stdout has gone (head, less), which is no error."""
     return _write_stream(sys.stdout, 1, text)
 
 
@@ -88,12 +88,12 @@ def fold(line: str, stream: IO[str] | None, indent: int) -> str:
 
 
 def write_stdout_bytes(data: bytes) -> bool:
-    """Bytes on stdout, at once; False when nobody reads them any more."""
+    """Bytes on stdout, at once; False when the reader has gone."""
     return write_stdout("") and _write_stream(sys.stdout.buffer, 1, data)
 
 
 def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
-    """Write at once to a standard stream; False when nobody reads it any more."""
+    """Write at once to a standard stream; False when the reader has gone."""
     global stdout_used
     if stream is None:  # a program without standard streams calls `run`
         return False
@@ -115,12 +115,12 @@ def _drop_stream(descriptor: int) -> None:
 
 
 def print_record(record: BaseModel) -> bool:
-    """A record as one JSON object on stdout; False when nobody reads it."""
+    """A record as one JSON object on stdout; False when the reader has gone."""
     return print_json(record.model_dump(mode="json", by_alias=True, warnings=False))
 
 
 def print_json(value: dict[str, Any]) -> bool:
-    """One JSON object on stdout, in UTF-8 whatever the terminal takes; False when nobody reads it."""
+    """One JSON object on stdout, in UTF-8 whatever the terminal takes; False when the reader has gone."""
     text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
 

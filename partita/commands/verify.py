@@ -1,4 +1,4 @@
-"""`partita verify`: replay a package's known answer on a provider and say, step by step, how far it was off."""
+"""`partita verify`: replay a package's known answer on a provider and print the deviation of each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS_PAST_WINDOW = 64
 
 
 def run(options: VerifyCommand) -> int:
-    """Check the package's hashes, replay, print the result; ParityError when it disagrees.
+    """Check the package's hashes, replay, print the result; ParityError on a mismatch.
 
     A folder that Partita did not write is compared with its original model, `reference`. Raises PackageError without.
     """
@@ -53,7 +53,7 @@ def run(options: VerifyCommand) -> int:
 
 
 def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: bool) -> int:
-    """Print the result. Raises ParityError when the package disagrees with its model."""
+    """Print the result. Raises ParityError on a mismatch with the source model."""
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:
@@ -67,7 +67,7 @@ def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: b
 
 
 def show(package: Path, result: Verification, console: Console) -> None:
-    """The result for people: whether it agrees, what it was compared with, one line per step."""
+    """Print the outcome, the reference, and one line per step."""
     page = Page(console)
     # Not wrapped: a log is searched by line.
     if result.status == "verified":
@@ -75,7 +75,7 @@ def show(package: Path, result: Verification, console: Console) -> None:
     elif result.tolerance is None:
         page.put(page.harmless(f"{package}: {result.detail}"))
     else:
-        page.put(page.harmless(f"{package}: FAILED: does not agree with its model on {result.provider}"), ALARM)
+        page.put(page.harmless(f"{package}: FAILED: mismatch with its model on {result.provider}"), ALARM)
     ties = f", {plural(result.near_ties, 'near tie')} left out of the token comparison" if result.near_ties else ""
     if result.rerouted:
         ties += f", {plural(result.rerouted, 'position')} left out at which rounding chooses other experts"

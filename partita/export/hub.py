@@ -151,5 +151,5 @@ def hub_error(given: str, error: BaseException, *, upload: bool = False) -> Part
         return CheckpointError(f"{given}: no such folder, and no such model on the Hugging Face hub", remedy=PRIVATE)
     return CheckpointError(
         f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub ({said}); check the name "
-        "and the network, or download it elsewhere and give its folder"
+        "and the network, or download it on another machine and give its folder"
     )

@@ -77,8 +77,8 @@ class PrecisionOptions:
         "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text."
     )
     max_perplexity_ratio: float | None = option(
-        "int8, int4: keep the perplexity within this ratio of the original (e.g. 1.01) by raising the precision of "
-        "as few weights as possible.",
+        "int8, int4: keep the perplexity within this ratio of the source model's (e.g. 1.01) by raising the precision "
+        "of as few weights as possible.",
         range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
     )
     max_weight_size: int | None = option(
@@ -117,7 +117,7 @@ class GraphOptions:
     prefill_chunk: int | None = option(
         "Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS
     )
-    opset: int | None = option("ONNX opset. Default: the one that the attention lowering needs.")
+    opset: int | None = option("ONNX opset. Default: the opset that the attention lowering needs.")
     exporter: str = option("Exporter to use.", default="native", complete="exporters")
     without_pass: Sequence[str] = option(
         "Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.",
@@ -131,16 +131,14 @@ class VerificationOptions:
     """How the package is compared with the source model."""
 
     HELP_GROUP = "Verification"
-    verify: bool = option(
-        "Skip the comparison with the original model; the package is marked unverified.", default=True
-    )
+    verify: bool = option("Skip the comparison with the source model; the package is marked unverified.", default=True)
     verify_length: int | None = option(
-        "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+        "Longest sliding window, attention chunk or trained context that verification crosses, in tokens. "
         "Default: 1,024.",
         range=TOKENS,
     )
     quality_text: PathText | None = option(
-        "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
+        "int8, int4: UTF-8 text on which the package is compared with the source model. Default: the text that "
         "ships with Partita."
     )
     quality_tokens: int | None = option(
@@ -169,7 +167,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
     revision: Revision = None
     adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
     with_adapters: Mapping[str, PathText] | None = option(
-        "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+        "PEFT adapter, LoRA, to store next to the weights, for `generate --adapter NAME`; repeatable.",
         metavar="NAME=FOLDER",
         text="folders",
     )
@@ -178,7 +176,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportOptions):
-    """Export a checkpoint to a package and check it against the original model."""
+    """Export a checkpoint to a package and check it against the source model."""
 
     explain: bool = option(
         "Also print what each pass over the graph does and how often it did it.", default=False, group="Output"

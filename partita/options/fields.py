@@ -1,7 +1,7 @@
 """Options as fields of a frozen dataclass: type, default, range and help of each, and how values are checked.
 
 The command line is built from these dataclasses (`partita.commands.build`), functions of the Python API take their
-fields as arguments, and rows of prompt files and bodies of the server are checked by them. Imports nothing heavy.
+fields as arguments, and they check rows of prompt files and requests of the server. Imports nothing heavy.
 """
 
 import math
@@ -35,7 +35,7 @@ class Range:
     least: float = -math.inf
     most: float = math.inf
     words: str = ""
-    """How a message says it; empty: from the limits."""
+    """Text in messages; empty: from the limits."""
     above: float = -math.inf
     """Lower limit that is itself outside."""
     also: float | None = None
@@ -94,7 +94,7 @@ class SamplingOption(Option):
     off: float | None = None
     """The value that changes nothing."""
     suggested: float | None = None
-    """What transformers' `generate` uses where a checkpoint samples and says nothing."""
+    """Default of transformers' `generate` for a checkpoint that samples."""
     drawn: bool = True
     """Greedy decoding does not use it."""
 

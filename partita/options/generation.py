@@ -183,7 +183,7 @@ class GenerateCommand(PlacementLimits, RunOptions):
         group="Output",
     )
     address: str | None = option(
-        "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
+        "Ray cluster that processes the rows of --input: auto (the cluster on this machine), HOST:PORT, or local (one "
         "is started for this run).",
         metavar="ADDRESS",
         group="Cluster",

@@ -122,14 +122,14 @@ class ForeignFolder:
     """Options for a folder that another exporter wrote."""
 
     HELP_GROUP = "Model"
-    variant: str | None = option(
-        "Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"
-    )
+    variant: str | None = option("Model in a folder of another exporter: q4, fp16 or a file name.", metavar="NAME")
     contract: PathText | None = option(
-        "Meaning of the inputs and outputs of such a folder, where it cannot be inferred.", metavar="FILE.toml"
+        "Meaning of the inputs and outputs of another exporter's model, where it cannot be inferred.",
+        metavar="FILE.toml",
     )
     max_length: int | None = option(
-        "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.", range=TOKENS
+        "Maximum prompt plus output tokens of another exporter's model. Default: its config's, at most 4096.",
+        range=TOKENS,
     )
 
 

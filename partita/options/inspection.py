@@ -24,6 +24,13 @@ class ProvidersCommand(ProvidersOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorCommand(ProvidersOptions):
+    """Show versions, hardware, execution providers and problems of this installation, for a bug report."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class InspectOptions(ForeignFolder):
     """What a package, folder or ONNX file holds."""
 
@@ -64,15 +71,15 @@ class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand(VerifyOptions):
-    """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
+    """Replay the known answer of a package on a provider, without torch. Exit code 4 on a mismatch."""
 
     as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(ProviderChain, PackageOptions):
-    """Measure what rounding costs a package (all but plain fp32) on a provider, without torch: perplexity beside its
-    original's.
+    """Measure the perplexity of a rounded package (any precision but fp32) on a provider, next to that of its source
+    model, without torch.
     """
 
     as_json: Json = False

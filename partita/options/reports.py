@@ -12,7 +12,7 @@ REPORT_VIEWS = "partita.partition_reports.views"
 
 @dataclass(frozen=True, kw_only=True)
 class ShowCommand:
-    """Show what a report says in at most ten lines: what happened, why, and what to do about it."""
+    """Summarise a report in at most ten lines: what happened, why, and what to do about it."""
 
     file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
     view: str | None = view_option(REPORT_VIEWS, "brief")
@@ -45,7 +45,7 @@ class MarkdownCommand:
 @dataclass(frozen=True, kw_only=True)
 class ExplainCommand:
     """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
-    removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.
+    removed by fusion is explained through the node that replaced it. An ambiguous part lists the matches; exit code 2.
     """
 
     file: ReportArgument

@@ -108,7 +108,7 @@ def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[
             "verification": Verification(status="unverified", detail="exported with `verify=False`"),
         }
     )
-    assert _quality(manifest) == ["  quality     not measured: the original was not run"]
+    assert _quality(manifest) == ["  quality     not measured: the source model was not run"]
     package = own_copy(half)
     (package / QUALITY).unlink()
     with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its original"):

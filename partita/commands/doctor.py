@@ -1,0 +1,55 @@
+"""`partita doctor`: versions, hardware, providers and problems of the installation, to paste into a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+from partita.commands.results import DoctorResult
+from partita.commands.terminal import print_record, write_stdout
+from partita.library.place.supporting import providers
+from partita.observations.text_format import human_bytes
+from partita.options.inspection import DoctorCommand
+from partita.runtime.cpu.cores import cpu_name
+from partita.runtime.machine import PACKAGES
+
+
+def run(options: DoctorCommand) -> None:
+    """Collect the facts and print them. Imports none of the packages whose versions it prints."""
+    result = DoctorResult(
+        python=platform.python_version(),
+        operating_system=platform.platform(),
+        cpu=cpu_name(),
+        logical_cores=os.cpu_count() or 1,
+        packages={name: found.version for name in PACKAGES for found in [*metadata.distributions(name=name)][:1]},
+        machine=providers(provider_libraries=options.provider_libraries or {}),
+    )
+    if options.as_json:
+        print_record(result)
+    else:
+        write_stdout("\n".join(describe(result)) + "\n")
+
+
+def describe(result: DoctorResult) -> list[str]:
+    """The facts as lines of text."""
+    machine, runtime = result.machine, result.machine.onnxruntime
+    gpus = [f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in machine.gpus or ()]
+    wheels = ", ".join(runtime.packages) or "not installed"
+    facts = {
+        "partita": machine.partita_version,
+        "python": result.python,
+        "system": result.operating_system,
+        "cpu": f"{result.cpu}, {result.logical_cores} logical cores",
+        "gpu": "; ".join(gpus) or "none that the NVIDIA driver lists",
+        "onnxruntime": f"{wheels}; CUDA {runtime.cuda}" if runtime.cuda else wheels,
+        **dict.fromkeys(PACKAGES, "not installed"),
+        **result.packages,
+        "default chain": ",".join(machine.default_chain) or "none",
+    }
+    for entry in machine.providers:
+        facts[f"provider {entry.name}"] = "usable" if entry.usable else f"{entry.reason}: {entry.evidence}"
+    wide = max(map(len, facts))
+    lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in facts.items()]
+    problems = [f"problem: {found.reason}: {found.evidence}; {found.remedy}" for found in machine.findings]
+    return [*lines, *(problems or ["no problems found"])]
