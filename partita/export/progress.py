@@ -46,7 +46,7 @@ class Silent:
 def stage(
     progress: Progress, title: str, seconds: dict[str, float], total_bytes: int | None = None, *, of: str = ""
 ) -> Iterator[Stage]:
-    """Run a stage, show it and add how long it took to what `title` took before. `of`: what it is done for now."""
+    """Run a stage, report it, and add its duration to `seconds[title]`. `of`: a detail for the shown title."""
     import time
 
     started = time.perf_counter()

@@ -217,7 +217,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', and no graph has such an input"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', but no graph has this input"),
         (KEYS + "in_place = true\n", "in_place is true in the contract, but the graph makes 'present.0.key' longer"),
         ("vocab_size = 7\n", "but 7 in the contract"),
         ('[[files]]\nfile = ""\n', "files.0.file"),
