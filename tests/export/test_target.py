@@ -87,7 +87,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert provider.asked == provider.replayed == ["gqa"]
     assert summary.manifest.graph.attention == "gqa"
     nodes = summary.manifest.graph.files[0].nodes
-    assert summary.attention_reason == f"auto: there takes {nodes} of {nodes} nodes"
+    assert summary.attention_reason == f"auto: there supports {nodes} of {nodes} nodes"
     target = read_manifest(summary.out).target
     assert target is not None
     assert (target.provider, target.source, target.how) == ("there", "--target", "directly")
