@@ -118,7 +118,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "absurd size": (
         file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]),
         CheckpointError,
-        "but the file has",
+        "and the file has",
     ),
     "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
     "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
