@@ -90,7 +90,7 @@ def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> 
 
 def test_a_named_lowering_without_a_target_asks_nobody(exporting: Export) -> None:
     content = as_json(exporting("--attention", "primitives", "--json"))
-    assert content["manifest"]["target"] is None and content["attention_reason"] == "asked for"
+    assert content["manifest"]["target"] is None and content["attention_reason"] == "requested"
 
 
 def test_a_named_lowering_with_a_target_is_asked_about_alone(exporting: Export) -> None:

@@ -109,7 +109,7 @@ class Tty(io.StringIO):
 
 
 def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
-    line = "  attention   gqa (auto: cpu takes 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
+    line = "  attention   gqa (auto: cpu supports 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
     monkeypatch.setenv("COLUMNS", "60")
     lines = fold(line, Tty(), 14).splitlines()
     assert len(lines) == 2 and max(map(len, lines)) <= 60

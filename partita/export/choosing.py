@@ -132,18 +132,18 @@ class Choosing:
             return
         if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
             return  # the model's experts and recurrences are in standard operators in both forms
-        with stage(work.progress, "ask target", work.seconds, of=str(way)):
+        with stage(work.progress, "probe target", work.seconds, of=str(way)):
             self.answers[way] = self.target.ask(skeleton(traced.model), _one_token(traced))
 
     def reason(self, way: Way) -> str:
         """The reason for `way`, in one sentence."""
-        head = "asked for" if self.wanted != AUTO else AUTO
+        head = "requested" if self.wanted != AUTO else AUTO
         if self.target.ask is None:
             default = f"the default for {self.target.provider}"
             first = default if not self.stopped else f"the next after {default}"
             return "; ".join([f"{head}: {first}, {self.target.how}", *told(self.stopped)])
         others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
-        others += [f"{other} disagrees: {detail}" for other, detail in self.disagrees.items()]
+        others += [f"{other} does not match: {detail}" for other, detail in self.disagrees.items()]
         others += [*told(self.stopped), *(f"{other}: {error}" for other, error in self.unfit.items())]
         return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[way])}", *others])
 
@@ -227,7 +227,7 @@ class Unasked:
 def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
     """The default variant without a target, and the reason."""
     if wanted != AUTO:
-        return usual(wanted), "asked for"
+        return usual(wanted), "requested"
     best, *others = ranked()
     fitting = next((each for each in others if not each.same_kv_width), None)
     if best.same_kv_width and fitting and any(layer.key_width != layer.value_width for layer in fake.probed.layers):

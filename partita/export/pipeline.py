@@ -106,7 +106,7 @@ def _run(
         checkpoint = open_checkpoint(str(work.options.checkpoint))
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
-    work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
+    work.options = options = _with_defaults(stored_precision.settled(work.options, checkpoint), target, quality_text)
     refuse_unable(chosen, options, checkpoint.quantised)
     chosen.check(options)
     for note in (*checkpoint.notes, *stored_precision.notes(options, checkpoint)):
@@ -126,7 +126,7 @@ def _run(
         raise offer(error, checkpoint, options) from error
 
 
-def _settled(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
+def _with_defaults(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
     """The options with defaults that depend on the precision and the target."""
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)

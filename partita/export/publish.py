@@ -162,7 +162,7 @@ def _umask() -> int:
 
 
 def _make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Create the parent folders of OUT; `cleanup` removes those that are empty at the end."""
+    """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
         with held():

@@ -118,7 +118,7 @@ def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
 
 
 def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
-    """Variants from best to worst, without those that have no result.
+    """Variants from best to worst, without variants that have no result.
 
     Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
     """
@@ -145,14 +145,14 @@ def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
 
 
 def describe(answer: Answer) -> str:
-    """`takes 310 of 316 nodes, not GroupQueryAttention (6)`."""
+    """`supports 310 of 316 nodes, not GroupQueryAttention (6)`."""
     if answer.fails:
         return f"fails over the whole graph: {answer.fails}"
     off = sum(answer.left.values())
     listed = ", ".join(f"{op} ({count})" for op, count in sorted(answer.left.items(), key=lambda entry: -entry[1]))
     rest = f"; no answer on {answer.unasked}" if answer.unasked else ""
     taken = answer.nodes - off - answer.unasked
-    return f"takes {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"
+    return f"supports {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"
 
 
 def skeleton(model: ir.Model) -> bytes:

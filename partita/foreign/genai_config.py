@@ -11,12 +11,12 @@ from partita.errors import PackageError
 from partita.package.folder import GET_AGAIN
 
 
-def _known(value: object) -> object:
+def _unknown_to_zero(value: object) -> object:
     """Convert null and negative numbers, by which some exporters mean unknown, to 0."""
     return 0 if value is None or (type(value) is int and value < 0) else value
 
 
-Count = Annotated[int, BeforeValidator(_known), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_unknown_to_zero), Field(ge=0)]
 """A size; 0: unknown."""
 
 

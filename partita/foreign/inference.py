@@ -135,7 +135,7 @@ class Inference:
         for states in self.written.states:
             if all(layer_in(states.past, name, LAYER) is None for name in inputs):
                 raise PackageError(
-                    f"{self.where}: {WRITTEN} has states {states.past!r}, and no graph has such an input",
+                    f"{self.where}: {WRITTEN} has states {states.past!r}, but no graph has this input",
                     remedy=CORRECT,
                 )
 

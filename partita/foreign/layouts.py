@@ -118,14 +118,14 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
             or [each for each in found if any(_is_called(file, variant) for file, _ in each.files)]
         )
         if not named:
-            raise UsageError(f"`variant={variant}`: {folder} has {listing(_shown(found))}")
+            raise UsageError(f"`variant={variant}`: {folder} has {listing(_names_with_files(found))}")
     else:
         plain = [each for each in found if not each.variant]
         named = plain or list(found)
     if len(named) > 1:
         first = named[0].name if len({each.name for each in named}) > 1 else named[0].files[0][0]
         raise PackageError(
-            f"{folder}: {len(named)} models could be meant: {listing(_shown(named))}",
+            f"{folder}: {len(named)} models could be meant: {listing(_names_with_files(named))}",
             remedy=CHOOSE.filled(variant=first),
         )
     return named[0]
@@ -135,6 +135,6 @@ def _is_called(file: str, name: str) -> bool:
     return name in (PurePosixPath(file).name, PurePosixPath(file).stem)
 
 
-def _shown(found: Sequence[Candidate]) -> list[str]:
+def _names_with_files(found: Sequence[Candidate]) -> list[str]:
     """Candidates with their files: `q4 (onnx/model_q4.onnx)`."""
     return [f"{each.name} ({' and '.join(file for file, _ in each.files)})" for each in found]

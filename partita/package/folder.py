@@ -404,14 +404,14 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
     return EXPORT_LIKE.filled(
         checkpoint=known,
         out=folder,
-        how=(*how, *(word for word, option in _asked(manifest) if option not in said)),
+        how=(*how, *(word for word, option in _recorded_options(manifest) if option not in said)),
         precision=graph.precision,
         max_length=graph.max_length,
         batch_size=graph.batch_size,
     )
 
 
-def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _recorded_options(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """The recorded words of the export's command line, each with its option."""
     for name, values in (manifest.asked or {}).items():
         option = f"--{name}"

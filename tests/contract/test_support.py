@@ -69,7 +69,7 @@ def test_a_provider_is_asked_and_the_answers_are_those_of_placement(environment,
     assert found["schema"] == "partita.support/1"
     assert {need["operator"]: need["outcome"] for need in found["model"]} == {"MatMul": "taken", "Relu": "taken"}
     assert found["provider"]["ort_name"] == target.ort_name
-    assert "takes 2 of 2 nodes" in done.out
+    assert "supports 2 of 2 nodes" in done.out
 
 
 @pytest.mark.environment("qnn")  # ONNX Runtime as it is released for CPUs

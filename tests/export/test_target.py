@@ -87,7 +87,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert provider.asked == provider.replayed == ["gqa"]
     assert summary.manifest.graph.attention == "gqa"
     nodes = summary.manifest.graph.files[0].nodes
-    assert summary.attention_reason == f"auto: there takes {nodes} of {nodes} nodes"
+    assert summary.attention_reason == f"auto: there supports {nodes} of {nodes} nodes"
     target = read_manifest(summary.out).target
     assert target is not None
     assert (target.provider, target.source, target.how) == ("there", "--target", "directly")
@@ -143,7 +143,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     assert provider.asked == ["gqa", "onnx24", "primitives"], "the others were asked only after gqa had disagreed"
     assert provider.replayed == ["gqa", "primitives"]
     assert summary.manifest.graph.attention == "primitives" and summary.manifest.verification.status == "verified"
-    assert "gqa disagrees: first difference" in summary.attention_reason
+    assert "gqa does not match: first difference" in summary.attention_reason
     assert any(note.startswith("`attention=gqa` was tried and rejected: first difference") for note in summary.notes)
     target = summary.manifest.target
     assert target is not None and [bool(entry.disagrees) for entry in target.asked] == [True, False, False]
@@ -164,7 +164,7 @@ def test_a_named_lowering_is_the_only_one_asked_about_and_is_taken_whatever_the_
     provider = Provider({"onnx24": 6})
     summary = exporting(provider.target(), attention="onnx24")
     assert provider.asked == ["onnx24"] and summary.manifest.graph.attention == "onnx24"
-    assert summary.attention_reason.startswith("asked for: there takes ")
+    assert summary.attention_reason.startswith("requested: there supports ")
 
 
 def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Exporting, tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
     equals = {way: replace(answers[onnx24], unasked=count) for way, count in zip(order, (60, 9, 1), strict=True)}
     assert rank(equals, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
     assert describe(answers[primitives]) == "fails over the whole graph: cannot compile"
-    assert describe(answers[gqa]) == "takes 48 of 50 nodes, not GroupQueryAttention (2)"
-    assert describe(answers[onnx24]) == "takes 58 of 60 nodes; no answer on 2"
+    assert describe(answers[gqa]) == "supports 48 of 50 nodes, not GroupQueryAttention (2)"
+    assert describe(answers[onnx24]) == "supports 58 of 60 nodes; no answer on 2"
 
 
 class WithoutExperts(Provider):

@@ -165,11 +165,14 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
         model.graph.initializer.append(numpy_helper.from_array(np.array([ORIGINAL], np.int64), "original"))
     onnx.save(model, folder / "model.onnx")
     limit = ORIGINAL if operator == "Greater" else ORIGINAL - 1
-    for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
+    for choice, length, says in (
+        (Choice(), limit, "the maximum length is"),
+        (Choice(max_length=LONGEST), LONGEST, "longer"),
+    ):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
         (note,) = [note for note in manifest.foreign.notes if "other rotary frequencies" in note]
-        assert says in note and f"more than {limit} tokens" in note
+        assert says in note and f"beyond {limit} tokens" in note
 
 
 @pytest.mark.parametrize("share_buffer", [True, False])
@@ -180,7 +183,10 @@ def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path
     slides = {"slide_key_value_cache": False, "slide_inputs": False, "layers": []}
     raw["model"]["decoder"]["sliding_window"] = {"window_size": WINDOW, **slides}
     (folder / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
-    for choice, length, says in ((Choice(), WINDOW, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
+    for choice, length, says in (
+        (Choice(), WINDOW, "the maximum length is"),
+        (Choice(max_length=LONGEST), LONGEST, "longer"),
+    ):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
         (note,) = [note for note in manifest.foreign.notes if "a window of" in note]
@@ -269,9 +275,7 @@ def test_lengths_in_place_of_a_mask(tmp_path: Path) -> None:
 def test_lengths_of_another_form_are_refused(shape: str, tmp_path: Path) -> None:
     told = OLIVE.replace("batch_size,1", shape)
     folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=told)
-    with pytest.raises(
-        PackageError, match=r"past_seq_len .* for write_start by its name, .* dimensions or as \[\?,1\]"
-    ):
+    with pytest.raises(PackageError, match=r"past_seq_len .* the name of write_start, .* dimensions or as \[\?,1\]"):
         open_folder(folder)
 
 

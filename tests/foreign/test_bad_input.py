@@ -76,7 +76,7 @@ def test_one_variant_in_two_places_is_chosen_by_its_file(hub_folder: Path, tmp_p
         ("num_hidden_layers", 3, ("3 layers", "cache of 1")),
         ("num_key_value_heads", 4, ("4 heads", "has 1")),
         ("vocab_size", 100, ("vocabulary of 100", "have 64")),
-        ("head_dim", 24, ("heads of 24", "has 16")),
+        ("head_dim", 24, ("head size is 24", "has 16")),
     ],
 )
 def test_a_configuration_that_contradicts_the_graph(
@@ -208,7 +208,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("max_length = ", "no TOML"),
+        ("max_length = ", "not TOML"),
         ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
         ('[ports]\nattention_mask = "cache_branch"\n', "cannot be for cache_branch"),
         ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "model.onnx (decode)"),
@@ -217,14 +217,14 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', and no graph has such an input"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', but no graph has this input"),
         (KEYS + "in_place = true\n", "in_place is true in the contract, but the graph makes 'present.0.key' longer"),
-        ("vocab_size = 7\n", "but 7 in the contract"),
+        ("vocab_size = 7\n", "but the contract has 7"),
         ('[[files]]\nfile = ""\n', "files.0.file"),
         ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
         ("max_length = true\n", "max_length: Input should be a valid integer"),
         (f"batch_size = {'9' * 400}\n", "batch_size"),
-        (f"batch_size = {'9' * 5000}\n", "no TOML"),
+        (f"batch_size = {'9' * 5000}\n", "not TOML"),
         (f"a = {'[' * 3000}{']' * 3000}\n", "nested too deep"),
         ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],

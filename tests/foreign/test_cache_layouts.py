@@ -154,14 +154,14 @@ def test_positions_in_three_dimensions_of_a_picture_are_one_for_text(which: int,
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
     odd = folder_of(text.replace(IN_THREE, IN_THREE.replace("3", "4")), tmp_path / "odd")
-    with pytest.raises(PackageError, match=r"position_ids .* is for positions by its name, .* or as \[3,\?,\?\]"):
+    with pytest.raises(PackageError, match=r"position_ids .* has the name of positions, .* or as \[3,\?,\?\]"):
         open_folder(odd)
 
 
 def test_rows_that_move_are_refused(tmp_path: Path) -> None:
     """The mask says that the first rows are valid, and the graph has them at the end: every token would be wrong."""
     folder = folder_of(fixed(MOVED), tmp_path / "moved")
-    with pytest.raises(PackageError, match=r"past_key_0 float32\[1,1,32,1\].*every step moves all rows"):
+    with pytest.raises(PackageError, match=r"past_key_0 float32\[1,1,32,1\].*each step moves all rows"):
         open_folder(folder)
 
 

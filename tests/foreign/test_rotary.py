@@ -65,11 +65,14 @@ def with_tables(folder: Path, turns: npt.NDArray[np.float64], *, beside: bool = 
 
 def check_short(folder: Path, limit: int) -> None:
     """Texts are of `limit` tokens unless longer ones are asked for, and a note says why."""
-    for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
+    for choice, length, says in (
+        (Choice(), limit, "the maximum length is"),
+        (Choice(max_length=LONGEST), LONGEST, "longer"),
+    ):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
         (note,) = [note for note in manifest.foreign.notes if "other rotary frequencies" in note]
-        assert says in note and f"more than {limit} tokens" in note
+        assert says in note and f"beyond {limit} tokens" in note
 
 
 @pytest.mark.parametrize(("operator", "limit"), [("Greater", ORIGINAL + 1), ("GreaterOrEqual", ORIGINAL)])

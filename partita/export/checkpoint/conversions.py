@@ -125,7 +125,7 @@ def _permute(tensor: Pending, dims: list[int]) -> Origin:
     return tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims))
 
 
-def _same(tensor: Pending, **_: Any) -> Origin:
+def _identity(tensor: Pending, **_: Any) -> Origin:
     return tensor.origin
 
 
@@ -141,9 +141,9 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
     aten.unsqueeze.default: _unsqueeze,
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,
-    aten.clone.default: _same,
-    aten.detach.default: _same,
-    aten.alias.default: _same,
+    aten.clone.default: _identity,
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
 }
 """Operators whose results are regions of their inputs."""
 

@@ -39,7 +39,7 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     if found is None:
         if options.requantise:
             raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; leave it out")
-        return _checked(options, EXACT.name) if options.precision == AUTO else options
+        return _with_precision(options, EXACT.name) if options.precision == AUTO else options
     bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
     if options.requantise:
         if bits is None:
@@ -48,8 +48,8 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     if options.precision != AUTO and bits is None:
         return options
     if options.precision == AUTO and not any(isinstance(weight, AffineWeight) for weight in found.weights.values()):
-        return _checked(options, EXACT.name)
-    own = _own(found, checkpoint)
+        return _with_precision(options, EXACT.name)
+    own = _stored_precision(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
             f"`precision={options.precision}`: {checkpoint.given} is quantised with {found.method}, which is "
@@ -69,10 +69,10 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
                 f"({found.method}), and not rounded; leave it out, or add `requantise=True`, which rounds "
                 "them a second time"
             )
-    return _checked(options, own)
+    return _with_precision(options, own)
 
 
-def _checked(options: ExportOptions, precision: str) -> ExportOptions:
+def _with_precision(options: ExportOptions, precision: str) -> ExportOptions:
     """The options with another precision. Raises UsageError where other options contradict it."""
     changed = replace(options, precision=precision)
     check_options(changed)
@@ -125,7 +125,7 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
     return told
 
 
-def _own(found: Quantised, checkpoint: Checkpoint) -> str:
+def _stored_precision(found: Quantised, checkpoint: Checkpoint) -> str:
     """The precision of the stored integers. Raises UnsupportedModelError where there are none."""
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)

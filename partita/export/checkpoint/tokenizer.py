@@ -60,14 +60,14 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
             plain.no_truncation()  # as at run time
             plain.no_padding()
-            return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
+            return Probed("tokenizers" if _matches(full, plain) else "transformers", loads=True)
     except PartitaError as error:
         need = "token ids"
         notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
         return Probed("transformers", loads=False)
 
 
-def _same(full: Any, plain: Any) -> bool:
+def _matches(full: Any, plain: Any) -> bool:
     """Whether ids are equal for every text, and texts for every id and for sequences of random ids."""
     special = " and ".join(full.all_special_tokens)
     for text in (*TEXTS, special, f"a{special}b"):

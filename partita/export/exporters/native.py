@@ -68,11 +68,11 @@ class Traces:
         way = self.choosing.best()
         if way is None:
             return None
-        made = self._made(self.draft.graphs(way))
+        made = self._export_graphs(self.draft.graphs(way))
         self.tried[made.label] = way
         return made
 
-    def _made(self, graphs: Graphs) -> Exported:
+    def _export_graphs(self, graphs: Graphs) -> Exported:
         """The exported graphs, with the bits of weights chosen where there is a budget."""
         if not self.draft.work.options.searches:
             return _exported(graphs)
@@ -115,7 +115,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     if work.options.with_adapters and target is not None and target.constant_defaults:
         _check_fixed(work.options, target)
     if target is not None and in_question(work.options, target):
-        with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
+        with stage(work.progress, "probe target", work.seconds, of=work.options.precision):
             work.options = settled(work.options, target, work.notes.append)
     options = work.options
     length = max_length(options, checkpoint)
@@ -143,7 +143,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     work.notes += [note for each in adapters.switched for note in each.notes]
     plan = beside = None
     if options.computing.bits is not None:
-        with stage(work.progress, "ask target", work.seconds, of=options.precision):
+        with stage(work.progress, "probe target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             matrices = [name for name, weight in fake.module.named_parameters() if weight.dim() > 1]
             modules += [path for name in matrices for path in paths([name])]

@@ -36,7 +36,7 @@ def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[
         operator = OPERATORS.get(node.op_type) if node.domain == "" else None
         if operator is None:
             raise UnknownError(f"{node.domain or 'ai.onnx'}::{node.op_type}")
-        inputs = [_known(value, known) for value in node.inputs if value is not None]
+        inputs = [_value_of(value, known) for value in node.inputs if value is not None]
         try:
             with np.errstate(all="ignore"):
                 result = operator(node, inputs)
@@ -46,7 +46,7 @@ def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[
     return known
 
 
-def _known(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
+def _value_of(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
     if value in known:
         return known[value]
     if value.const_value is None or stored(value) is not None:

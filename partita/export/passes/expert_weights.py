@@ -42,17 +42,17 @@ def _fold(graph: ir.Graph, node: ir.Node) -> bool:
         order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
         if len(order) < 3:
             return False
-        return _put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
+        return _replace_nodes(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
     shape = _reshaped_to(node, weight)
     if shape is None:
         return False
     if (rest := _interleaving(node, weight.part.shape, shape)) is not None:
         axis, nodes = rest
-        return _put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
+        return _replace_nodes(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
     following = only_consumer(node.outputs[0])
     if weight.shape.rank() < 3 or following is None or following.op_type in ("Transpose", "Reshape"):
         return False
-    return _put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
+    return _replace_nodes(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
 
 
 def _reshaped_to(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
@@ -85,7 +85,7 @@ def _interleaving(
     return None
 
 
-def _put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
+def _replace_nodes(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
     """Replace the result of the last of `nodes` with `weight`, and remove the nodes; False where `weight` is None."""
     if weight is None:
         return False

@@ -77,7 +77,7 @@ def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
     for source, result, nodes in _candidates(reduce):
         norm = recognised(nodes, source, result)
         if norm is not None:
-            return _put(graph, source, result, norm, context)
+            return _replace_nodes(graph, source, result, norm, context)
     return False
 
 
@@ -174,7 +174,7 @@ def _equal(one: Array, other: Array) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE * max(1e-3, np.abs(other).max()))
 
 
-def _put(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, context: PassContext) -> bool:
+def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, context: PassContext) -> bool:
     """Replace the nodes by the operator; False where the target does not support it."""
     scale, shift = _scale(source, norm), norm.shift
     if scale is None or (shift is not None and shift.dtype != source.dtype):

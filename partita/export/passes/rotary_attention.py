@@ -57,7 +57,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
     length = context.spec.max_length
     found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _turned(node, index)) is not None]
     pair = [each for each in found if each is not None]
-    if len(pair) != 2 or not _same(*pair) or not _fits(pair[0]):
+    if len(pair) != 2 or not _same_rotation(*pair) or not _fits(pair[0]):
         return False
     tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
     inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
@@ -95,7 +95,7 @@ def _turned(node: ir.Node, index: int) -> ir.Value | None:
     return None
 
 
-def _same(one: Rotation, other: Rotation) -> bool:
+def _same_rotation(one: Rotation, other: Rotation) -> bool:
     """Whether query and key have the same rotation."""
     return (
         one.interleaved == other.interleaved

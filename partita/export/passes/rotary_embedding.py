@@ -49,7 +49,7 @@ def run(model: ir.Model, context: PassContext) -> int:
         if maker is None or maker.graph is not graph:
             continue
         with over(maker):
-            for found in list(_found(end, touched, positions, context.spec.max_length)):
+            for found in list(_embeddings_in(end, touched, positions, context.spec.max_length)):
                 count += _rewritten(graph, found, positions, context)
     drop_unused_initializers(graph)
     return count
@@ -77,7 +77,7 @@ def _ends(graph: ir.Graph, touched: set[ir.Value]) -> list[ir.Value]:
     return [value for value in made if any(not touched.issuperset(use.node.outputs) for use in value.uses())]
 
 
-def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
+def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
     """The embeddings that `value` contains."""
     views = [value]
     while (maker := views[-1].producer()) is not None and maker.op_type in VIEWS and maker.inputs[0] in touched:
@@ -90,7 +90,7 @@ def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length:
     if maker is not None and (maker.op_type in CARRIERS or unscaled(views[-1]) is not None):
         for each in dict.fromkeys(maker.inputs):
             if each is not None and each in touched:
-                yield from _found(each, touched, positions, length)
+                yield from _embeddings_in(each, touched, positions, length)
 
 
 def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:

@@ -185,7 +185,7 @@ def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dt
     """A model with one layer's gated experts for every packing."""
     assert form.experts is not None
     kind, width = to_ir(dtype), PROBED_WIDTH
-    place, hidden = _begun("hidden", kind, kernels, SIZES["hidden"])
+    place, hidden = _new_graph("hidden", kind, kernels, SIZES["hidden"])
     scores = ir.Value(name="scores", shape=ir.Shape(SIZES["scores"]), type=ir.TensorType(kind))
     place.graph.inputs.append(scores)
     made = []
@@ -197,7 +197,7 @@ def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dt
         )
         call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
         made.append(form.experts.write(place, call))
-    return _finished(place, made)
+    return _serialised(place, made)
 
 
 def asked_products(
@@ -214,27 +214,27 @@ def asked_products(
 
     `rows`: default `width`.
     """
-    place, hidden = _begun("x", to_ir(dtype), kernels, (1, tokens, width))
+    place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
         weight = _zeros(
             place, f"w{index}", form.product.layout, _ProbedSizes(packing, to_ir(dtype), rows or width, width)
         )
         made.append(form.product.write(place, hidden, None, weight))
-    return _finished(place, made)
+    return _serialised(place, made)
 
 
 def _look_ups_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with a row lookup for every packing."""
-    place, ids = _begun("ids", ir.DataType.INT64, kernels, SIZES["ids"])
+    place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     made = []
     for index, packing in enumerate(packings):
         weight = _zeros(place, f"w{index}", form.look_up.layout, _ProbedSizes(packing, to_ir(dtype)))
         made.append(form.look_up.write(place, ids, weight))
-    return _finished(place, made)
+    return _serialised(place, made)
 
 
-def _begun(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
+def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
     """A graph with one input, and a place at its end."""
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
     graph = ir.Graph([value], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="packed")
@@ -257,7 +257,7 @@ def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
     return value
 
 
-def _finished(place: Place, outputs: Sequence[ir.Value]) -> bytes:
+def _serialised(place: Place, outputs: Sequence[ir.Value]) -> bytes:
     """The serialised model, with names for all nodes and values."""
     for index, node in enumerate(place.graph):
         node.name = f"{node.op_type}_{index}"

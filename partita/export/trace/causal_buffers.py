@@ -51,10 +51,10 @@ class _Rows(TorchFunctionMode):
             return False
         start = self._keys - self._positions.shape[1]
         wanted = (slice(None), slice(None), slice(start, self._keys), slice(None, self._keys))
-        return all(_same(ours, theirs) for ours, theirs in zip(wanted, index, strict=True))
+        return all(_same_slice(ours, theirs) for ours, theirs in zip(wanted, index, strict=True))
 
 
-def _same(one: slice, other: slice) -> bool:
+def _same_slice(one: slice, other: slice) -> bool:
     """Whether two slices are known to be equal; their bounds may be symbolic."""
     pairs = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
     return all(

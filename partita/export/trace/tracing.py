@@ -341,7 +341,7 @@ def _check_rolled(model: ir.Model) -> None:
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Rename initializers to the model's names, and drop the data of those that a checkpoint may store.
+    """Rename initializers to the model's names, and drop the data of tensors that a checkpoint may store.
 
     Those are parameters and persistent buffers; otherwise the initial value of a buffer would be folded into the graph.
     """

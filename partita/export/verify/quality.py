@@ -171,7 +171,7 @@ def measure(
     blocks = _Blocks(found, vocab_size)
     model = load(checkpoint, scratch)
     with ExitStack() as opened:
-        kept = opened.enter_context(_kept(scratch, windows.shape[1] - 1, vocab_size))
+        kept = opened.enter_context(_logits_file(scratch, windows.shape[1] - 1, vocab_size))
         scorer: Scorer | None = None
         for start in range(0, len(windows), kept.windows):
             part = windows[start : start + kept.windows]
@@ -198,7 +198,7 @@ def _windows_kept(length: int, vocab_size: int) -> int:
 
 
 def _compare(
-    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: _Kept, blocks: _Blocks, stage: Stage
+    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: _LogitsFile, blocks: _Blocks, stage: Stage
 ) -> None:
     """Run the package over windows, the first of which has the index `start`, and compare with the stored logits."""
     for first in range(0, len(windows), scorer.rows):
@@ -214,7 +214,7 @@ def _compare(
 
 
 @dataclass(slots=True)
-class _Kept:
+class _LogitsFile:
     """Logits of the source model for some windows, in a file, so that both models need not be in memory."""
 
     file: IO[bytes]
@@ -249,10 +249,10 @@ class _Kept:
 
 
 @contextmanager
-def _kept(scratch: Path | None, length: int, vocab_size: int) -> Iterator[_Kept]:
+def _logits_file(scratch: Path | None, length: int, vocab_size: int) -> Iterator[_LogitsFile]:
     """An unnamed file in `scratch` for windows of `length` tokens."""
     with tempfile.TemporaryFile(dir=scratch) as file:
-        yield _Kept(file, length, vocab_size)
+        yield _LogitsFile(file, length, vocab_size)
 
 
 def _save(text: Text, found: Measured, folder: Path, vocab_size: int) -> None:

@@ -38,7 +38,9 @@ Rounded = Callable[[], KnownAnswer | None]
 
 def replay(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded) -> Verification:
     """Replay the known answer on the float32 copy with `run`; `rounded` as for `settled`."""
-    result = _settled(manifest, lambda its: beside(folder, its, run), lambda: beside(folder, manifest, run, rounded()))
+    result = _verification(
+        manifest, lambda its: beside(folder, its, run), lambda: beside(folder, manifest, run, rounded())
+    )
     return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
 
 
@@ -49,10 +51,10 @@ def settled(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = la
     while they are the minority, and the verification records the proof. The copy is compared with `rounded`, or with
     the package's known answer.
     """
-    return _settled(manifest, lambda its: run(folder, its), lambda: beside(folder, manifest, run, rounded()))
+    return _verification(manifest, lambda its: run(folder, its), lambda: beside(folder, manifest, run, rounded()))
 
 
-def _settled(
+def _verification(
     manifest: Manifest, look: Callable[[Manifest], Verification], prove: Callable[[], Verification]
 ) -> Verification:
     """The result of `look`; if it differs and `prove` succeeds, the result without the positions of changed choices."""

@@ -145,7 +145,7 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
 
 def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> NarrowWeights:
     """The manifest record. `narrowed`: the weights that the source model gets in rounded form."""
-    sources = [source for source, _ in _kept(how, models)]
+    sources = [source for source, _ in _narrow_parts(how, models)]
     return NarrowWeights(
         dtype=how.dtype,
         weights=len({source.key for source in sources}),
@@ -162,7 +162,7 @@ def rounded_weights(
     Empty where one of them is not `movable`: then the graph is compared with the model as it is.
     """
     found: dict[object, Narrowed] = {}
-    for source, modules in _kept(how, models):
+    for source, modules in _narrow_parts(how, models):
         if not _is_rounded(source, how):
             continue
         if not movable(source):
@@ -173,7 +173,7 @@ def rounded_weights(
     return found
 
 
-def _kept(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
+def _narrow_parts(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
     """The 16-bit weights of `models`, with their modules."""
     for value in (value for model in models for value in model.graph.initializers.values()):
         part = stored(value)

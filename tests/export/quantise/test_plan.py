@@ -166,7 +166,7 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
     assert embedding is not None and embedding.grid.bits == 8
     kept = make_plan(options(keep={"lm_head": "int8"}), target(Narrow(frozenset())), MODULES, told.append)
     assert kept is not None and kept.form.name == "dequantize_linear"
-    assert "npu does not take MatMulNBits" in told[-1]
+    assert "npu does not support MatMulNBits" in told[-1]
 
 
 def test_what_a_weight_is_known_by_besides_what_multiplies_by_it() -> None:
@@ -215,7 +215,7 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
     said = (
         r"`activations=int8`: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
-        r"rounded activations: leaves .*; for MatMulInteger over quantised .* or leave `activations=int8` out"
+        r"quantised activations: leaves .*; for MatMulInteger over quantised .* or leave `activations=int8` out"
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
@@ -267,7 +267,7 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
     told: list[str] = []
     plan = make_plan(options("int8"), slow, MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear", "of which MatMulNBits at level 4 is made"
-    assert "cpu does not take MatMulNBits" in told[-1]
+    assert "cpu does not support MatMulNBits" in told[-1]
     restoring = replace(slow, unpacks=lambda model, sizes: True)
     with pytest.raises(ProviderError, match=r"cpu has no kernel .* restores the whole matrix"):
         make_plan(options("int8"), restoring, MODULES)

@@ -27,7 +27,7 @@ from partita.errors import GenerationError, PackageError, UnsupportedModelError,
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
-from partita.export.pipeline import _settled
+from partita.export.pipeline import _with_defaults
 from partita.export.progress import Silent
 from partita.export.verify import quality, quality_figures
 from partita.export.verify.quality import Logits, Scorer, measured_tokens, read_text
@@ -317,6 +317,6 @@ def test_infinite_logits_are_heard_of() -> None:
 
 def test_the_default_text_is_taken_where_the_original_is_run() -> None:
     options = ExportOptions("a", Path("b"), precision="fp16")
-    assert _settled(options, None, heldout_path()).quality_text == heldout_path()
-    assert _settled(replace(options, verify=False), None, heldout_path()).quality_text is None
-    assert _settled(replace(options, precision="fp32"), None, heldout_path()).quality_text is None
+    assert _with_defaults(options, None, heldout_path()).quality_text == heldout_path()
+    assert _with_defaults(replace(options, verify=False), None, heldout_path()).quality_text is None
+    assert _with_defaults(replace(options, precision="fp32"), None, heldout_path()).quality_text is None

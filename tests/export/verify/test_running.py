@@ -87,7 +87,7 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     summary = export(options, replay=beyond("gqa"), target=target)
     assert read_manifest(summary.out).graph.attention == "onnx24"
     assert "`attention=gqa` was tried and rejected: first difference in decode 5" in summary.notes
-    assert "gqa disagrees: first difference in decode 5" in summary.attention_reason
+    assert "gqa does not match: first difference in decode 5" in summary.attention_reason
     asked, exact = replace(options, attention="gqa"), replace(options, precision="fp32")
     for other, words in ((asked, "onnx24 runs there; `attention=auto` would choose it"), (exact, "report this model")):
         with pytest.raises(ParityError, match=f"first difference in decode 5.*{words}"):

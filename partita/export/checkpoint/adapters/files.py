@@ -110,7 +110,7 @@ def read_adapter(folder: Path) -> Adapter:
         tensors = list_tensors(folder, file)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
-    found = _sorted(folder, file, config, tensors)
+    found = _by_module(folder, file, config, tensors)
     _check_numbers(folder, tensors)
     return found
 
@@ -127,7 +127,7 @@ def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
                     )
 
 
-def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:
+def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:
     """The adapter with its tensors by module. Raises CheckpointError for unknown tensor names."""
     modules: dict[str, Matrices] = {}
     whole: dict[str, AdapterTensor] = {}

@@ -113,7 +113,7 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
     }
     _check_scaling(header, left)
     for name in list(left):
-        put = _put(made, name, left[name])
+        put = _config_change(made, name, left[name])
         if put is not None:
             made |= put
             del left[name]
@@ -121,7 +121,7 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
     _check_rotated(header, given, made)
     if wrong := sorted(set(left) - HARMLESS):
         raise UnsupportedModelError(
-            f"{header.path}: it has {few([_shown(name, left[name]) for name in wrong])}, which transformers' reader "
+            f"{header.path}: it has {few([_pair(name, left[name]) for name in wrong])}, which transformers' reader "
             f"of {header.architecture} leaves out, without which the model computes different outputs; {INSTEAD}"
         )
     read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
@@ -159,12 +159,12 @@ def _check_scaling(header: Header, left: dict[str, Any]) -> None:
         del left[ORIGINAL_LENGTH]
     elif scaled:
         raise UnsupportedModelError(
-            f"{header.path}: its rotary embedding is scaled ({few([_shown(name, left[name]) for name in scaled])}), "
+            f"{header.path}: its rotary embedding is scaled ({few([_pair(name, left[name]) for name in scaled])}), "
             f"which transformers' reader of {header.architecture} leaves out; {INSTEAD}"
         )
 
 
-def _put(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
+def _config_change(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
     """The config change that a setting requires; None where the config has no key for it."""
     if name == PATTERN:
         return {} if _is_pattern(raw, value) else None
@@ -247,6 +247,6 @@ def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, A
             )
 
 
-def _shown(name: str, value: Any) -> str:
+def _pair(name: str, value: Any) -> str:
     """`name = value` for a message."""
     return f"{name} = {'an array' if value is None or isinstance(value, tuple) else value}"

@@ -39,7 +39,7 @@ def keep_narrow(
     ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
 
     def run(model: ir.Model, context: PassContext) -> int:
-        found = list(_said(model.graph, plan))  # all of them before the first change
+        found = list(_matrices_to_narrow(model.graph, plan))  # all of them before the first change
         for value, part, nodes, narrowed in found:
             outcome.narrowed[part.source.key] = narrowed
             with over(nodes[0]):
@@ -50,7 +50,7 @@ def keep_narrow(
     return run_passes(model, (Pass("narrow_weights", run),), context)
 
 
-def _said(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
+def _matrices_to_narrow(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
     """Matrices to store in 16 bits, with their consumers."""
     for value in graph.initializers.values():
         part, nodes = stored(value), [use.node for use in value.uses()]

@@ -64,7 +64,7 @@ def recognised(experts: Experts) -> Gate | None:
 def _plain(experts: Experts) -> list[Gate]:
     """The activations without a gate that match."""
     numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
-    return [Gate(kind) for kind, function in PLAIN.items() if _same(experts.activate, function, numbers)]
+    return [Gate(kind) for kind, function in PLAIN.items() if _matches(experts.activate, function, numbers)]
 
 
 def _gated(activate: Function, halves: bool) -> Gate | None:
@@ -76,7 +76,7 @@ def _gated(activate: Function, halves: bool) -> Gate | None:
     scale = 10.0 if math.isinf(gate.limit) else 3 * gate.limit
     numbers = torch.randn(SAMPLES, 2 * WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale
     numbers[: SAMPLES // 2] /= scale
-    return gate if _same(activate, lambda x: _swiglu(x, gate), numbers) else None
+    return gate if _matches(activate, lambda x: _swiglu(x, gate), numbers) else None
 
 
 def _fitted(activate: Function, halves: bool) -> Gate:
@@ -104,7 +104,7 @@ def _swiglu(numbers: torch.Tensor, gate: Gate) -> torch.Tensor:
     return g * torch.sigmoid(gate.alpha * g) * (u + gate.beta)
 
 
-def _same(left: Function, right: Function, numbers: torch.Tensor) -> bool:
+def _matches(left: Function, right: Function, numbers: torch.Tensor) -> bool:
     """Whether two functions match on `numbers`."""
     try:
         wanted, found = left(numbers).double(), right(numbers).double()

@@ -45,7 +45,7 @@ def _contrib(
     state = _initial(hidden_states, A)[..., None]
     output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
     output = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype)
-    return _finished(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
+    return _output(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
 
 
 def standard(
@@ -70,7 +70,7 @@ def standard(
         state = decay[:, :, index] * state + new[:, :, index]
         outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
     output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
-    return _finished(output, state, hidden_states, D, z, with_state=return_last_state)
+    return _output(output, state, hidden_states, D, z, with_state=return_last_state)
 
 
 def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     return state.to(torch.float32)
 
 
-def _finished(
+def _output(
     output: torch.Tensor,
     state: torch.Tensor,
     hidden_states: torch.Tensor,

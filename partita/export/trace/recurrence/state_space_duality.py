@@ -43,7 +43,7 @@ def _contrib(
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
     state = _initial(initial_states, tokens, key).transpose(2, 3)
     output, final = linear_attention(query, key, tokens * step[..., None], state, A.to(torch.float32) * step, None, 1.0)
-    return _finished(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
+    return _output(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
 
 
 def standard(
@@ -71,7 +71,7 @@ def standard(
         output, state = chunk(parts[0], parts[1], parts[2], decay[:, :, begin : begin + CHUNK], state)
         outputs.append(output)
     output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-    return _finished(output.transpose(1, 2), state, tokens, D, with_state=return_final_states)
+    return _output(output.transpose(1, 2), state, tokens, D, with_state=return_final_states)
 
 
 def _prepared(
@@ -123,7 +123,7 @@ def chunk(
     return output, state * total[:, :, -1:].exp() + new.transpose(2, 3) @ (key * left)
 
 
-def _finished(
+def _output(
     output: torch.Tensor, state: torch.Tensor, tokens: torch.Tensor, D: torch.Tensor | None, *, with_state: bool
 ) -> Any:
     """The output with the bypass D x; contiguous, because models take views of it."""

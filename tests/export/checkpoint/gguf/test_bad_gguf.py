@@ -218,7 +218,7 @@ def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mo
     monkeypatch.setattr("tests.gguf_files.planned", without)
     error = refuse(save_gguf(tmp_path / "model.gguf", tiny_checkpoint("qwen3_moe", **sizes)), tmp_path / "out")
     assert isinstance(error, CheckpointError) and (
-        "it has blk.1.ffn_gate_exps.weight, which is a part of model.layers.1.mlp.experts.gate_up_proj, and lacks "
+        "it has blk.1.ffn_gate_exps.weight, which is a part of model.layers.1.mlp.experts.gate_up_proj, but lacks "
         "blk.1.ffn_up_exps; download it again" in str(error)
     )
 

@@ -222,7 +222,7 @@ def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
         (4, {"-:Y": {}, ".*": wrong}, False),
         (4, {".*": wrong, "X": right}, False),
     ):
-        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 asks"):
+        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 requires"):
             opened(tmp_path, {**settings, "bits": bits, "dynamic": dynamic}, tensors)
 
 

@@ -404,9 +404,14 @@ def drop(*ends: str) -> Callable[[dict[str, torch.Tensor]], object]:
 
 BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str, Any], str]] = {
     "no_scales": ("gptq", drop(".scales"), {}, r"lacks model\.layers\.0\.mlp\.down_proj\.scales, .* \(14 in all\)"),
-    "another_group_size": ("gptq", lambda t: None, {"group_size": 64}, r"scales is \[3, 64\]; .* in groups of 64 asks"),
+    "another_group_size": (
+        "gptq",
+        lambda t: None,
+        {"group_size": 64},
+        r"scales is \[3, 64\], .* in groups of 64 requires",
+    ),
     "odd_bits": ("gptq", lambda t: None, {"bits": 5}, r"qweight has integers of 5 bits; 2, 3, 4, 8 can be read"),
-    "bits_that_do_not_fit": ("gptq", lambda t: None, {"bits": 8}, r"asks for .*bits or group size"),
+    "bits_that_do_not_fit": ("gptq", lambda t: None, {"bits": 8}, r"requires .*bits or group size"),
     "bits_that_are_no_number": (
         "gptq",
         lambda t: None,
@@ -424,7 +429,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         "awq",
         lambda t: t.update({f"{DOWN}.scales": t[f"{DOWN}.scales"][:2].clone()}),
         {},
-        r"down_proj\.scales is \[2, 64\]; .* asks for \[3, 64\]",
+        r"down_proj\.scales is \[2, 64\], .* requires \[3, 64\]",
     ),
     "another_packing": ("awq", lambda t: None, {"version": "gemv"}, "packed for the kernels gemv"),
     "integers_of_nobody": (
