@@ -610,7 +610,10 @@ def test_the_speed_of_a_batch_is_not_compared_with_that_of_a_row():
         return report.model_copy(update=changes)
 
     gate = Gate(max_slowdown=0.5)
-    for now, was, said in ((rows(1), rows(7.5), "1.00 active rows .* 7.50"), (rows(7.5), rows(1), "7.50 active rows .* 1.00")):
+    for now, was, said in (
+        (rows(1), rows(7.5), "1.00 active rows .* 7.50"),
+        (rows(7.5), rows(1), "7.50 active rows .* 1.00"),
+    ):
         found = failures(gate, now, was)["--max-slowdown 0.5"]
         assert re.fullmatch(f"cannot be confirmed: {said} in the baseline", found), found
     assert failures(gate, rows(7.5), rows(7.2)) == {}

@@ -155,6 +155,9 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
 
 def test_a_speed_has_its_name_and_says_when_its_steps_are_too_few():
     phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
-    assert say_speed(phase) == ("53.2 tokens/s", "mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed")
+    assert say_speed(phase) == (
+        "53.2 tokens/s",
+        "mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed",
+    )
     assert say_speed(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
     assert say_speed(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)

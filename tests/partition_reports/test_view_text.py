@@ -55,9 +55,7 @@ def test_the_verdict_comes_first():
 def test_the_verdict_tells_what_went_wrong():
     facts = replace(mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),)), finish_reason="interrupted")
     verdict = give_verdict(report_of(facts, GPU_CHAIN))
-    assert verdict.startswith(
-        f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 added by ONNX Runtime) in prefill and decode"
-    )
+    assert verdict.startswith(f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 added by ONNX Runtime) in prefill and decode")
     assert "3 Memcpy nodes, 1 copy of session inputs or outputs" in verdict
     assert "conflicting sources for 1 node" in verdict
     assert "3 checks FAILED" in verdict
