@@ -250,7 +250,7 @@ def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
         (("graph", "attention"), "\x1b]0;title\x07", "graph.attention"),
         (("graph", "precision"), "\x1b]0;title\x07", "graph.precision"),
         (("graph", "vocab_size"), 10**400, "it contains an integer of more than 64 bits"),
-        (("source", "checkpoint"), "\ud800", "half a character"),
+        (("source", "checkpoint"), "\ud800", "a lone surrogate"),
     ],
 )
 def test_values_that_no_package_has(folder, where, value, said):

@@ -700,7 +700,7 @@ def test_a_missing_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch
     refused("CC=gcc 'cut off is not a command", provider, tmp_path / "c")
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused("neither cc, gcc nor clang is on this machine", provider, tmp_path / "c")
+    refused("none of cc, gcc and clang was found", provider, tmp_path / "c")
 
 
 def test_a_compiler_that_fails_is_quoted(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -65,7 +65,7 @@ def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
         (["prob.count=1"], "did you mean 'probe'"),
         (["cuda.device_id=1"], "'cuda' is not in the provider chain; the chain is: probe"),
         (["probe.counts=1"], "did you mean 'count'"),
-        (["probe.x=1"], r"it has: count \(int\), share \(float\), quick \(bool\).*level \(LOW\|HIGH\)"),
+        (["probe.x=1"], r"its options are: count \(int\), share \(float\), quick \(bool\).*level \(LOW\|HIGH\)"),
         (["probe.count=many"], r"count takes an integer \(default 4\): how many"),
         (["probe.count=1.5"], "an integer"),
         (["probe.count="], "an integer"),

@@ -38,7 +38,7 @@ def test_a_provider_answers_to_all_its_names_in_any_case(text):
     [
         ("", "empty"),
         (" , ", "empty"),
-        ("cpu,", "between commas"),
+        ("cpu,", "empty item"),
         ("cpu,cpu", "twice"),
         ("cpu,CPUExecutionProvider", "twice"),
         ("cpx", "did you mean 'cpu'"),
