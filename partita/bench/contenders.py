@@ -133,11 +133,11 @@ def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[in
     return min(found, key=lambda entry: (entry.position, entry.row), default=None)
 
 
-def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
-    """The baseline contender: `asked`, else the first package on cpu, else the first measured one. None without any."""
+def choose_baseline(lanes: Sequence[Lane], requested: str | None) -> str | None:
+    """The baseline contender: `requested`, else the first package on cpu, else the first measured one, else None."""
     measured = [lane for lane in lanes if not lane.error]
     on_cpu = [lane for lane in measured if lane.on_cpu and lane.package == lanes[0].package]
-    return next((lane.name for lane in (*(x for x in measured if x.name == asked), *on_cpu, *measured)), None)
+    return next((lane.name for lane in (*(x for x in measured if x.name == requested), *on_cpu, *measured)), None)
 
 
 def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:

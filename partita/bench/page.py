@@ -24,7 +24,7 @@ class Bar:
     width: float
     low: float
     high: float
-    told: str
+    speed_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _draw(bench: Bench) -> Iterator[Chart]:
                     width=round(100 * rate.median / most, 2),
                     low=round(100 * rate.low / most, 2),
                     high=round(100 * rate.high / most, 2),
-                    told=f"{decimals(rate.median)} tokens/s ({decimals(rate.low)} to {decimals(rate.high)})",
+                    speed_text=f"{decimals(rate.median)} tokens/s ({decimals(rate.low)} to {decimals(rate.high)})",
                 )
                 for number, name, rate in found
             )

@@ -49,13 +49,13 @@ def _work(bench: Bench) -> Section:
     """Prompt, packages and machine."""
     packages, machine = (bench.package, *bench.others), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
-    told = (
+    summary = (
         f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new ones, greedy, "
         f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens are ignored"
     )
     pairs: list[tuple[str, tuple[str, ...]]] = [
         ("package" if len(packages) == 1 else "packages", tuple(map(_describe, packages))),
-        ("work", (told,)),
+        ("work", (summary,)),
     ]
     if machine is not None:
         threads = "" if bench.threads is None else f", --threads {bench.threads}"

@@ -34,7 +34,7 @@ def run(options: EvaluateCommand) -> int:
             *(package, manifest, target, options.threads),
             chain=target.chain,
             in_worker=in_child(target, "auto"),
-            told=partial(say_chain, target),
+            on_chain=partial(say_chain, target),
             audience=TERMINAL,
         )
     if options.as_json:

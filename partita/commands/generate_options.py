@@ -103,7 +103,7 @@ def _check_saving(options: GenerateOptions) -> None:
     """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
     beside = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
-    given += [f"--{name}" for name in options.speculation.told]
+    given += [f"--{name}" for name in options.speculation.as_options]
     asked = {**options.sampling.figures(), "sampling": options.sampling.source}
     given += [f"`{name}`" for name, value in asked.items() if value is not None]
     given += ["--stop"] * bool(options.stop)

@@ -46,7 +46,7 @@ def run(options: VerifyCommand) -> int:
         *(package, manifest, reference, target, options.threads),
         chain=target.chain,
         in_worker=in_child(target, "auto"),
-        told=partial(say_chain, target),
+        on_chain=partial(say_chain, target),
         audience=TERMINAL,
     )
     return judge(package, manifest, result, as_json=options.as_json)

@@ -121,7 +121,7 @@ class Report(records.Report):
         """Check the report against requirements, limits and a baseline, as `partita report check` does.
 
         `requirements`: conditions as for `--require`, e.g. "provider=webgpu,share>=0.95". Returns the outcomes when all
-        pass. Raises CheckFailedError with those that fail, and ArgumentError without any requirement.
+        pass. Raises CheckFailedError with the failed checks, and ArgumentError without any requirement.
         """
         options = CheckOptions(
             max_cpu_nodes=max_cpu_nodes,

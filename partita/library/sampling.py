@@ -172,7 +172,7 @@ def completed_for(
 
 
 def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
-    """Options that are set but unused in greedy decoding. `full`: `asked`, completed."""
+    """Options that are set but unused in greedy decoding. `full`: the completed options."""
     if full.temperature:
         return ()
     off = {name: option.off for name, option in sampling_options() if option.drawn and name != "temperature"}

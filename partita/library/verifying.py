@@ -40,22 +40,22 @@ def verify_with(
     target: Target,
     threads: int | None,
     *,
-    told: Callable[[Sequence[Resolution]], object] = len,
+    on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
     """Replay the reference logits of a package, or compare a foreign folder with `reference`.
 
-    The files have been checked. `told` is called with the state of the chain. Raises PackageError for a foreign folder
-    without a reference, and the errors of `verify_against`.
+    The files have been checked. `on_chain` is called with the state of the chain. Raises PackageError for a foreign
+    folder without a reference, and the errors of `verify_against`.
     """
     if reference is not None:
-        return verify_against(folder, manifest, reference, target, threads, told=told, audience=audience)
+        return verify_against(folder, manifest, reference, target, threads, on_chain=on_chain, audience=audience)
     if manifest.foreign is not None:
         raise PackageError(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
     with _explained(audience):
-        return replay(folder, target.chain, told=told, **_opening(manifest, target, threads))
+        return replay(folder, target.chain, on_chain=on_chain, **_opening(manifest, target, threads))
 
 
 def evaluate(
@@ -64,16 +64,16 @@ def evaluate(
     target: Target,
     threads: int | None,
     *,
-    told: Callable[[Sequence[Resolution]], object] = len,
+    on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Evaluation:
     """Measure the quality of a package whose files have been checked.
 
-    `told` is called with the state of the chain. Raises PackageError when the package has no text, ProviderError when
-    the chain cannot be honoured, ResourceError, and GenerationError when a run fails.
+    `on_chain` is called with the state of the chain. Raises PackageError when the package has no text, ProviderError
+    when the chain cannot be honoured, ResourceError, and GenerationError when a run fails.
     """
     with _explained(audience):
-        return measure(folder, target.chain, told=told, **_opening(manifest, target, threads))
+        return measure(folder, target.chain, on_chain=on_chain, **_opening(manifest, target, threads))
 
 
 def _opening(manifest: Manifest, target: Target, threads: int | None) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def verify_against(
     target: Target,
     threads: int | None,
     *,
-    told: Callable[[Sequence[Resolution]], object] = len,
+    on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
     """Run the source model `reference`, a folder or a hub id, on a prompt, and replay the result on the folder's graph.
@@ -125,7 +125,9 @@ def verify_against(
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
         known_answer.save(answer, scratch)
         with _explained(audience):
-            found = replay(folder, target.chain, told=told, answers=scratch, **_opening(manifest, target, threads))
+            found = replay(
+                folder, target.chain, on_chain=on_chain, answers=scratch, **_opening(manifest, target, threads)
+            )
     bits = precision(graph.precision).bits
     if bits is None:
         return found

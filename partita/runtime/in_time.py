@@ -17,7 +17,7 @@ STOP_SECONDS = 2.0
 """Time limit for work to stop after the request."""
 POLL_SECONDS = 0.2
 """Polling interval for Ctrl-C if a wait cannot be interrupted (Windows)."""
-_left: list[Callable[[], Any]] = []
+_running: list[Callable[[], Any]] = []
 
 
 class LateError(Exception):
@@ -57,15 +57,15 @@ def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> 
 
 def left(work: Callable[[], Any] | None = None) -> bool:
     """Whether work that did not stop is still running in this process; `work`: this work only."""
-    return bool(_left) if work is None else work in _left
+    return bool(_running) if work is None else work in _running
 
 
 def _stop(work: Callable[[], Any], stop: Callable[[], None], future: Future[Any]) -> None:
     """Request the work to stop; keep its objects alive if it does not."""
-    _left.append(work)  # before the wait, which a signal may interrupt
+    _running.append(work)  # before the wait, which a signal may interrupt
     stop()
     if _ended(future, STOP_SECONDS):
-        _left.remove(work)
+        _running.remove(work)
 
 
 def _ended(future: Future[Any], seconds: float) -> bool:

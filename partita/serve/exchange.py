@@ -67,7 +67,7 @@ class Exchange:
         self._tickets: list[Ticket] = []
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[ChoicePiece | Exception] = asyncio.Queue()
-        self._left = self._count
+        self._unfinished = self._count
         self._accepted = False
         self._error: Exception | None = None
         """Ends the request after the earlier pieces were sent."""
@@ -137,7 +137,7 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether all choices are finished."""
-        return self._left == 0
+        return self._unfinished == 0
 
     async def next(self) -> list[ChoicePiece]:
         """The next pieces, at least one. Raises ApiError if the request ends without a response; ClientDisconnect."""
@@ -157,7 +157,7 @@ class Exchange:
         finish = entry.piece.finish_reason
         if finish in ("error", "interrupted"):
             raise failed(entry.error)
-        self._left -= finish is not None
+        self._unfinished -= finish is not None
         return entry
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_AL
 """Path labels of the metrics; others are `other`, because clients may send any path."""
 JSON_TYPE = "application/json"
 DISCARDED = 8
-"""A body above the limit is read up to this multiple of it: many clients read no response before they have sent all."""
+"""A request body above the limit is read up to this multiple of it: many clients read no response before they sent
+all."""
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
 """Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
 
@@ -39,11 +40,11 @@ class ServerLimits:
     queue: int = 256
     """Prompts of each model that may wait for a row."""
     seconds: float = 600.0
-    """Time limit from the arrival of a body to the end of its response."""
+    """Time limit from the arrival of a request body to the end of its response."""
     requests: int = 1024
     """Open requests."""
     read_seconds: float = 30.0
-    """Time limit for receiving a body."""
+    """Time limit for receiving a request body."""
     drain_seconds: float | None = None
     """Grace period for open requests after SIGTERM; None: `seconds`."""
 
@@ -138,9 +139,9 @@ class Gate:
 
 
 async def receive_body(request: Request, limits: ServerLimits) -> bytes:
-    """The body of a request.
+    """The request body.
 
-    Raises ApiError for a type other than JSON, and for a body that is too large or too slow; ClientDisconnect.
+    Raises ApiError for a type other than JSON, and if it is too large or too slow; ClientDisconnect.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != JSON_TYPE:

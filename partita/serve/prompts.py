@@ -1,4 +1,4 @@
-"""Prompts of a body as token ids, and their requests for the scheduler. Runs in the tokenizer's thread."""
+"""Prompts of a request body as token ids, and their requests for the scheduler. Runs in the tokenizer's thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULTS = Suggestion(temperature=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Properties of a package for turning a body into requests."""
+    """Properties of a package for parsing request bodies."""
 
     text: Text
     max_length: int
@@ -28,7 +28,7 @@ class Reading:
     chats: bool
     """Whether the package has a chat template."""
     suggests: Suggestion = DEFAULTS
-    """Sampling options that a body does not set."""
+    """Sampling options that a request does not set."""
 
 
 def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work]:

@@ -62,7 +62,7 @@ def _no_bias(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _within(allowed: Range) -> AfterValidator:
+def _in_range(allowed: Range) -> AfterValidator:
     """A validator of a number's range."""
 
     def check(value: Any) -> Any:
@@ -107,7 +107,7 @@ def _parts(value: Any) -> Any:
 
 
 class Model(BaseModel):
-    """An object of a body."""
+    """An object of a request body."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -178,7 +178,7 @@ class Body(Model):
     ] = []
     stop_token_ids: Annotated[list[int], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
-    temperature: Annotated[float | None, _within(Range(1e-3, 2, "0 or from 0.001 to 2", also=0))] = None
+    temperature: Annotated[float | None, _in_range(Range(1e-3, 2, "0 or from 0.001 to 2", also=0))] = None
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
@@ -222,7 +222,7 @@ class Body(Model):
 
 
 class ChatBody(Body):
-    """Body of `/v1/chat/completions`."""
+    """The request body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
@@ -246,7 +246,7 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
-    """Body of `/v1/completions`."""
+    """The request body of `/v1/completions`."""
 
     max_tokens: int | None = Field(COMPLETION_TOKENS, ge=1, le=MOST_TOKENS)
     prompt: Annotated[Any, BeforeValidator(_prompts)]
@@ -333,7 +333,7 @@ Kind = TypeVar("Kind", bound=Body)
 def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
     """The model with missing sampling options added, and the fields of `others`."""
     sampling = {
-        name: Annotated[each.type, _within(each.option.range or Range())]
+        name: Annotated[each.type, _in_range(each.option.range or Range())]
         for name, each in SAMPLING.items()
         if name not in kind.model_fields
     }
@@ -346,7 +346,7 @@ COMPLETION = _complete(CompletionBody, OF_COMPLETION)
 
 
 def read_body(kind: type[Kind], data: bytes) -> Kind:
-    """Parse a body. Raises ApiError for the first error."""
+    """Parse a request body. Raises ApiError for the first error."""
     try:
         return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:

@@ -161,7 +161,7 @@ class Served:
             self._run(work)
         notes, limits = ("made at the start of a server",), self._serving.placement
         request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
-        report = self._made(request)
+        report = self._new_report(request)
         if report.probing is not None:
             others = tuple(line for line in report.notes if line not in notes)
             self._probed = report.model_copy(update={"notes": others})
@@ -170,7 +170,7 @@ class Served:
         self._metrics.watch(self.name, self.slots, lambda: engine.running, lambda: engine.waiting, lambda: self.up)
         self._thread.start()
 
-    def _made(self, request: ReportRequest) -> Report:
+    def _new_report(self, request: ReportRequest) -> Report:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
         report: Report = self._engine.report(request)
         self._metrics.place(self.name, report)
@@ -193,7 +193,7 @@ class Served:
         """
         self._run(self._first)
         notes = ("made when it was loaded again",)
-        self._made(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
+        self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
 
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises its error."""

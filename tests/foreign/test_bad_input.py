@@ -327,7 +327,7 @@ def test_an_operator_that_this_onnx_runtime_does_not_have(sample: Sample) -> Non
         node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
 
     folder = altered(sample("optimum"), change)
-    with pytest.raises(PartitaError, match=r"this ONNX Runtime has no operator com\.microsoft\.SoftmaxOfTomorrow"):
+    with pytest.raises(PartitaError, match=r"this ONNX Runtime lacks the operator com\.microsoft\.SoftmaxOfTomorrow"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
@@ -434,7 +434,7 @@ def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
 def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
-    assert "--variant is for folders that Partita did not write" in capsys.readouterr().err
+    assert "--variant is for foreign folders" in capsys.readouterr().err
 
 
 def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
         engine = Engine(runner)
         engine.join(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
-        with pytest.raises(PartitaError, match=r"9 tokens made present\.0\.key \[1, 1, 8, 16\]"):
+        with pytest.raises(PartitaError, match=r"9 tokens returned present\.0\.key \[1, 1, 8, 16\]"):
             engine.step()
     shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)
     rows = 4

@@ -120,9 +120,7 @@ def test_a_pair_of_two_models_is_refused(sample: Sample) -> None:
                 tensor.CopyFrom(numpy_helper.from_array(values[::-1].copy(), tensor.name))
 
     folder = altered(sample("pair"), other, "decoder_with_past_model.onnx")
-    said = (
-        r"so the models in decoder_model\.onnx and decoder_with_past_model\.onnx, its cache, positions or mask are not"
-    )
+    said = r"so the models in decoder_model\.onnx and decoder_with_past_model\.onnx, its cache, positions or mask are"
     with pytest.raises(PackageError, match=said):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
@@ -160,7 +158,9 @@ g (int64[1,S] input_ids) => (float[1,S,64] logits)
 def test_an_encoder_is_told_by_what_its_tokens_see(tmp_path: Path) -> None:
     """No configuration calls it one; the next tokens of a text would be nonsense."""
     folder = folder_of(WHOLE.format(order="<reverse = 1>"), tmp_path / "encoder")
-    with pytest.raises(PackageError, match=r"encoder/decoder\.onnx: logits of a token change by .* it is an encoder"):
+    with pytest.raises(
+        PackageError, match=r"encoder/decoder\.onnx: logits of a token change by .* the model is an encoder"
+    ):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 

@@ -55,11 +55,11 @@ class Journal:
         run: dict[str, Any],
         seed: int,
         rows: int,
-        noted: Callable[[str], object] = LOGGER.warning,
+        on_note: Callable[[str], object] = LOGGER.warning,
     ) -> None:
         """Begin a journal, or resume an existing one.
 
-        `run`: JSON that identifies the run. `seed`: for a new run. `rows`: of the input. `noted` is called with notes
+        `run`: JSON that identifies the run. `seed`: for a new run. `rows`: of the input. `on_note` is called with notes
         on a damaged journal. Raises UsageError for the journal of another run, a journal open in another process, or an
         existing output of another run; ResourceError when the journal cannot be written.
         """
@@ -75,7 +75,7 @@ class Journal:
         self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
-            self._read(json.loads(json.dumps(run)), noted)
+            self._read(json.loads(json.dumps(run)), on_note)
             if self.output.exists() and self._done < rows:
                 raise UsageError(f"`output={self.output}`: exists already; remove it or choose another")
         except BaseException:
@@ -161,7 +161,7 @@ class Journal:
             self.sync()
         self._file.close()
 
-    def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> None:
+    def _read(self, run: dict[str, Any], on_note: Callable[[str], object]) -> None:
         """Read existing lines. A journal without answers is started again."""
         damaged = 0
         with self.path.open("rb") as file:
@@ -184,7 +184,7 @@ class Journal:
         self.seed = self._seed_of(header, run)
         self._file.truncate(self._end)
         if damaged:
-            noted(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
+            on_note(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
 
     def _take(self, line: bytes) -> bool:
         """Record a line of an earlier run; False if it is damaged."""

@@ -191,7 +191,9 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
             "user's message as prompt, with `chat=True`"
         )
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
-        raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
+        raise UsageError(
+            f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a string'}"
+        )
     if text is None:
         raise UsageError(f"{given} is text, but no tokenizer is used; pass token ids in the field tokens")
     system = data.get("system", defaults.system)

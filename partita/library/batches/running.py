@@ -119,28 +119,28 @@ def answer_file(
     *,
     package: str,
     options: dict[str, Any],
-    heard: Callable[[Progress], object] = lambda _: None,
-    noted: Callable[[str], object] = LOGGER.warning,
+    on_progress: Callable[[Progress], object] = lambda _: None,
+    on_note: Callable[[str], object] = LOGGER.warning,
 ) -> FileAnswers:
     """Answer the unanswered rows of `source`, and write all answers to `output`.
 
     `answer(rows, defaults)` returns the answers, in any order. `package`: hash of the package; it, the input and
-    `options` (JSON) identify the run. `heard` is called after every answer, `noted` with a note on a damaged journal.
-    Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call resumes with the answers
-    so far.
+    `options` (JSON) identify the run. `on_progress` is called after every answer, `on_note` with a note on a damaged
+    journal. Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call resumes with
+    the answers so far.
     """
     run = {"input file": source.sha256, "format": source.format, "package": package, "options": options}
-    with Journal(output, run, defaults.base_seed, source.rows, noted) as journal:
+    with Journal(output, run, defaults.base_seed, source.rows, on_note) as journal:
         began = time.perf_counter()
         progress = Progress(source.rows, len(journal), journal.resumed)
-        heard(progress)
+        on_progress(progress)
         rows = (row for row in unchanged_rows(source, journal.path) if row.index not in journal)
         for each in answer(rows, replace(defaults, base_seed=journal.seed)):
             journal.append(each)
             progress.done = len(journal)
             progress.tokens += len(each.tokens)
             progress.prompt_tokens += each.prompt_tokens or 0
-            heard(progress)
+            on_progress(progress)
         if missing := journal.missing():
             named = ", ".join(map(str, missing[:MOST_NAMED])) + (", ..." if len(missing) > MOST_NAMED else "")
             raise GenerationError(
@@ -264,7 +264,7 @@ def generate_file(
         check_defaults(defaults, text, looked.format)
     others = {"stop": texts, "chat": chat, "system": system, "adapter": adapter, "stop_ids": sorted(ids)}
 
-    def heard(at: Progress) -> None:
+    def on_progress(at: Progress) -> None:
         if progress is not None:
             progress(at.done, at.rows)
 
@@ -276,5 +276,5 @@ def generate_file(
         defaults,
         package=contents_hash(model.folder, model.manifest),
         options={**full.figures(), "seed": given, **others},
-        heard=heard,
+        on_progress=on_progress,
     )

@@ -139,7 +139,7 @@ class Plan:
         """Notes for the user before the run."""
 
     def measure(self, say: Say) -> Measured:
-        """Run the benchmark; `say` is called with the progress. Raises KeyboardInterrupt if no turn was counted yet."""
+        """Run the benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
         racers, interrupted = _race(self.options, self.entries, self.files, say)
         found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]

@@ -16,8 +16,8 @@ from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 T = TypeVar("T")
-NOTE, BEGIN, END, TOLD = "note", "begin", "end", "told"
-"""Types of events: a note, begin and end of a long operation, and the argument of `told`."""
+NOTE, BEGIN, END, CHAIN = "note", "begin", "end", "chain"
+"""Types of events: a note, begin and end of a long operation, and the argument of `on_chain`."""
 CRASHES = frozenset(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -54,13 +54,13 @@ def run_job(
     chain: Sequence[Provider],
     in_worker: bool = True,
     audience: Audience = QUIET,
-    told: Callable[[Any], object] | None = None,
+    on_chain: Callable[[Any], object] | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float | None = None,
     patient: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call the function `work` (`module:name`) with these arguments, `audience`, and `told` if given.
+    """Call the function `work` (`module:name`) with these arguments, `audience`, and `on_chain` if given.
 
     `chain`: the providers that it uses, named in the error of a crash. `in_worker`: run it in a worker process; this
     process does not import its module then. `environment` and `timeout` (seconds): of the worker. `patient`: the first
@@ -68,11 +68,11 @@ def run_job(
     exceptions, CrashError when native code crashed, ResourceError when it was killed, WorkerLostError after a timeout.
     """
     if not in_worker:
-        given = {} if told is None else {"told": told}
+        given = {} if on_chain is None else {"on_chain": on_chain}
         return _function(work)(*args, audience=audience, **given, **kwargs)
-    events = AudienceEvents(audience, told)
+    events = AudienceEvents(audience, on_chain)
     with Worker(__name__, environment=environment, on_event=events) as worker:
-        future = worker.submit("run", work, args, kwargs, told=told is not None)
+        future = worker.submit("run", work, args, kwargs, on_chain=on_chain is not None)
         try:
             try:
                 return worker.wait(future, timeout)
@@ -90,8 +90,8 @@ def run_job(
 class AudienceEvents:
     """Passes the events of a worker's `pushing_audience` to an audience in this process."""
 
-    def __init__(self, audience: Audience, told: Callable[[Any], object] | None = None) -> None:
-        self._audience, self._told = audience, told
+    def __init__(self, audience: Audience, on_chain: Callable[[Any], object] | None = None) -> None:
+        self._audience, self._on_chain = audience, on_chain
         self._busy: AbstractContextManager[object] | None = None
 
     def __call__(self, event: Any) -> bool:
@@ -101,8 +101,8 @@ class AudienceEvents:
         kind, value = event
         if kind == NOTE:
             self._audience.note(value)
-        elif kind == TOLD and self._told is not None:
-            self._told(value)
+        elif kind == CHAIN and self._on_chain is not None:
+            self._on_chain(value)
         elif kind in (BEGIN, END):
             self.end()
             if kind == BEGIN:
@@ -135,8 +135,8 @@ def run(channel: Channel) -> None:
     """The worker: call functions and send their notes."""
     audience = pushing_audience(channel)
 
-    def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, told: bool) -> Any:
-        given = {"told": lambda value: channel.push(Event(TOLD, value))} if told else {}
+    def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_chain: bool) -> Any:
+        given = {"on_chain": lambda value: channel.push(Event(CHAIN, value))} if on_chain else {}
         return _function(work)(*args, audience=audience, **given, **kwargs)
 
     serve(channel, {"run": call})

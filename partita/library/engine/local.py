@@ -141,7 +141,7 @@ class LocalEngine(Scheduler):
                 options={
                     **request.options,
                     **({} if adapters is None else {"adapter": adapters}),
-                    **last.speculation.told,
+                    **last.speculation.as_options,
                     **said_of(self.target, self._choice),
                 },
                 threads=self.threads,

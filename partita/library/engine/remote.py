@@ -107,7 +107,7 @@ class RemoteEngine(EngineState):
         """The last report since `open`."""
         self._failed: tuple[PartitaError, float] | None = None
         """Error and time of the last failed restart."""
-        self._lost: PartitaError | None = None
+        self._worker_error: PartitaError | None = None
         """How the worker ended."""
         self._start()
 
@@ -123,7 +123,7 @@ class RemoteEngine(EngineState):
             if isinstance(error, WorkerLostError) and not error.closed:
                 raise crash_error(error, self._chain) from error
             raise
-        self._lost = None
+        self._worker_error = None
 
     @property
     def slots(self) -> int:
@@ -174,10 +174,10 @@ class RemoteEngine(EngineState):
         self._check_open()
         ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
         with self._sending:
-            if self._lost is not None and self.restarts is None:
+            if self._worker_error is not None and self.restarts is None:
                 raise self._again()
             self._requests[ticket.number] = ticket
-            if self._lost is None and self._restarting in (None, get_ident()):
+            if self._worker_error is None and self._restarting in (None, get_ident()):
                 self._send(ticket)
         return ticket
 
@@ -186,7 +186,7 @@ class RemoteEngine(EngineState):
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
         with self._stepping:
-            if self._lost is None or self._inbox.events:
+            if self._worker_error is None or self._inbox.events:
                 if not self._requests and not self._inbox.events:
                     return False
                 event = self._inbox.get()
@@ -246,7 +246,7 @@ class RemoteEngine(EngineState):
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; if the worker has ended, the last report."""
-        if self._lost is None or self._reported is None:
+        if self._worker_error is None or self._reported is None:
             self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
         return self._reported
 
@@ -290,7 +290,7 @@ class RemoteEngine(EngineState):
     def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb of the worker. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
         self._check_open()
-        if self._lost is not None:
+        if self._worker_error is not None:
             raise self._again()
         try:
             call = self._worker.submit(verb, *args, **kwargs)
@@ -302,8 +302,8 @@ class RemoteEngine(EngineState):
         except WorkerLostError as lost:
             if self._closed or lost.closed:
                 raise GenerationError(CLOSED) from lost
-            self._lost = self._lost or self._death(lost, DURING.get(verb, "generation"))
-            raise self._lost from lost
+            self._worker_error = self._worker_error or self._death(lost, DURING.get(verb, "generation"))
+            raise self._worker_error from lost
 
     def _apply(self, update: Update) -> None:
         """Apply an update to the requests."""
@@ -342,8 +342,8 @@ class RemoteEngine(EngineState):
 
     def _again(self) -> ProviderError:
         """The error for a worker that has already ended."""
-        assert self._lost is not None
-        return ProviderError(self._lost.said, remedy=LOAD_AGAIN)
+        assert self._worker_error is not None
+        return ProviderError(self._worker_error.said, remedy=LOAD_AGAIN)
 
     def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
         """The error for a worker that ended during an operation."""
@@ -359,8 +359,8 @@ class RemoteEngine(EngineState):
     def _lose(self, lost: WorkerLostError) -> None:
         """End running requests after the worker's end, and waiting requests unless it is restarted."""
         if not self._closed:
-            self._lost = self._lost or self._death(lost, "generation")
-        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._lost or lost
+            self._worker_error = self._worker_error or self._death(lost, "generation")
+        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._worker_error or lost
         stays = self.restarts is not None and not self._closed
         self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
 
@@ -371,7 +371,7 @@ class RemoteEngine(EngineState):
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
         if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
             if failed is None:
-                restarts.tell(f"{self._lost}; it is being restarted")
+                restarts.tell(f"{self._worker_error}; it is being restarted")
             self._closing.detach()
             self._worker.kill()
             try:
@@ -382,7 +382,7 @@ class RemoteEngine(EngineState):
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
-                self._lost = self._lost or error
+                self._worker_error = self._worker_error or error
                 if failed is None or str(failed[0]) != str(error):  # otherwise it would be a line every few seconds
                     restarts.tell(f"not loaded: {error}; retrying every {RETRY_SECONDS:g} s")
                 self._failed = error, time.monotonic()

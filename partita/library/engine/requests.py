@@ -93,7 +93,7 @@ class Completion:
         return "".join(self.pieces)
 
     def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
-        """Add the tokens of one step; return those that belong to the answer, without tokens after a stop string."""
+        """Add the tokens of one step; return the tokens of the answer, without tokens after a stop string."""
         if self.finish is not None:
             return ()
         self.finish = finish  # also without tokens, for logits that are not finite
@@ -329,8 +329,8 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
 def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
     """Complete sampling options for each row, or one set for all.
 
-    `sampling`: the argument of that name; `asked`: options by name, which apply where it sets none. `of_file`: defaults
-    for the rows of a file, which may sample. Raises UsageError.
+    Options by name (first argument) apply where `sampling` sets none. `of_file`: defaults for the rows of a file, which
+    may sample. Raises UsageError.
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()

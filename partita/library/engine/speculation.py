@@ -32,7 +32,7 @@ class Speculation:
         return cls(options.speculate, None if options.draft is None else str(options.draft))
 
     @property
-    def told(self) -> Mapping[str, str]:
+    def as_options(self) -> Mapping[str, str]:
         """The options as a report shows them."""
         given = {"speculate": self.speculate, "draft": self.draft}
         return {name: value for name, value in given.items() if value is not None}

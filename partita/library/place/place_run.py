@@ -90,7 +90,7 @@ def place(
         replace(facts, notes=(*facts.notes, *notes)),
         tuple(map(chain_entry, resolutions)),
         environment(),
-        _asked(options, target),
+        _request_of(options, target),
         package=opened.package,
         model=opened.model,
         played=device,
@@ -140,7 +140,7 @@ def _place_file(options: PlaceOptions, where: Where, audience: Audience) -> _Ope
     return _Opened(placed, {path.name: model}, by_file, by_file, model=facts)
 
 
-def _asked(options: PlaceOptions, target: Target) -> Asked:
+def _request_of(options: PlaceOptions, target: Target) -> Asked:
     """The request, for the report."""
     shapes = [size_text(name, sizes) for name, sizes in (options.shapes or {}).items()]
     files = [f"{name}={os.fspath(path)}" for name, path in (options.inputs or {}).items()]

@@ -35,11 +35,11 @@ def with_probes(
         with audience.busy(TITLE):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
-        told = "experiments on nodes that fell back were interrupted, so the report has none"
+        note = "experiments on nodes that fell back were interrupted, so the report has none"
         facts = replace(facts, interrupted=(*facts.interrupted, "experiments"))
     except OSError as error:
-        told = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
-    return replace(facts, notes=(*facts.notes, told)), resolutions
+        note = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
+    return replace(facts, notes=(*facts.notes, note)), resolutions
 
 
 def probe_package(

@@ -202,7 +202,7 @@ def _versions(opset: int | None) -> Versions:
 
 @takes(ProvidersOptions)
 def providers(options: ProvidersOptions) -> MachineReport:
-    """Check every execution provider in a worker process, with the reasons of those that do not run; takes seconds.
+    """Check every execution provider in a worker process, with the reasons for unusable providers; takes seconds.
 
     `provider_libraries`: files of plugin providers by name. Raises ArgumentError for an invalid library file.
     """

@@ -206,7 +206,7 @@ def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smo
 
 
 def _as_verified(provider: Provider) -> ReplayTarget:
-    """A replay on the CPU provider, for a package whose twin was verified instead."""
+    """A replay on the CPU provider, for a package that was verified as float32."""
     itself = _replayer(provider, {})
 
     def replay(folder: Path, manifest: Manifest) -> Verification:

@@ -61,20 +61,20 @@ def _of_package(graph: Path) -> PackageFacts | None:
         return None
 
 
-def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool = True) -> Remedy | None:
-    """The export command that puts nodes lost for these reasons (most frequent first) on `wanted`.
+def export_anew(graph: Path, codes: Sequence[str], provider: str, *, probing: bool = True) -> Remedy | None:
+    """The export command that puts nodes lost for these reasons (most frequent first) on `provider`.
 
-    `asking`: also suggest probing the provider during export, which requires the provider to be installed there.
+    `probing`: also suggest probing the provider during export, which requires the provider to be installed there.
     Remedies without probing come second. None for a file outside a package, or without a remedy.
     """
     package = _of_package(graph)
     if package is None:
         return None
-    situation = Situation(package, str(graph.parent), (wanted,))
+    situation = Situation(package, str(graph.parent), (provider,))
     for code in codes:
-        asks, knows = _split(action for action in steps_for(situation, code, wanted) if action.exports)
+        asks, knows = _split(action for action in steps_for(situation, code, provider) if action.exports)
         certain = knows[0] if knows else None
-        if asks and asking:
+        if asks and probing:
             return replace(asks[0], otherwise=certain)
         if certain is not None:
             return certain

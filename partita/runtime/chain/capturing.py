@@ -84,17 +84,17 @@ def check_session(path: Path, graph: GraphFile, contract: Contract, session: Ses
         raise _refused(path, found)
 
 
-def on_host(graph: GraphFile, contract: Contract, wanted: Mapping[str, str]) -> list[str]:
-    """Reasons why data of a decode step is in host memory. `wanted`: memory by port."""
-    ports = [port for port in graph.inputs if wanted[port.name] == HOST_MEMORY and _changes(port.role)]
+def on_host(graph: GraphFile, contract: Contract, memory: Mapping[str, str]) -> list[str]:
+    """Reasons why data of a decode step is in host memory. `memory`: memory by port."""
+    ports = [port for port in graph.inputs if memory[port.name] == HOST_MEMORY and _changes(port.role)]
     found = [f"a kernel reads {port.name} in host memory, which a replay does not update" for port in ports]
-    states = [state for state in contract.states if wanted[state.past] == HOST_MEMORY]
+    states = [state for state in contract.states if memory[state.past] == HOST_MEMORY]
     if states:
         found.append(f"{plural(len(states), 'state')} of its cache in host memory")
     for port in graph.outputs:
-        if wanted[port.name] == HOST_MEMORY:
+        if memory[port.name] == HOST_MEMORY:
             found.append(f"{port.name} is computed in host memory")
-        elif wanted[port.name] == CUDA_MEMORY and port.dtype == "bfloat16":
+        elif memory[port.name] == CUDA_MEMORY and port.dtype == "bfloat16":
             found.append(f"{port.name} is bfloat16, which ONNX Runtime cannot copy back from CUDA")
     return found
 

@@ -68,11 +68,11 @@ class Marks:
         return longest if longest in self.pins and longest not in self.others else None
 
 
-def _part_matches(wanted: str, part: str) -> bool:
-    """Whether a part of a module path equals `wanted`, or is a number in its range (e.g. 0-11)."""
-    limits = RANGE.fullmatch(wanted)
+def _part_matches(pattern: str, part: str) -> bool:
+    """Whether a part of a module path equals `pattern`, or is a number in its range (e.g. 0-11)."""
+    limits = RANGE.fullmatch(pattern)
     if limits is None:
-        return wanted == part
+        return pattern == part
     return part.isdigit() and int(limits[1]) <= int(part) <= int(limits[2])
 
 

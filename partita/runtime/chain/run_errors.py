@@ -70,26 +70,26 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     message = found[3] if found else said
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
     provider = _provider_of(session, found[2]) if found else None
-    told: PartitaError
+    converted: PartitaError
     if provider not in (None, CPU) and found and not about_sizes:
         node = _in_file(model, found[2])
         leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
-        told = ProviderError(
+        converted = ProviderError(
             f"{provider} was assigned node {node!r} ({found[1]}) and cannot run it: {message}",
             where=model.path,
             remedy=leaving or _elsewhere(session, str(provider)),
         )
     elif NO_VALUE.search(said):
-        told = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
+        converted = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
-        told = ProviderError(f"{model.path}: a run failed: {said}; use another provider")
+        converted = ProviderError(f"{model.path}: a run failed: {said}; use another provider")
     else:
         other = "other sizes: `shapes=NAME=SIZES`"
         if not about_sizes:
             other = "other values: `inputs=NAME=FILE.npy`"
-        told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
-    told.__cause__ = error.__cause__
-    return told
+        converted = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
+    converted.__cause__ = error.__cause__
+    return converted
 
 
 def _whose_values(model: OnnxModel, given: Collection[str]) -> str:

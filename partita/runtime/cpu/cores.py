@@ -34,10 +34,10 @@ class Cores:
     quota: float | None
     """CPU quota of the control group, in CPUs; None without a limit."""
 
-    def threads(self, wanted: int | None = None) -> tuple[int, Reason]:
-        """Number of threads, at least one, and the reason for it. `wanted`: set by the user."""
-        if wanted is not None:
-            return wanted, "option"
+    def threads(self, requested: int | None = None) -> tuple[int, Reason]:
+        """Number of threads, at least one, and the reason for it. `requested`: set by the user."""
+        if requested is not None:
+            return requested, "option"
         if self.quota is not None and math.floor(self.quota) < self.allowed:
             return max(1, math.floor(self.quota)), "quota"
         return self.allowed, "cores" if self.allowed >= self.machine else "affinity"

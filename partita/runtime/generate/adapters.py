@@ -82,8 +82,8 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
         found[name] = buffer
     if wrong or not found:
         more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
-        told = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it has no values"
-        raise PackageError(f"{path}: not an adapter of this package: {told}", remedy=remedy)
+        why = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it has no values"
+        raise PackageError(f"{path}: not an adapter of this package: {why}", remedy=remedy)
     return found
 
 

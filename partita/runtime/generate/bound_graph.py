@@ -290,7 +290,7 @@ class Logits:
         """`feed`: the host buffer. `made`: the device buffer that runs write; None if they write `feed`. `choice`:
         selects the largest logits on the device."""
         self.on_device = made is not None
-        self._feed, self._made = feed, made
+        self._feed, self._device_buffer = feed, made
         self._choice = choice if made is not None else None
         self._values = feed.array
         self._wide = np.empty((len(feed.array), feed.array.shape[-1]), np.float32)
@@ -301,15 +301,15 @@ class Logits:
 
     def ran(self) -> None:
         """Invalidate the copy on the host after a run."""
-        if self._made is not None:
+        if self._device_buffer is not None:
             self._here, self._selected, self.copied_bytes = False, False, 0
 
     def row(self, row: int, column: int) -> npt.NDArray[np.float32]:
         """Logits [vocab] of one row after the K-th of its chosen tokens; valid until the next run."""
         if not self._here:
-            assert self._made is not None
-            self._values = self._made.copy(self._feed.buffer).reshape(self._feed.array.shape)
-            self._here, self.copied_bytes = True, self.copied_bytes + self._made.size_bytes
+            assert self._device_buffer is not None
+            self._values = self._device_buffer.copy(self._feed.buffer).reshape(self._feed.array.shape)
+            self._here, self.copied_bytes = True, self.copied_bytes + self._device_buffer.size_bytes
         values: npt.NDArray[Any] = self._values[row, column]
         dtype = self._feed.buffer.dtype
         if dtype == "float32":
@@ -337,8 +337,8 @@ class Logits:
             return None
         try:
             if self._selection is None:
-                assert self._made is not None
-                self._selection = self._choice.selection(self._made, self._feed.array.shape[1])
+                assert self._device_buffer is not None
+                self._selection = self._choice.selection(self._device_buffer, self._feed.array.shape[1])
             if not self._selected:
                 self._selection.run()
                 self._selected = True
@@ -357,4 +357,4 @@ class Logits:
     def release(self) -> None:
         """Free its device memory."""
         self._let_go()
-        self._made, self._choice = None, None
+        self._device_buffer, self._choice = None, None

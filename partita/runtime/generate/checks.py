@@ -98,16 +98,16 @@ def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
         return
     merged = [record.name for record in manifest.adapters if record.merged]
     if names:
-        told = f"choose one of {', '.join(names)}, or leave it out"
+        hint = f"choose one of {', '.join(names)}, or leave it out"
     elif merged:
-        told = f"{', '.join(merged)} is merged into its weights; leave it out"
+        hint = f"{', '.join(merged)} is merged into its weights; leave it out"
     elif manifest.foreign is not None:
         takes = manifest.foreign.adapter_inputs
-        told = (
+        hint = (
             "it contains no *.onnx_adapter file"
             if takes
             else "its graph has no inputs that an adapter gives values for"
         )
     else:
-        told = "it has none; export it with `with_adapters`"
-    raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {told}")
+        hint = "it has none; export it with `with_adapters`"
+    raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {hint}")

@@ -269,7 +269,7 @@ class Engine:
         self._note_judged(plan)
         tokens = self.tokens.after_run(self.rows, plan, graph)
         get_ready(self.rows, runner, plan)
-        kept = self._kept(plan, drafted, tokens)
+        kept = self._cached_counts(plan, drafted, tokens)
         verified = [Verified(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new]
         finish, errors, gave_up = endings(self.rows)
         now = time.perf_counter()
@@ -290,7 +290,7 @@ class Engine:
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),
-            copied=() if self.prefixes is None else self.prefixes.told(len(self.rows)),
+            copied=() if self.prefixes is None else self.prefixes.take_copied(len(self.rows)),
             gave_up=gave_up,
         )
         self.mark = now
@@ -346,7 +346,7 @@ class Engine:
             self.steady = steady
         return step
 
-    def _kept(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
+    def _cached_counts(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
         """[B]: new tokens that each row took in, without rejected draft tokens and tokens that are read again."""
         rereads = self.runner.contract.rereads and not plan.reads
         anew = [row is not None and row.again for row in self.rows]

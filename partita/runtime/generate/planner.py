@@ -147,14 +147,14 @@ def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> 
         return _plan(rows, ready, capacity, most_tokens)
     first, end = _span(rows, ready, capacity, most_tokens)
     plan = _plan(rows[first:end], ready[first:end], capacity, most_tokens)
-    return plan if end - first == len(rows) else _within(plan, first, end, len(rows))
+    return plan if end - first == len(rows) else _as_batch_plan(plan, first, end, len(rows))
 
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> StepPlan:
     """A step of all these rows, at least one with a pending token. `ready`: maximum tokens of each."""
     if max(ready) == 1 and not any(row.reads and count for row, count in zip(rows, ready, strict=True)):
         return _decode_step(rows, ready, capacity)
-    graph, size, take, reads = _taken(rows, ready, capacity, most_tokens)
+    graph, size, take, reads = _graph_and_tokens(rows, ready, capacity, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
     # If every row has to be at its beginning, an idle row is moved there and reads its text again.
     beginning = size > 1 and not capacity.appends(len(rows))
@@ -172,7 +172,7 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
     )
 
 
-def _taken(
+def _graph_and_tokens(
     rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int
 ) -> tuple[GraphName, int, tuple[int, ...], bool]:
     """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is run."""
@@ -196,15 +196,15 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
         working = [index for index, count in enumerate(ready) if count]
         return working[0], working[-1] + 1
     first = reading[0]
-    _, size, taken, _ = _taken(rows[first : first + 1], ready[first : first + 1], capacity, most_tokens)
+    _, size, taken, _ = _graph_and_tokens(rows[first : first + 1], ready[first : first + 1], capacity, most_tokens)
     cost = max(size, FEW_TOKENS)
     for index in range(first + 1, len(rows)):
         if not (rows[index].reads and ready[index]):
             return first, index
         end = index + 1
-        _, size, alone, _ = _taken(rows[index:end], ready[index:end], capacity, most_tokens)
+        _, size, alone, _ = _graph_and_tokens(rows[index:end], ready[index:end], capacity, most_tokens)
         apart = cost + max(size, FEW_TOKENS)
-        _, size, together, _ = _taken(rows[first:end], ready[first:end], capacity, most_tokens)
+        _, size, together, _ = _graph_and_tokens(rows[first:end], ready[first:end], capacity, most_tokens)
         cost = max(size * (end - first), FEW_TOKENS)
         if together != (*taken, *alone) or cost > apart:
             return first, index
@@ -212,7 +212,7 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
     return first, len(rows)
 
 
-def _within(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
+def _as_batch_plan(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
     """The plan of a span as a plan of the batch: other rows have no tokens."""
     before, after = (0,) * first, (0,) * (batch - end)
     return plan._replace(

@@ -65,16 +65,16 @@ class Prefixes:
     ) -> None:
         self._cache, self._capacity, self._usable = cache, capacity, usable
         self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
-        self._given: list[Prefix] = []
+        self._permanent: list[Prefix] = []
         """Prefixes loaded from files; never dropped."""
-        self._kept: list[Prefix] = []
-        self._seen: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
+        self._saved: list[Prefix] = []
+        self._past_prompts: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
         self._plans: dict[int, _Plan] = {}
         self.copied_tokens = 0
         """Number of tokens that were copied instead of prefilled."""
         self.copies = 0
         """Number of rows that began with copied tokens."""
-        self._untold: dict[int, int] = {}
+        self._unreported: dict[int, int] = {}
         """Copied tokens by row that were not reported yet."""
         self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
         """Seconds of the last copy, or the assumed seconds."""
@@ -84,12 +84,12 @@ class Prefixes:
     @property
     def kept(self) -> tuple[Prefix, ...]:
         """The saved prefixes, most recently used last."""
-        return tuple(self._kept)
+        return tuple(self._saved)
 
     def give(self, prefix: Prefix) -> None:
         """Add a prefix from a file permanently. Raises GenerationError if no row could load it."""
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
-        self._given.append(prefix)
+        self._permanent.append(prefix)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -99,9 +99,9 @@ class Prefixes:
         assert row is not None
         plan = self._plans[index] = _Plan(row)
         prompt, adapter = row.history[: row.known].copy(), row.request.adapter
-        common = [common_tokens(prompt, other) for with_adapter, other in self._seen if with_adapter == adapter]
+        common = [common_tokens(prompt, other) for with_adapter, other in self._past_prompts if with_adapter == adapter]
         seen = max(common, default=0) if self._cache.keeps_every_token else most_shared(common)
-        self._seen.append((adapter, prompt))
+        self._past_prompts.append((adapter, prompt))
         if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
             return
         if not self._pays(rows, index):
@@ -112,9 +112,9 @@ class Prefixes:
             self._ask_to_keep(plan.waits_for)
             self._copy_from_row(index, plan, rows)
         elif kept is not None:
-            if kept not in self._given:
-                self._kept.remove(kept)
-                self._kept.append(kept)
+            if kept not in self._permanent:
+                self._saved.remove(kept)
+                self._saved.append(kept)
             self._load(index, cut(kept, length, self._cache))
         wanted = self._limited(max(seen, row.request.shares), prompt)
         if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
@@ -123,7 +123,7 @@ class Prefixes:
     def leave(self, index: int) -> None:
         """Mark a row as free."""
         self._plans.pop(index, None)
-        self._untold.pop(index, None)
+        self._unreported.pop(index, None)
 
     def before_step(self, rows: Sequence[Row | None]) -> None:
         """Copy states that have become available into waiting rows."""
@@ -143,7 +143,7 @@ class Prefixes:
         if read_tokens:
             self._read_seconds = seconds / read_tokens
         if self._cache.dirty:
-            self._kept.clear()  # it is unknown since when values are not finite
+            self._saved.clear()  # it is unknown since when values are not finite
             return
         for index, plan in self._plans.items():
             count, filled = plan.keep_at, self._cache.filled[index]
@@ -154,11 +154,11 @@ class Prefixes:
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.keep_at = None
 
-    def told(self, rows: int) -> tuple[int, ...]:
+    def take_copied(self, rows: int) -> tuple[int, ...]:
         """Tokens that each row [B] has copied since the last call; empty if none."""
-        if not self._untold:
+        if not self._unreported:
             return ()
-        untold, self._untold = self._untold, {}
+        untold, self._unreported = self._unreported, {}
         return tuple(untold.get(index, 0) for index in range(rows))
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ class Prefixes:
     def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
         """The saved prefix of this adapter with the most tokens of a prompt, and their number."""
         found: tuple[Prefix | None, int] = None, 0
-        for prefix in (*self._given, *self._kept):
+        for prefix in (*self._permanent, *self._saved):
             if prefix.adapter != adapter:
                 continue
-            common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._given)
+            common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._permanent)
             whole = len(prefix.tokens)
             if common > found[1] and (common == whole or self._cache.saves(common, whole)):
                 found = prefix, common
@@ -232,7 +232,7 @@ class Prefixes:
         place, row, count = plan.waits_for
         wanted, filled = plan.row.history[:count], self._cache.filled[place]
         adapter = plan.row.request.adapter
-        there = (entry for entry in self._kept if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
+        there = (entry for entry in self._saved if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
         kept = next(there, None)
         same = rows[place] is row and np.array_equal(row.history[:count], wanted)
         if kept is None and same and filled < count and row.finish is None:
@@ -260,15 +260,15 @@ class Prefixes:
         self._cache.load_row(index, len(prefix.tokens), prefix.states)
         self._copy_seconds = time.perf_counter() - began
         self.copied_tokens += len(prefix.tokens)
-        self._untold[index] = self._untold.get(index, 0) + len(prefix.tokens)
+        self._unreported[index] = self._unreported.get(index, 0) + len(prefix.tokens)
         self.copies += 1
 
     def _keep(self, prefix: Prefix) -> None:
         """Save a prefix, replace prefixes that it covers, and drop the least recently used."""
-        self._kept = [other for other in self._kept if not _covers(prefix, other, self._cache)]
-        self._kept.append(prefix)
-        while len(self._kept) > KEPT or sum(entry.size_bytes for entry in self._kept) > self._most_bytes:
-            self._kept.pop(0)
+        self._saved = [other for other in self._saved if not _covers(prefix, other, self._cache)]
+        self._saved.append(prefix)
+        while len(self._saved) > KEPT or sum(entry.size_bytes for entry in self._saved) > self._most_bytes:
+            self._saved.pop(0)
 
 
 def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:

@@ -280,5 +280,5 @@ def endings(rows: Sequence[Row | None]) -> Endings:
 def logprobs(rows: Sequence[Row | None]) -> tuple[tuple[TokenLogprobs, ...], ...]:
     """[B]: log-probabilities recorded by samplers since the last call; empty if none."""
     samplers = [None if row is None else row.request.sampler for row in rows]
-    found = tuple(sampler.told() if isinstance(sampler, Watched) else () for sampler in samplers)
+    found = tuple(sampler.take_records() if isinstance(sampler, Watched) else () for sampler in samplers)
     return found if any(found) else ()

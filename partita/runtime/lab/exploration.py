@@ -156,7 +156,7 @@ def explore_surroundings(
     if lab.seconds_left <= 0:
         return
     work = [
-        Experiment(subject, each.model, _untold(NEIGHBOURS, each.words), node=key)
+        Experiment(subject, each.model, _pending_trial(NEIGHBOURS, each.words), node=key)
         for subject in subjects
         if subject.trials and subject.trials[0].outcome == "taken"
         for key in subject.nodes[:MOST_ALIKE]
@@ -174,7 +174,9 @@ def explore_surroundings(
             parts = () if helped.factor == AS_IS else helped.parts or (helped.factor,)
             for key in keys:
                 words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
-                inside.append(Experiment(subject, model, replace(_untold(NEIGHBOURS, words), parts=parts), node=key))
+                inside.append(
+                    Experiment(subject, model, replace(_pending_trial(NEIGHBOURS, words), parts=parts), node=key)
+                )
     _run(inside, lab, complete=False)
 
 
@@ -213,7 +215,7 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.open]
 
 
-def _untold(factor: str, change: str = "") -> Trial:
+def _pending_trial(factor: str, change: str = "") -> Trial:
     """A trial without an outcome."""
     return Trial(factor, change, "invalid", "", kind=kind_of(factor))
 
@@ -222,7 +224,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
     model = variant_model(variation.variant, auxiliary=lab.compiles)
     trial = replace(
-        _untold(variation.factor, variation.change),
+        _pending_trial(variation.factor, variation.change),
         parts=variation.parts,
         swap=variation.swap,
         removes=variation.removes,
@@ -269,12 +271,12 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
 def _with_swap(trial: Trial, swap: Swap) -> Trial:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_untold(OPTION, swap.now), swap=swap, company=trial.company)
+        return replace(_pending_trial(OPTION, swap.now), swap=swap, company=trial.company)
     if trial.factor == OTHER_FORM:
         change = "; ".join(part for part in (trial.change, swap.now) if part)
         return replace(trial, change=change, parts=(*trial.parts, OPTION))
     parts = (OPTION, *(trial.parts or (trial.factor,)))
-    return replace(_untold(COMBINED, f"{swap} and {trial.change}"), parts=parts, company=trial.company)
+    return replace(_pending_trial(COMBINED, f"{swap} and {trial.change}"), parts=parts, company=trial.company)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------
@@ -378,7 +380,7 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
             # A subgraph is written for types that no type variable shows, and an unknown type is not equal.
             same = not typed.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
-                _untold(OTHER_FORM, _words(typed.form, types)),
+                _pending_trial(OTHER_FORM, _words(typed.form, types)),
                 parts=() if same else ("type",),
                 company=len(model.graph.node) > 1,
             )

@@ -197,7 +197,7 @@ def _factors_of(form: Form) -> Iterator[str]:
             continue
         value = form.attributes.get(name)
         if value is not None and not isinstance(value, dict):
-            yield f"{name}={_said(value)}"
+            yield f"{name}={_value_text(value)}"
         elif value is None and not form.node:
             yield f"{name} by default"
     for index, slot in enumerate(form.operator.inputs):
@@ -213,10 +213,10 @@ def _factors_of(form: Form) -> Iterator[str]:
                 yield f"{slot.name} {'constant' if index in form.constant else 'not constant'}"
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """The value of an attribute as short text."""
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_said, value)) + "]"
+        return "[" + ",".join(map(_value_text, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -308,17 +308,16 @@ def _example_types(form: Form) -> Types:
     return tuple(found.items())
 
 
-def _first_of(allowed: Sequence[str], wanted: str) -> str:
-    """A type that an older version allows: `wanted` if allowed, else the first."""
-    return "tensor(float)" if "tensor(float)" in allowed else allowed[0] if allowed else wanted
+def _first_of(allowed: Sequence[str], default: str) -> str:
+    """A type that an older version allows: float32 if allowed, else the first; `default` if it allows none."""
+    return "tensor(float)" if "tensor(float)" in allowed else allowed[0] if allowed else default
 
 
 def assignments(form: Form) -> tuple[list[Types], int]:
-    """Type assignments for the variables of present inputs (and of a first output set by an attribute), and the number
-    omitted.
+    """Type assignments for the variables of present inputs and of a first output set by an attribute; number omitted.
 
-    All assignments unless there are too many: then those that change one variable of the example, and those that change
-    all variables to the same type.
+    All assignments unless there are too many: then one changed variable of the example each, and all variables changed
+    to the same type.
     """
     base = _example_types(form)
     if form.node:  # subgraphs are written for their types

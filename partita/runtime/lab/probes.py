@@ -97,16 +97,16 @@ def _probe_sessions(
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
     labs: list[Lab] = []
-    for number, asked in enumerate(resolutions):
-        if asked.provider.ort_name == CPU or (asked.status != "active" and asked.reason not in AT_FAULT):
+    for number, preferred in enumerate(resolutions):
+        if preferred.provider.ort_name == CPU or (preferred.status != "active" and preferred.reason not in AT_FAULT):
             continue
-        with Lab(replace(asked, status="active"), cache_for(asked), began + seconds) as lab:
+        with Lab(replace(preferred, status="active"), cache_for(preferred), began + seconds) as lab:
             labs.append(lab)
-            if asked.status == "active":
+            if preferred.status == "active":
                 sessions = _probe_nodes(sessions, entries, entries[number], models, sizes, lab)
             else:
-                sessions, asked = _bisect(sessions, asked, models, sizes, lab)
-                resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
+                sessions, preferred = _bisect(sessions, preferred, models, sizes, lab)
+                resolutions = (*resolutions[:number], preferred, *resolutions[number + 1 :])
     probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
     if not probes and not any(lab.experiments or lab.cached for lab in labs):
         return sessions, resolutions, None
@@ -152,7 +152,7 @@ def _refused(
     error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
 ) -> ProviderError:
     """The error after experiments, provider by provider. `changed`: the providers with new findings."""
-    told: list[str] = []
+    messages: list[str] = []
     helps: list[Remedy | None] = []
     anew = None
     for resolution, news in zip(chain, changed, strict=True):
@@ -165,40 +165,40 @@ def _refused(
         if anew is None and news:
             anew = found = export_anew(error.path, (code, entry.reason or ""), entry.provider)
         helps.append(found or remedy_of(entry.remedies))
-        told.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
-    return ProviderError("; ".join(told), where=error.path, remedy=any_of(filter(None, helps)))
+        messages.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
+    return ProviderError("; ".join(messages), where=error.path, remedy=any_of(filter(None, helps)))
 
 
 def probe_missing_kernel(
-    error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+    error: NoKernelError, preferred: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The error with its cause (operator, version or type), found by experiments with the node on `asked`."""
+    """The error with its cause (operator, version or type), found by experiments with the node on `preferred`."""
     if seconds <= 0 or not error.node:
         return error
     try:
         subject = Subject(node_variant(cut_graph(model, sizes), error.node), [(0, error.node)])
     except CannotProbeError:
         return error
-    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
+    with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
         explore([subject], lab)
-    shown = shown_by(subject.probe(error.node), asked.provider.ort_name)
+    shown = shown_by(subject.probe(error.node), preferred.provider.ort_name)
     if shown is None:
         return error
     code, evidence = shown
-    remedy, told = export_anew(error.path, (code,), asked.provider.ort_name, asking=False), error.what
+    remedy, message = export_anew(error.path, (code,), preferred.provider.ort_name, probing=False), error.what
     if remedy is None:  # the error already explains the node
-        told += f"; {asked.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
-    return NoKernelError(told, error.path, error.node, remedy=remedy)
+        message += f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
+    return NoKernelError(message, error.path, error.node, remedy=remedy)
 
 
 def probe_not_opened(
-    error: NotOpenedError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+    error: NotOpenedError, preferred: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The error with the smallest parts of the graph that `asked` does not open, because its message names no node."""
+    """The error with the smallest parts of the graph that `preferred` does not open; its message names no node."""
     if seconds <= 0:
         return error
     graph = cut_graph(model, sizes)
-    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
+    with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
         rejected = find_rejected(Search(graph, lab))
     parts = [part for part in rejected.parts if part.minimal] if rejected is not None else []
     if not parts:
@@ -212,19 +212,19 @@ def probe_not_opened(
 def _probe_nodes(
     sessions: Sessions,
     chain: Sequence[ChainEntry],
-    asked: ChainEntry,
+    preferred: ChainEntry,
     models: Mapping[str, OnnxModel],
     sizes: Mapping[str, Sizes],
     lab: Lab,
 ) -> Sessions:
-    """Experiments on `asked` with every unexplained node that is on a later provider of `chain`."""
+    """Experiments on `preferred` with every unexplained node that is on a later provider of `chain`."""
     subjects: dict[tuple[object, ...], Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
     graphs: dict[int, Graph] = {}
     holders: dict[tuple[int, str], str] = {}
     for number, session in enumerate(sessions):
         index = index_session(session)
-        names = nodes_to_probe(index, chain, asked)
+        names = nodes_to_probe(index, chain, preferred)
         if not names or session.file not in models:
             continue
         graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
@@ -250,7 +250,7 @@ def _probe_nodes(
         for number, name in subject.nodes:
             found[number][name] = subject.probe(name, number)
     return tuple(
-        session.with_provider(asked.provider, probes=probes) if probes else session
+        session.with_provider(preferred.provider, probes=probes) if probes else session
         for session, probes in zip(sessions, found, strict=True)
     )
 
@@ -307,8 +307,8 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
             return None
         (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
         if answer is not None and answer.outcome == "taken":
-            told = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
-            return any_of([WITHOUT_SWITCH.filled(switch=told), REJECTED_REMEDY])
+            message = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
+            return any_of([WITHOUT_SWITCH.filled(switch=message), REJECTED_REMEDY])
     return None
 
 

@@ -3,7 +3,7 @@
 A session that was profiled once leaks memory in every later run: ONNX Runtime's thread pool keeps a note of every
 parallel loop (8 bytes each, 1.9 KB per request) and removes these notes only after a profiled node
 (`ThreadPoolProfiler` in onnxruntime/core/common/threadpool.cc). Notes belong to the thread, so a profiled run of any
-session in the same thread removes them; `remove_notes` makes such a run.
+session in the same thread removes them; `remove_notes` makes one.
 """
 
 from __future__ import annotations

@@ -112,20 +112,20 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         node = NAMED_NODE.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if found := NEWER_SET.search(text):
-        told = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
-        return PackageError(f"{told} {found['last']}", where=path, remedy=NEWER_RUNTIME)
+        message = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
+        return PackageError(f"{message} {found['last']}", where=path, remedy=NEWER_RUNTIME)
     if found := NO_OPERATOR.search(text):
         operator = ".".join(filter(None, (found["domain"], found["operator"])))
-        told = f"this ONNX Runtime lacks the operator {operator}, which the graph needs"
-        told += "; it belongs to onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
+        message = f"this ONNX Runtime lacks the operator {operator}, which the graph needs"
+        message += "; it belongs to onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
         own = OWN_DOMAIN.fullmatch(found["domain"])
-        return PackageError(told, where=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
+        return PackageError(message, where=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
     if found := NEWER_IR.search(text):
-        told = f"its IR version is {found['version']}, but this ONNX Runtime supports versions up to {found['last']}"
-        return PackageError(told, where=path, remedy=LOWER_IR.filled(last=found["last"]))
+        message = f"its IR version is {found['version']}, but this ONNX Runtime supports versions up to {found['last']}"
+        return PackageError(message, where=path, remedy=LOWER_IR.filled(last=found["last"]))
     if ESCAPES.search(text):
-        told = f"ONNX Runtime cannot load it: {text}{extra}"
-        return PackageError(told, where=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
+        message = f"ONNX Runtime cannot load it: {text}{extra}"
+        return PackageError(message, where=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)

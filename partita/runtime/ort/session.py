@@ -219,7 +219,7 @@ class Session:
         return Binding(self._keepers[model], name)
 
     def forget(self, model: bytes) -> None:
-        """Close the session of a model opened with `beside`, if any."""
+        """Close the session of a second model, if any."""
         self._keepers.pop(model, None)
 
     def fresh_memory(self, name: str) -> FreshMemory:

@@ -95,15 +95,16 @@ def _no_array(text: str, path: Path, why: str) -> UsageError:
 
 def input_shapes(
     ports: Sequence[ModelPort],
-    asked: Mapping[str, int | Sequence[int]],
+    sizes_by_name: Mapping[str, int | Sequence[int]],
     given: Mapping[str, Shape] | None = None,
     *,
     files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
-    """The shape of every input, from the file, `asked` sizes of inputs or symbols, and `given` shapes of values.
+    """The shape of every input, from the file and the user's options.
 
-    `files`: of those values. Raises UsageError for an unknown name, for sizes that conflict with the file or each
-    other, and for a missing size. Inputs whose values cannot be generated need no sizes.
+    `sizes_by_name`: sizes of inputs or symbols; `given`: shapes of values; `files`: paths of these values. Raises
+    UsageError for an unknown name, for sizes that conflict with the file or each other, and for a missing size. Inputs
+    whose values cannot be generated need no sizes.
     """
     made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
@@ -116,7 +117,7 @@ def input_shapes(
     for name, shape in (given or {}).items():
         sources.setdefault(name, f"`inputs={name}={','.join(map(str, shape))}`")
         shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
-    for name, value in asked.items():
+    for name, value in sizes_by_name.items():
         numbers, text = (value,) if isinstance(value, int) else tuple(value), size_text(name, value)
         if not all(isinstance(number, int) and number >= 1 for number in numbers):
             raise UsageError(f"`shapes={text}`: a size must be 1 or more")

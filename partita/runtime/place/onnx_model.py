@@ -263,12 +263,12 @@ def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
         yield f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here"
 
 
-def _free_name(wanted: str, taken: set[str]) -> str:
-    """`wanted` with as many underscores as make it unique; added to `taken`."""
-    while wanted in taken:
-        wanted += "_"
-    taken.add(wanted)
-    return wanted
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name` with as many underscores as make it unique; added to `taken`."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:

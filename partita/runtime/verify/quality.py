@@ -92,7 +92,7 @@ class Scorer:
         return graphs.chunk is not None and graphs.logits_rows == 1
 
     def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
-        """Run windows [up to `rows`][L] of one length and pass the logits after each token to `hear`.
+        """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.
 
         A package with a separate prefill graph runs the first half of each window with it, and if that graph has logits
         of one token per chunk, the second half token by token. Raises GenerationError, ProviderError or ResourceError
@@ -151,19 +151,19 @@ def evaluate(
     manifest: Manifest | None = None,
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
-    told: Callable[[Sequence[Resolution]], object] = len,
+    on_chain: Callable[[Sequence[Resolution]], object] = len,
 ) -> Evaluation:
     """Run the package's text on the providers of `chain` and compare it with the source model's figures.
 
-    `told` is called with the state of the chain. Raises PackageError when the package has no figures, ProviderError,
-    ResourceError, or GenerationError when a run fails.
+    `on_chain` is called with the state of the chain. Raises PackageError when the package has no figures,
+    ProviderError, ResourceError, or GenerationError when a run fails.
     """
     original = _read_figures(folder, manifest)
     likely = original.likely
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
     with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
-        told(runner.resolutions)
+        on_chain(runner.resolutions)
         scorer = Scorer(runner)
         for first in range(0, len(original.windows), scorer.rows):
 

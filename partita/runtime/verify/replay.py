@@ -74,7 +74,7 @@ def replay(
     manifest: Manifest | None = None,
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
-    told: Callable[[Sequence[Resolution]], object] = len,
+    on_chain: Callable[[Sequence[Resolution]], object] = len,
     answers: Path | None = None,
 ) -> Verification:
     """Replay the reference logits of the package in `folder` on the providers of `chain`.
@@ -82,14 +82,14 @@ def replay(
     Every row of the batch is compared: with the whole prompt, in chunks, then token by token; in a batch also with
     prompts of different lengths, and single rows if the graphs support fewer rows. `tolerance`: maximum relative error;
     None: that of the package's precision. `manifest`: of a package without a manifest file yet. `options`: by provider
-    name. `told` is called with the state of the chain. `answers`: folder of the reference logits, if not in the
+    name. `on_chain` is called with the state of the chain. `answers`: folder of the reference logits, if not in the
     package. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
-        told(runner.resolutions)
+        on_chain(runner.resolutions)
         _check_answer(folder, answer, runner)
         limit = manifest.tolerance if tolerance is None else tolerance
         replaying = _Replay(runner, answer, limit)

@@ -193,7 +193,7 @@ class Worker:
         self.kill()
 
     def kill(self, how: str = "") -> None:
-        """Kill the process and its child processes. Without `how`, its error says `was closed`."""
+        """Kill the process and its child processes. `how`: for its error; default: `was closed`."""
         if os.getpid() != self._parent:
             return
         self._give_up(

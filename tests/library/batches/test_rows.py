@@ -59,7 +59,7 @@ def test_what_every_row_would_fail_with_is_said_before_the_first(text):
     check_defaults(replace(DEFAULTS, prefix=ids), None, "jsonl")
     with pytest.raises(UsageError, match="prefix was saved from token ids"):
         check_defaults(replace(DEFAULTS, prefix=ids), text, "txt")
-    with pytest.raises(UsageError, match="prefix is one of text"):
+    with pytest.raises(UsageError, match="prefix was saved from text"):
         check_defaults(replace(DEFAULTS, prefix=words), None, "jsonl")
     with pytest.raises(UsageError, match="no tokenizer is used"):
         check_defaults(DEFAULTS, None, "txt")

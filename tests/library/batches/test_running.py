@@ -140,7 +140,7 @@ class File:
             DEFAULTS,
             package="package",
             options={},
-            heard=heard,
+            on_progress=heard,
         )
 
     def check(self) -> None:

@@ -44,7 +44,7 @@ class GrowingStates:
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states, self._session, self._batch = tuple(states), session, batch
         self._now: list[Buffer] = [self._empty(state) for state in self.states]
-        self._seen = tuple(Residence(buffer.address()) for buffer in self._now)
+        self._residences = tuple(Residence(buffer.address()) for buffer in self._now)
         self._copied = [0] * len(self.states)
 
     def _empty(self, state: State) -> Buffer:
@@ -164,12 +164,12 @@ class GrowingStates:
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Record the addresses of the states after a run."""
-        for state, buffer, residence in zip(self.states, self._now, self._seen, strict=True):
+        for state, buffer, residence in zip(self.states, self._now, self._residences, strict=True):
             residence.look(buffer.address(), outputs[state.present])
 
     def facts(self) -> tuple[StateFact, ...]:
         """The observed facts of every state."""
-        rows = zip(self.states, self._now, self._seen, self._copied, strict=True)
+        rows = zip(self.states, self._now, self._residences, self._copied, strict=True)
         return tuple(residence.fact(state, buffer, copied) for state, buffer, residence, copied in rows)
 
     def release(self) -> None:

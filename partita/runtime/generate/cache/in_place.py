@@ -73,7 +73,7 @@ class InPlace:
     def __init__(self, states: Sequence[State], session: Session) -> None:
         self.states = tuple(states)
         self.buffers: tuple[Buffer, ...] = tuple(session.state_buffer(s.past, s.shape, s.dtype) for s in self.states)
-        self._seen = tuple(Residence(buffer.address()) for buffer in self.buffers)
+        self._residences = tuple(Residence(buffer.address()) for buffer in self.buffers)
 
     def named(self) -> Iterable[tuple[str, Buffer]]:
         """The buffer of each state, by the graph's input name."""
@@ -174,12 +174,12 @@ class InPlace:
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Record the addresses of the states after a run."""
-        for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True):
+        for state, buffer, residence in zip(self.states, self.buffers, self._residences, strict=True):
             residence.look(buffer.address(), outputs[state.present])
 
     def facts(self) -> tuple[StateFact, ...]:
         """The observed facts of every state."""
-        rows = zip(self.states, self.buffers, self._seen, strict=True)
+        rows = zip(self.states, self.buffers, self._residences, strict=True)
         return tuple(residence.fact(state, buffer) for state, buffer, residence in rows)
 
     def release(self) -> None:

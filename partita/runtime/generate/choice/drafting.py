@@ -163,16 +163,16 @@ class _Measured:
         self._accepted = self._judged = 0.0
         self._seconds: dict[int, float] = {}
         """Average time of a step, by number of draft tokens."""
-        self._made: set[int] = set()
+        self._warm_counts: set[int] = set()
         """Numbers of draft tokens whose first step, which allocates buffers, has run."""
         self._off = 0
         """Steps for which drafting stays off."""
         self._since_plain = 0
-        self._asked = False
+        self._drafting = False
         """Whether the current step has draft tokens."""
 
     def count(self) -> int:
-        self._asked = False
+        self._drafting = False
         if self._off:
             self._off -= 1
             return 0
@@ -181,7 +181,7 @@ class _Measured:
         counts = COUNTS if self._judged else COUNTS[:2]
         best = max(counts, key=self._tokens_per_second)
         if best and self._tokens_per_second(best) > MARGIN * self._tokens_per_second(0):
-            self._asked = True
+            self._drafting = True
             return best
         self._off = OFF_STEPS
         self._accepted = self._judged = 0.0
@@ -195,13 +195,13 @@ class _Measured:
             fade = FADE**judged
             self._accepted = self._accepted * fade + row.accepted
             self._judged = self._judged * fade + judged
-        if self._asked and not drafted:
+        if self._drafting and not drafted:
             self._off = EMPTY_STEPS
         self._since_plain = self._since_plain + 1 if drafted else 0
-        if drafted in COUNTS and drafted in self._made:
+        if drafted in COUNTS and drafted in self._warm_counts:
             average = self._seconds.get(drafted, seconds)
             self._seconds[drafted] = average + NEWEST * (min(seconds, OUTLIER * average) - average)
-        self._made.add(drafted)
+        self._warm_counts.add(drafted)
 
     def _tokens_per_second(self, count: int) -> float:
         rate = (self._accepted + PRIOR * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
@@ -352,8 +352,8 @@ SAME = 16
 class NgramDrafter:
     """A drafter that looks up n-grams in the row's own text.
 
-    Among the latest earlier occurrences of the last two tokens, it chooses the one with the longest common past, and of
-    equal ones the latest. The tokens after it are the draft tokens, and may overlap the end of the text:
+    Among the latest earlier occurrences of the last two tokens, it chooses the occurrence with the longest common past,
+    the latest of equal ones. The tokens after it are the draft tokens, and may overlap the end of the text:
 
         history   ... a b c d e ... a b c          draft  d e ...
     """

@@ -31,21 +31,21 @@ class Watched:
     def __init__(self, sampler: Sampler, top: int) -> None:
         """`top`: number of most likely tokens to record with each choice."""
         self._sampler, self._top = sampler, top
-        self._seen: list[TokenLogprobs] = []
+        self._records: list[TokenLogprobs] = []
 
     def __call__(self, logits: Logits, history: Ids) -> int:
         """Choose the next token as the sampler does."""
         token = self._sampler(logits, history)
-        self._seen.append(token_logprobs(logits, token, self._top))
+        self._records.append(token_logprobs(logits, token, self._top))
         return token
 
     def over(self, sampler: Sampler) -> Watched:
         """A recorder of the same settings for another sampler."""
         return Watched(sampler, self._top)
 
-    def told(self) -> tuple[TokenLogprobs, ...]:
+    def take_records(self) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities recorded since the last call."""
-        seen, self._seen = tuple(self._seen), []
+        seen, self._records = tuple(self._records), []
         return seen
 
 

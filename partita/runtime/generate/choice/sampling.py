@@ -56,22 +56,22 @@ def draw(weights: Values, uniform: float) -> int:
     return _reaches(weights, uniform * float(weights.sum()), "right")  # `right`: never a weight of 0
 
 
-def _reaches(values: Values, wanted: float, side: Literal["left", "right"]) -> int:
-    """The index where the cumulative sum of `values` reaches (left) or exceeds (right) `wanted`.
+def _reaches(values: Values, target: float, side: Literal["left", "right"]) -> int:
+    """The index where the cumulative sum of `values` reaches (left) or exceeds (right) `target`.
 
     If rounding leaves the sum below it, the last index with a value above 0.
     """
     begin = 0
     if len(values) > 4 * BLOCK:
         bounds = np.cumsum(np.add.reduceat(values, np.arange(0, len(values), BLOCK)), dtype=np.float64)
-        block = _first(bounds, wanted, side)
-        wanted -= bounds[block - 1] if block else 0.0
+        block = _first(bounds, target, side)
+        target -= bounds[block - 1] if block else 0.0
         begin = block * BLOCK
-    return begin + _first(np.cumsum(values[begin : begin + 4 * BLOCK], dtype=np.float64), wanted, side)
+    return begin + _first(np.cumsum(values[begin : begin + 4 * BLOCK], dtype=np.float64), target, side)
 
 
-def _first(bounds: npt.NDArray[np.float64], wanted: float, side: Literal["left", "right"]) -> int:
-    place = int(np.searchsorted(bounds, wanted, side=side))
+def _first(bounds: npt.NDArray[np.float64], target: float, side: Literal["left", "right"]) -> int:
+    place = int(np.searchsorted(bounds, target, side=side))
     return place if place < len(bounds) else int(np.searchsorted(bounds, bounds[-1]))
 
 
@@ -127,7 +127,7 @@ class Draws:
 
     def __call__(self, logits: Logits, history: Ids) -> int:
         """A token drawn from all logits."""
-        return self._drawn(*self.distribution(logits, history))
+        return self._draw_token(*self.distribution(logits, history))
 
     @property
     def few(self) -> int:
@@ -137,7 +137,7 @@ class Draws:
 
     def among(self, places: Ids, logits: Logits) -> int:
         """The same token from only these `few` candidates: ascending token ids and their logits."""
-        return self._drawn(*self._narrowed(places, logits))
+        return self._draw_token(*self._narrowed(places, logits))
 
     def distribution(self, logits: Logits, history: Ids) -> tuple[Places | None, Logits]:
         """Ascending token ids and their weights relative to the most likely token (1); ids None for all of [vocab].
@@ -164,7 +164,7 @@ class Draws:
             return places, weights
         return inside if places is None else places[inside], weights
 
-    def _drawn(self, places: Places | None, weights: Logits) -> int:
+    def _draw_token(self, places: Places | None, weights: Logits) -> int:
         place = draw(weights, self.random())
         return place if places is None else int(places[place])
 

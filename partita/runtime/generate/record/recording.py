@@ -35,7 +35,7 @@ class Recording:
     def __init__(self, session: Session, binding: Binding, cache: Cache) -> None:
         self._session, self._binding = session, binding
         self._fed: list[tuple[str, Buffer, Buffer]] = []
-        self._given: list[Buffer] = []
+        self._outputs: list[Buffer] = []
         self._on_host: set[int] = set()
         self._number: int | None = None
         self._confirmed = False
@@ -64,7 +64,7 @@ class Recording:
     def bind_output(self, name: str, device: Buffer) -> None:
         """Bind the output `name` to device memory."""
         self._binding.bind_output(name, device)
-        self._given.append(device)
+        self._outputs.append(device)
 
     @property
     def fed_bytes(self) -> dict[str, int]:
@@ -107,13 +107,13 @@ class Recording:
     def _confirm(self, number: int) -> None:
         """Replay, then run, and compare the results."""
         before = self._states()
-        for device in self._given:
+        for device in self._outputs:
             device.clear()
         self._binding.replay(number)
-        replayed = [_copy(device) for device in self._given]
+        replayed = [_copy(device) for device in self._outputs]
         self._put_back(before)
         self._binding.run()
-        for device, found in zip(self._given, replayed, strict=True):
+        for device, found in zip(self._outputs, replayed, strict=True):
             if not _agree(_copy(device), found):
                 raise ProviderError(
                     "graph capture is not possible: a replayed step does not compute the result of the step itself, "

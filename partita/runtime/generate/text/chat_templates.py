@@ -146,7 +146,7 @@ def has_template(folder: Path) -> bool:
 
 
 def template_of_processor(folder: Path) -> str | None:
-    """The template in `OF_PROCESSORS`; None without such a file. Raises PackageError if it is damaged."""
+    """The template in `OF_PROCESSORS`; None without a file. Raises PackageError if it is damaged."""
     path = folder / OF_PROCESSORS
     if not path.is_file():
         return None
