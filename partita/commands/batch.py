@@ -230,8 +230,8 @@ def _answer(
         defaults,
         package=contents_hash(options.package, manifest),
         options=_identity(options, given, defaults),
-        heard=bar.show,
-        noted=note,
+        on_progress=bar.show,
+        on_note=note,
     )
 
 
