@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""
+LONG_SECONDS = 0.5
+"""Stages of this length are in the summary."""
 LABEL = 14
 """Columns of the labels of the summary."""
 
@@ -86,11 +89,12 @@ def describe(summary: Summary) -> list[str]:
         f"{summary.out}: {source.architecture} exported, {manifest.verification.headline}{_by_twin(manifest)}",
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
         *_quantised(manifest),
-        *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
+        "  graph       " + "; ".join(f"{file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
-        f"  weights     {human_bytes(graph.weight_bytes)}",
+        f"  weights     {human_bytes(graph.weight_bytes)}{_packed(manifest.packed)}",
         *_adapters(manifest),
-        *_packed(manifest),
+        *([] if manifest.packed is None else _rounded(manifest.packed)),
+        *_prefill(manifest),
         *_narrow(manifest),
         f"  cache       {_cache(manifest)}",
         *_rounded_cache(manifest),
@@ -98,9 +102,22 @@ def describe(summary: Summary) -> list[str]:
         *_quality(manifest),
         *_smoke(manifest),
         *_target(manifest),
-        f"  peak RSS    {human_bytes(summary.peak_rss_bytes)}",
-        "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
+        f"  took        {_duration(summary)}",
+        f"  next        {_next_command(summary)}",
     ]
+
+
+def _duration(summary: Summary) -> str:
+    """Seconds of the export and of its long stages, and peak memory."""
+    stages = [f"{name} {value:.1f}" for name, value in summary.seconds.items() if value >= LONG_SECONDS]
+    total = f"{sum(summary.seconds.values()):.1f} s" + (f" ({', '.join(stages)})" if stages else "")
+    return f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
+
+
+def _next_command(summary: Summary) -> str:
+    """A command that generates text with the package."""
+    prompt = "1,2,3 --token-ids" if summary.manifest.tokenizer == "none" else '"Once upon a time"'
+    return f"partita generate {shlex.quote(str(summary.out))} {prompt}"
 
 
 def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
@@ -168,19 +185,17 @@ def _adapters(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _packed(manifest: Manifest) -> list[str]:
-    """A line for each way in which weights are packed."""
-    if manifest.packed is None:
-        return []
-    kinds = manifest.packed.kinds
-    told = [
+def _packed(packed: PackedWeights | None) -> str:
+    """Precisions of quantised weights, and the operators that read them."""
+    if packed is None:
+        return ""
+    kinds = [
         f"{plural(kind.weights, 'weight')} in {kind.precision}, {_blocks(kind)}, "
-        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}: {human_bytes(kind.size_bytes)}, "
+        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}, "
         f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
-        for kind in kinds
+        for kind in packed.kinds
     ]
-    told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
-    return [*(f"  packed      {line}" for line in told), *_rounded(manifest.packed), *_prefill(manifest)]
+    return f": {'; '.join([*kinds, f'read by {packed.reads}, activations {packed.activations}'])}"
 
 
 def _prefill(manifest: Manifest) -> list[str]:
@@ -192,9 +207,8 @@ def _prefill(manifest: Manifest) -> list[str]:
     weights = plural(sum(kind.weights for kind in found.packed.kinds), "weight")
     names = " and ".join(dict.fromkeys(kind.precision for kind in found.packed.kinds))
     return [
-        f"  prompts     a graph of their own: {found.reason}",
-        f"  prompts     {weights} in {names} more, one scale for each row: {size}, activations "
-        f"{found.packed.activations}",
+        f"  prompts     a graph of their own ({found.reason}): {weights} in {names} more, one scale for each row, "
+        f"{size}, activations {found.packed.activations}"
     ]
 
 
