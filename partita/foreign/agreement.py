@@ -66,7 +66,7 @@ def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
     return ""
 
 
-def _other_than(said: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
-    """The first state with its size along an axis, where all sizes are known and none is in `said`."""
+def _other_than(sizes: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
+    """The first state with its size along an axis, where all sizes are known and none is in `sizes`."""
     found = [(pair, size) for pair in pairs if isinstance(size := (pair.past.shape or ())[axis], int)]
-    return found[0] if said and found and all(size not in said for _, size in found) else None
+    return found[0] if sizes and found and all(size not in sizes for _, size in found) else None

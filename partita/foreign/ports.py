@@ -133,14 +133,14 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
     return False
 
 
-def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
+def logits_of(graph: GraphFacts, name: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
     """The output of logits: [B, S, vocab], or two-dimensional for the last token or one sequence.
 
-    It is the output `wanted`, or one named so, or with the size of the vocabulary, or the only one not in
+    It is the output `name`, or one named so, or with the size of the vocabulary, or the only one not in
     `states`.
     """
-    if wanted is not None:
-        return graph.output(wanted)
+    if name is not None:
+        return graph.output(name)
     ranked = [
         port
         for port in graph.outputs

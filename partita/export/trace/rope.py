@@ -46,7 +46,7 @@ class Rotary:
 
     @property
     def own(self) -> torch.Tensor:
-        """The frequencies within the original context."""
+        """The frequencies within the trained context."""
         name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
         found = getattr(self.module, name, None)
         if not isinstance(found, torch.Tensor):
@@ -116,7 +116,7 @@ def _kind_of(rope_type: object) -> Kind | None:
 def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Iterator[None]:
     """In this block the rotary modules of `model` read the length from `length` [] instead of positions.
 
-    None: a length within the original context. The modules are restored. Raises UnsupportedModelError for a module that
+    None: a length within the trained context. The modules are restored. Raises UnsupportedModelError for a module that
     does not use transformers' functions.
     """
     sets: dict[torch.nn.Module, dict[str | None, Rotary]] = {}
@@ -177,7 +177,7 @@ def _forward_by_length(
 
 
 def _long_frequencies(rotary: Rotary) -> torch.Tensor:
-    """The frequencies beyond the original context, as real numbers even within a trace."""
+    """The frequencies beyond the trained context, as real numbers even within a trace."""
     with _disable_current_modes():
         return rotary.at(rotary.context + 1)
 

@@ -317,8 +317,8 @@ def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) ->
     )
 
 
-def _unlike_eager(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> str:
-    """The difference between `wanted` [1, V], the logits after `sequence` [1, T], and those with eager attention.
+def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) -> str:
+    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention.
 
     Empty where they match, or where the model chose its attention when it was built.
     """
@@ -327,7 +327,7 @@ def _unlike_eager(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> s
         return ""
     model.config._attn_implementation = "eager"
     try:
-        apart = float((last_logits(model, sequence, 1) - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
+        apart = float((last_logits(model, sequence, 1) - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
     finally:
         model.config._attn_implementation = own
     return (

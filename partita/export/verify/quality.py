@@ -91,27 +91,27 @@ def read_text(
     checkpoint: Checkpoint,
     vocab_size: int,
     max_length: int,
-    wanted: int,
-    told: Callable[[str], object] = len,
+    count: int,
+    note: Callable[[str], object] = len,
     *,
     chosen: bool = True,
 ) -> Text:
-    """The first `wanted` tokens of the text in `path`, as windows.
+    """The first `count` tokens of the text in `path`, as windows.
 
     Fixed random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer gives too
-    few tokens for a default text (not `chosen` by the user); `told` gets a note about it. Raises UsageError when the
+    few tokens for a default text (not `chosen` by the user); `note` gets a note about it. Raises UsageError when the
     text cannot be read or is too short.
     """
     text, sha256 = texts.read(path, "quality_text")
-    fewest = min(SHORTEST_TEXT, wanted)
+    fewest = min(SHORTEST_TEXT, count)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    useless = found is not None and texts.says_nothing(found.part(0, wanted), fewest)
+    useless = found is not None and texts.says_nothing(found.part(0, count), fewest)
     if found is None or (useless and not chosen):
         why = "the checkpoint's tokenizer has no tokens for it" if useless else "no tokenizer of the checkpoint loads"
-        told(f"{why}: the quality of the package is measured on random tokens")
+        note(f"{why}: the quality of the package is measured on random tokens")
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
-        found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())
-    taken = found.part(0, wanted)
+        found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, count).tolist())
+    taken = found.part(0, count)
     texts.refuse_useless(taken, fewest, path, "quality_text")
     return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
 

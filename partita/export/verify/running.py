@@ -220,9 +220,9 @@ def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeReco
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
 
 
-def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], told: Sequence[str], hint: str) -> PartitaError:
-    """The error when every lowering was set aside. `told`: the lowerings with their reasons."""
-    message = f"{checkpoint}: {'; '.join(told)}; nothing was written{hint}"
+def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], reasons: Sequence[str], hint: str) -> PartitaError:
+    """The error when every lowering was set aside. `reasons`: the lowerings with their reasons."""
+    message = f"{checkpoint}: {'; '.join(reasons)}; nothing was written{hint}"
     if all(error.refused_by_provider for error in failed):
         return ProviderError(message)
     return NotRunningError(message, failed[0].detail)

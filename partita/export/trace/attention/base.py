@@ -61,8 +61,8 @@ class Reading:
 class AttentionCall:
     """One attention call that reads the keys its layer has just cached, so that one operator may write and attend.
 
-    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are new; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may be
-    wider than the new ones; the rest as in `Reading`.
+    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are new; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may
+    have larger head sizes than the new ones; the rest as in `Reading`.
     """
 
     query: torch.Tensor
@@ -126,7 +126,7 @@ class Lowering:
     takes_mask: bool
     """`emit` supports a mask tensor."""
     same_kv_width: bool
-    """Keys and values must have the same head size: the narrower ones are padded with zeros."""
+    """Keys and values must have the same head size: the smaller ones are padded with zeros."""
     fused: Fused
     """Operators that graph passes may fuse nodes into, with this lowering."""
     appends_in_batches: bool

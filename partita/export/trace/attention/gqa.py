@@ -4,11 +4,11 @@
     past key, past value ───────────┤  GroupQueryAttention ── output [B, S, H*D]
     seqlens_k, total_sequence_length┘                      └─ present key, present value (same buffer as past)
 
-Keys and values of different widths are padded to the wider one; a sink becomes the head sink. A computed mask (position
-bias, chunked mask) would need length `total_sequence_length`, which is not a fixed size: such attention is written in
-primitives. `seqlens_k` is, per sequence, the index of the last valid cache row after this step; `total_sequence_length`
-is their maximum plus one, a CPU input. A window cache uses `sliding_window_cache`: both still count all tokens, and the
-buffer has exactly `local_window_size` rows, as the CUDA provider requires.
+Keys and values of different head sizes are padded to the larger one; a sink becomes the head sink. A computed mask
+(position bias, chunked mask) would need length `total_sequence_length`, which is not a fixed size: such attention is
+written in primitives. `seqlens_k` is, per sequence, the index of the last valid cache row after this step;
+`total_sequence_length` is their maximum plus one, a CPU input. A window cache uses `sliding_window_cache`: both still
+count all tokens, and the buffer has exactly `local_window_size` rows, as the CUDA provider requires.
 
 Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
 """
