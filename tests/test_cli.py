@@ -72,7 +72,16 @@ def test_export_says_what_it_made(
     given = ("export", tiny_checkpoint("mistral"), tmp_path / "p", "--max-length", 64)
     out, _ = succeeds(capsys, *given)
     assert "MistralForCausalLM exported, verified" in out
-    for words in ("parameters", "nodes", "window 8", "bytes per token", "peak memory", "took", "trace", "next        partita generate"):
+    for words in (
+        "parameters",
+        "nodes",
+        "window 8",
+        "bytes per token",
+        "peak memory",
+        "took",
+        "trace",
+        "next        partita generate",
+    ):
         assert words in out
     monkeypatch.setattr("partita.commands.export.run_export", lambda *given: summaries[0])
     found = json.loads(succeeds(capsys, *given, "--json", "--force")[0])

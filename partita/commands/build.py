@@ -223,8 +223,6 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
-    from partita.export.hub import check_model
-    from partita.options.groups import SourceOptions
     from partita.providers.resolve import parse_chain
 
     libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
@@ -234,10 +232,8 @@ def check_early(options: Any) -> None:
             for chain in (given,) if isinstance(given, str) else given:
                 parse_chain(chain, argument=argument)
     for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
-        if path is not None and isinstance(options, SourceOptions):
-            check_model(str(path))
-        elif path is not None:
-            _check_package(Path(path))
+        if path is not None:
+            _check_package(Path(path), may_be_on_hub=hasattr(options, "revision"))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
     if model is not None and not operators and not os.path.lexists(model):
@@ -248,7 +244,12 @@ def check_early(options: Any) -> None:
         check_before_loading(options)
 
 
-def _check_package(path: Path) -> None:
+def _check_package(path: Path, *, may_be_on_hub: bool) -> None:
+    if may_be_on_hub:
+        from partita.export.hub import check_model
+
+        check_model(str(path))
+        return
     if path.is_dir() and any(path.iterdir()):
         return
     from partita.strangers import recognise

@@ -11,7 +11,8 @@ import pytest
 
 from partita.errors import GenerationError, PackageError
 from partita.runtime.generate.text import chat_templates
-from partita.runtime.generate.text.tokens import TooLongError, load_text
+from partita.runtime.generate.text.tokens import FullTokenizer, TooLongError, load_text
+from tests.conftest import DEMO_CHECKPOINT
 
 STRINGS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -175,3 +176,33 @@ def test_a_fork_has_a_child_of_its_own(package_copy):
     text.encode_chat("Hello")
     mine = chat_templates.renderer(os.getpid())
     assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None
+
+
+def test_a_plain_template_is_that_of_transformers_and_does_not_load_it(package_copy, monkeypatch):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(STRINGS + "{{ bos_token }}")
+    for source in (folder, DEMO_CHECKPOINT):
+        full = FullTokenizer(source).native
+        found = chat_templates.plain_template(source)
+        assert found == (full.get_chat_template(), full.special_tokens_map) and found[1]["eos_token"]
+    expected = load_text(folder).encode_chat("Hello")
+    with monkeypatch.context() as patch:
+        patch.setattr("partita.runtime.generate.text.tokens.load_full", None)
+        text = load_text(folder, "tokenizers")
+        assert text.encode_chat("Hello") == expected
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tokenizer_class": "LlamaTokenizer"}, {"bos_token": 5}, {"eos_token": {"text": "</s>"}}]
+)
+def test_other_tokenizers_are_left_to_transformers(package_copy, changed):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(STRINGS)
+    file = folder / "tokenizer_config.json"
+    raw = json.loads(file.read_text())
+    assert chat_templates.plain_template(folder) is not None
+    file.write_text(json.dumps(raw | changed))
+    assert chat_templates.plain_template(folder) is None
+    file.write_text(json.dumps(raw))
+    (folder / "special_tokens_map.json").write_text("{}")
+    assert chat_templates.plain_template(folder) is None

@@ -164,7 +164,7 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["absent"], 1, "absent"),
+        (["/absent"], 1, "/absent: no such folder"),
         (["PACKAGE", "--provider", "coreml"], 3, "coreml"),
         (["PACKAGE", "--host", "no.such.host.invalid"], 2, "--host no.such.host.invalid"),
         (["PACKAGE", "--port", "70000"], 2, "between 1 and 65535"),
@@ -173,8 +173,8 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
         (["PACKAGE", "--api-key", ""], 2, "--api-key"),
         (["PACKAGE", "--allowed-origin", "app.example"], 2, "--allowed-origin app.example"),
         (["PACKAGE", "--allowed-origin", "https://app.example/page"], 2, "give scheme, host and port"),
-        (["PACKAGE", "PACKAGE"], 2, "two packages are called package"),
-        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times, for 2 packages"),
+        (["PACKAGE", "PACKAGE"], 2, "two models are called package"),
+        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times, for 2 models"),
         (["PACKAGE", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -36,6 +36,12 @@ MOST_ALONE = 16
 MOST_MISSES = 64
 MOST_SAID = 400
 """Maximum characters of a template's own error message."""
+PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+"""Tokenizer classes of transformers without special tokens of their own."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Names that transformers passes to a template."""
+OTHER_SOURCES = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
+"""Files and folders that transformers reads as well."""
 OF_PROCESSORS = "chat_template.json"
 """Template files of processors before chat_template.jinja; tokenizers do not read them."""
 
@@ -143,6 +149,26 @@ def has_template(folder: Path) -> bool:
     except (OSError, ValueError) as error:
         raise PackageError(f"damaged ({error})", where=path) from error
     return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def plain_template(folder: Path) -> tuple[str, dict[str, str]] | None:
+    """The chat template and the special tokens by name, as transformers reads them, without loading transformers.
+
+    None where transformers would add to them: a tokenizer class with defaults of its own, more files, damaged files.
+    """
+    file = folder / "chat_template.jinja"
+    if any((folder / name).exists() for name in OTHER_SOURCES):
+        return None
+    try:
+        config = read_json_value(folder / "tokenizer_config.json")
+        if config["tokenizer_class"] not in PLAIN_CLASSES or (file.exists() and file.stat().st_size > LONGEST_TEMPLATE):
+            return None
+        template = file.read_text(encoding="utf-8") if file.exists() else config["chat_template"]
+        given = {name: config[name] for name in SPECIAL_TOKENS if config.get(name) is not None}
+        names = {name: token["content"] if isinstance(token, dict) else token for name, token in given.items()}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return (template, names) if all(isinstance(text, str) for text in (template, *names.values())) else None
 
 
 def template_of_processor(folder: Path) -> str | None:

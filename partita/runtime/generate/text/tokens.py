@@ -15,7 +15,13 @@ from partita.extras import explain
 from partita.package.folder import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.generate.text import chat_templates
-from partita.runtime.generate.text.chat_templates import Message, as_named_in, conversation, template_of_processor
+from partita.runtime.generate.text.chat_templates import (
+    Message,
+    as_named_in,
+    conversation,
+    plain_template,
+    template_of_processor,
+)
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.in_time import LateError, in_time
 from partita.runtime.ort.native_log import captured_output
@@ -107,6 +113,7 @@ class Text:
         self._written: dict[int, str] = {}
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
         """The tokenizer as loaded by transformers, at its first use; it has the chat template."""
+        self._template: tuple[str, dict[str, str]] | None = None
 
     def encode(self, prompt: str, *, fits: bool = True) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer adds.
@@ -131,17 +138,8 @@ class Text:
         if (size := sum(len(message["content"]) for message in messages)) > MOST_BYTES:
             raise _too_long(size, self._max_length)
         chat_templates.start()  # starts in the background while the tokenizer is loaded
-        full = self._full = self._full or _loaded(FullTokenizer, self._folder)
-        other = None if full.native.chat_template else template_of_processor(self._folder)
-        if not full.native.chat_template and other is None:
-            raise UsageError(
-                "`chat` needs a chat template, which the tokenizer lacks; omit it",
-                where=self._folder,
-            )
-
         try:
-            template = str(full.native.get_chat_template(other))
-            names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
+            template, names = self._template = self._template or self._read_template()
             whole = chat_templates.render(template, names, as_named_in(template, messages), MOST_BYTES)
         except (GenerationError, ValueError) as error:
             raise GenerationError(str(error), where=self._folder) from error
@@ -149,6 +147,20 @@ class Text:
             raise _too_long(whole, self._max_length)
         # The template includes the special tokens.
         return self._encoded(_unicode(whole), special=False)
+
+    def _read_template(self) -> tuple[str, dict[str, str]]:
+        """The chat template, and the special tokens by name. Raises UsageError without one."""
+        if self._full is None and (plain := plain_template(self._folder)) is not None:
+            return plain
+        full = self._full = self._full or _loaded(FullTokenizer, self._folder)
+        other = None if full.native.chat_template else template_of_processor(self._folder)
+        if not full.native.chat_template and other is None:
+            raise UsageError(
+                "`chat` needs a chat template, which the tokenizer lacks; leave it out",
+                where=self._folder,
+            )
+        names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
+        return str(full.native.get_chat_template(other)), names
 
     def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
         size, most = len(text.encode()), self._max_length if fits else None
