@@ -75,7 +75,7 @@ def test_one_variant_in_two_places_is_chosen_by_its_file(hub_folder: Path, tmp_p
     [
         ("num_hidden_layers", 3, ("3 layers", "cache of 1")),
         ("num_key_value_heads", 4, ("4 heads", "has 1")),
-        ("vocab_size", 100, ("vocabulary of 100", "have 64")),
+        ("vocab_size", 100, ("vocabulary has 100", "have 64")),
         ("head_dim", 24, ("head size is 24", "has 16")),
     ],
 )

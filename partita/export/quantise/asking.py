@@ -99,8 +99,8 @@ def settled(
     told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
     setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, as fp16"
     if option is not None:
-        wanted = f"`{option[0]}={option[1]}`"
-        otherwise = f"leave {wanted} out"
+        setting = f"`{option[0]}={option[1]}`"
+        otherwise = f"leave {setting} out"
     raise ProviderError(
         f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
         f"was written; name another `target`, as cpu, or {otherwise}"

@@ -267,7 +267,7 @@ def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     options = ExportOptions(str(folder), folder, precision="int4", requantise=True)
     checkpoint = open_checkpoint(str(folder))
-    assert any("rounded a second time" in note for note in notes(settled(options, checkpoint), checkpoint))
+    assert any("quantised a second time" in note for note in notes(settled(options, checkpoint), checkpoint))
 
 
 @pytest.mark.heavy
