@@ -105,11 +105,11 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
         (["--provider", "cpu", "--provider-option", "cuda.device_id=0"], 2, "cuda"),
         (["--provider", "cpu", "--against", "absent"], 1, "no such folder"),
         (["--provider", "cpu", "--token-ids"], 2, "give --prompt"),
-        (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "give one of them"),
+        (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "set one of them"),
         (["--provider", "cpu", "--prompt", "1,x", "--token-ids"], 2, "not a list of token ids"),
         (["--provider", "cpu", "--prompt", "1,9999", "--token-ids"], 1, "token id 9999"),
         (["--provider", "cpu", "--prompt", ""], 1, "the prompt is empty"),
-        (["--provider", "cpu", "--prompt-tokens", "60"], 1, "cache of this package holds"),
+        (["--provider", "cpu", "--prompt-tokens", "60"], 1, "exceed the cache length of"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(
@@ -123,7 +123,7 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
     words = ("bench", package, "--provider", "cpu", "--report")
     fails(capsys, 1, "a file; choose a folder", *words, tmp_path / "file")
     fails(capsys, 2, "which this command reads", *words, package / "reports")
-    fails(capsys, 1, "cannot be made", *words, tmp_path / "no" / "such")
+    fails(capsys, 1, "cannot be created", *words, tmp_path / "no" / "such")
     assert not (package / "reports").exists()
 
 
