@@ -276,7 +276,7 @@ def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: 
     (own_package / MANIFEST).write_text(json.dumps(manifest))
     with (own_package / WEIGHTS).open("ab") as stream:
         stream.write(b"x")
-    fails(capsys, 1, "the manifest says", "generate", own_package, PROMPT)
+    fails(capsys, 1, "the manifest states", "generate", own_package, PROMPT)
 
 
 # verify

@@ -51,7 +51,7 @@ def strings(path: Path, *, docstrings: bool = False) -> Iterator[tuple[int, str]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:  # noqa: SIM102
             if (id(node) in documentation) == docstrings:
-                yield node.lineno, node.value
+                yield node.lineno, re.sub("`[^`]*`", "", node.value)
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

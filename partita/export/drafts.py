@@ -200,7 +200,7 @@ class Draft:
         return graphs
 
     def _trace_told(self, way: Way, current: Stage) -> tuple[list[Phase], list[Traced]]:
-        """`_trace_phases`; where it fails and there is a state outside of the cache, that is said as well."""
+        """`_trace_phases`; its error also names a state outside of the cache."""
         try:
             return self._trace_phases(way, current)
         except UnsupportedModelError as error:

@@ -380,7 +380,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         size = path.stat().st_size
         if size != record.size_bytes:
             _refuse_replaced(folder, manifest)
-            told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
+            told = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)

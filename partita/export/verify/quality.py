@@ -232,7 +232,7 @@ class _LogitsFile:
         return _windows_kept(self.length, self.vocab_size)
 
     def fill(self, model: Any, windows: npt.NDArray[np.int64], stage: Stage) -> None:
-        """Keep what `model` says of `windows`. Raises OSError when the disk is full."""
+        """Store the logits of `model` for `windows`. Raises OSError when the disk is full."""
         self.file.seek(0)
         for window in windows:
             with quiet(), torch.no_grad(), translated("running the source model"):

@@ -144,7 +144,7 @@ def test_an_answer_that_is_not_the_adapter_s_is_found(
 ) -> None:
     package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=adapters))
     (package / adapter_file("loud")).write_bytes((package / adapter_file("small")).read_bytes())
-    with pytest.raises(PackageError, match=r"adapter-loud\.onnx_adapter: .* bytes, the manifest says"):
+    with pytest.raises(PackageError, match=r"adapter-loud\.onnx_adapter: .* bytes, the manifest states"):
         partita.load(package, providers="cpu")
     manifest = read_manifest(package)
     files = tuple(record_file(package, record.name) for record in manifest.files)
