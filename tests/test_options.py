@@ -92,7 +92,7 @@ def test_paths_sequences_and_mappings_have_one_type() -> None:
         (PlaceOptions("m", shapes=["x"]), r"`shapes` is \['x'\]; it must be a mapping"),  # type: ignore[arg-type]
         (PlaceOptions("m", device=1), "`device` is 1; it must be a string"),  # type: ignore[arg-type]
         (PlaceOptions("m", dry_run=1), "`dry_run` is 1; it must be True or False"),  # type: ignore[arg-type]
-        (ExportOptions("c", "o", cache="round"), "`cache=round`: choose one of fixed, window, growing"),
+        (ExportOptions("c", "o", cache="round"), "`cache=round`: choose one of fixed, window, growing"),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:

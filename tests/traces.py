@@ -38,15 +38,15 @@ class Traces:
         self.item: pytest.Item | None = None
         self.made = self.taken = 0
 
-    def __call__(self, fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
+    def __call__(self, fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> Traced:
         if not self.on or replaces_export_code(self.item):
-            return self.trace(fake, lowering, spec)
+            return self.trace(fake, lowering, spec, progress)
         key = what_decides(fake), lowering, spec
         if key in self.kept:
             self.taken += 1
         else:
             self.made += 1
-            self.kept[key] = self.trace(fake, lowering, spec)
+            self.kept[key] = self.trace(fake, lowering, spec, progress)
         traced: Traced = self.kept[key]
         return replace(traced, model=traced.model.clone())
 

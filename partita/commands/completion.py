@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from partita.dtypes import CACHE_PRECISIONS, PRECISIONS, multiplied_with
 from partita.export.trace.attention import names as attention_names
 
 
@@ -74,14 +73,9 @@ def _quantisers() -> Iterable[str]:
     return names()
 
 
-precisions = _choice(lambda: ("auto", *PRECISIONS))
-activations = _choice(lambda: dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
-cache_precisions = _choice(lambda: CACHE_PRECISIONS)
-prefill_precisions = _choice(lambda: ("int8",))
 attentions = _choice(lambda: ("auto", *attention_names()))
 exporters = _choice(_exporters)
 quantisers = _choice(_quantisers)
-speculations = _choice(lambda: ("ngram",))
 
 
 def _beginning(typed: str, names: Iterable[str]) -> list[str]:

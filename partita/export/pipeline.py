@@ -129,7 +129,7 @@ def _run(
 def _with_defaults(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
     """The options with defaults that depend on the precision and the target."""
     if options.computing.bits is not None and options.activations is None:
-        options = replace(options, activations="fp32" if target is None else target.kernels.activations)
+        options = replace(options, activations="fp32" if target is None else target.kernels.activations)  # type: ignore[arg-type]
     if options.measures and options.verify and options.quality_text is None:
         options = replace(options, quality_text=quality_text)
     return options

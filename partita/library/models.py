@@ -23,6 +23,7 @@ from partita.library.audience import QUIET, Audience
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
+from partita.options.groups import PrecisionName
 from partita.package.folder import is_package, read_manifest, sha256_of
 from partita.paths import CACHE_VARIABLE, cache_folder
 from partita.strangers import GGUF, WEIGHTS, recognise
@@ -51,7 +52,7 @@ class CachedPackage:
 
 def folder_of(
     model: str,
-    precision: str = "auto",
+    precision: PrecisionName = "auto",
     target: str | None = None,
     *,
     revision: str | None = None,

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, Value, option
-from partita.options.groups import Json, PackageArgument, ProviderLibraries, ProviderValues, Revision
+from partita.options.groups import Json, PackageArgument, PrecisionName, ProviderLibraries, ProviderValues, Revision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +38,21 @@ class PrecisionOptions:
     """Data types of weights, cache and arithmetic."""
 
     HELP_GROUP = "Precision"
-    precision: str = option(
+    precision: PrecisionName = option(
         "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
         "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
         default="auto",
-        complete="precisions",
     )
     block_size: int | None = option(
         "int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
     )
-    activations: str | None = option(
+    activations: Literal["fp32", "fp16", "bf16", "int8"] | None = option(
         "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
         "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
-        complete="activations",
     )
-    prefill_precision: str | None = option(
+    prefill_precision: Literal["int8"] | None = option(
         "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
         "processors with fast integer products.",
-        complete="prefill_precisions",
     )
     requantise: bool = option(
         "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
@@ -87,10 +84,9 @@ class PrecisionOptions:
         text="size",
         range=Range(1, words="a number of bytes"),
     )
-    cache_precision: str | None = option(
+    cache_precision: Literal["int8"] | None = option(
         "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
         "--quality-text. Default: the type of the activations.",
-        complete="cache_precisions",
     )
 
 
@@ -103,11 +99,10 @@ class GraphOptions:
         "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
         range=Range(2, MAX_TOKENS),
     )
-    cache: str = option(
+    cache: Literal["fixed", "window", "growing"] = option(
         "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
         "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
         default="fixed",
-        choices=("fixed", "window", "growing"),
     )
     batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
     attention: str = option(

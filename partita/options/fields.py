@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from partita.errors import UsageError
 
@@ -181,6 +181,8 @@ def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> Descr
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     given = tuple(part for part in parts if part is not NoneType)
     kind = given[0] if len(given) == 1 else Union[given]  # noqa: UP007
+    if get_origin(kind) is Literal:
+        option, kind = replace(option, choices=option.choices or get_args(kind)), str
     return Described(field.name, kind, NoneType in parts, option, field, group)
 
 

@@ -27,9 +27,7 @@ class SpeculationOptions:
     """Speculative decoding."""
 
     HELP_GROUP = "Speculative decoding"
-    speculate: str | None = option(
-        "Speculative decoding by n-gram lookup; the output does not change.", complete="speculations"
-    )
+    speculate: Literal["ngram"] | None = option("Speculative decoding by n-gram lookup; the output does not change.")
     draft: PathText | None = option(
         "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
     )

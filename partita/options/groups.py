@@ -6,6 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from partita.options.fields import COUNT, MAX_THREADS, TOKENS, Option, PathText, Range, Value, option
 
+PrecisionName: TypeAlias = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
+"""The precisions of partita.dtypes, and auto: the stored precision of a quantised checkpoint, else fp32."""
 ProviderValues: TypeAlias = Mapping[str, Value]
 Providers: TypeAlias = str | Sequence[str | tuple[str, ProviderValues]]
 """`"webgpu,cpu"`, `["webgpu", "cpu"]`, or as ONNX Runtime has them, `[("CUDAExecutionProvider", {"device_id": 1})]`."""
@@ -139,11 +141,10 @@ class SourceOptions:
 
     HELP_GROUP = "Model"
 
-    precision: str = option(
+    precision: PrecisionName = option(
         "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
         "fp32.",
         default="auto",
-        complete="precisions",
     )
     revision: Revision = None
 

@@ -186,7 +186,7 @@ def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
 
 def test_an_export_that_cannot_be_is_one_error(tmp_path):
     with pytest.raises(partita.ArgumentError, match="fp7"):
-        partita.export(tmp_path, tmp_path / "out", precision="fp7")
+        partita.export(tmp_path, tmp_path / "out", precision="fp7")  # type: ignore[arg-type]
     with pytest.raises(partita.CheckpointError):
         partita.export(tmp_path, tmp_path / "out", attention="gqa")
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ dequantise. Rounding a second time needs `requantise`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
@@ -16,6 +16,7 @@ from partita.export.checkpoint.stored_formats import Quantised
 from partita.export.checkpoint.stored_formats.base import AffineWeight
 from partita.export.checkpoint.weight_files import few
 from partita.export.options import AUTO, ExportOptions, check_options
+from partita.options.groups import PrecisionName
 from partita.package.folder import QuantisedSource
 
 OF_ROUNDING = (
@@ -74,7 +75,7 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
 
 def _with_precision(options: ExportOptions, precision: str) -> ExportOptions:
     """The options with another precision. Raises UsageError where other options contradict it."""
-    changed = replace(options, precision=precision)
+    changed = replace(options, precision=cast("PrecisionName", precision))
     check_options(changed)
     return changed
 

@@ -39,7 +39,7 @@ def pair(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFacto
     checkpoint, folder = tiny_checkpoint("gemma3_text"), tmp_path_factory.mktemp("window")
     made = folder / "window", folder / "fixed"
     for out in made:
-        export(checkpoint, out, max_length=LENGTH, cache=out.name)
+        export(checkpoint, out, max_length=LENGTH, cache=out.name)  # type: ignore[arg-type]
     return made
 
 
@@ -109,7 +109,7 @@ def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFacto
     checkpoint, folder = tiny_checkpoint("gemma3_text"), tmp_path_factory.mktemp("rows")
     made = folder / "window", folder / "fixed"
     for out in made:
-        export(checkpoint, out, max_length=LENGTH, batch_size=3, cache=out.name)
+        export(checkpoint, out, max_length=LENGTH, batch_size=3, cache=out.name)  # type: ignore[arg-type]
     return made
 
 

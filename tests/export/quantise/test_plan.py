@@ -49,7 +49,7 @@ class Asked:
 def options(
     precision: str = "int4", keep: Mapping[str, str] | None = None, block_size: int | None = None
 ) -> ExportOptions:
-    return ExportOptions("checkpoint", Path("out"), precision=precision, keep=keep, block_size=block_size)
+    return ExportOptions("checkpoint", Path("out"), precision=precision, keep=keep, block_size=block_size)  # type: ignore[arg-type]
 
 
 def target(asked: Asked | None, kernels: Kernels | None = None) -> Target:

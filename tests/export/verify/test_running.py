@@ -157,7 +157,7 @@ def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
         def others(self) -> list[Any]:
             return []
 
-    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)
+    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)  # type: ignore[arg-type]
     end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
     assert end.startswith("; name another `target`") and ("leave `cache_precision=int8` out" in end) == bool(rounded)
 

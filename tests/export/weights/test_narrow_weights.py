@@ -153,7 +153,7 @@ def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     told: list[str] = []
-    options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)
+    options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)  # type: ignore[arg-type]
     assert (options.activations == "fp32", len(told)) == (wide, int(wide))
 
 
