@@ -139,7 +139,7 @@ def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
 def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
     _, notes = completed_for(Sampling(), tmp_path, hints=True)
-    assert notes == ("the checkpoint asks for no_repeat_ngram_size 3, which Partita does not support",)
+    assert notes == ("the checkpoint sets no_repeat_ngram_size 3, which Partita does not support",)
 
 
 @pytest.mark.parametrize("given", ["5,,6", ",5", "5,", "5, ,6", "٥,6", "1_0", "+5", "0x5", "5.0"])

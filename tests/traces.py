@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from partita.export.progress import Stage
     from partita.export.trace.attention import Lowering
     from partita.export.trace.fake_model import FakeModel
     from partita.export.trace.spec import TraceSpec
@@ -32,7 +33,7 @@ NOT_TRACED = ("partita.export.exporters", "partita.export.verify.known_answer", 
 class Traces:
     """`partita.export.trace.tracing.trace`, which remembers."""
 
-    def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec], Traced]) -> None:
+    def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec, Stage | None], Traced]) -> None:
         self.trace, self.kept = trace, dict[Any, Any]()
         self.on = True
         self.item: pytest.Item | None = None
