@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import naming
-from partita.diagnosis.optimised_graph import MEMCPY_OPS
+from partita.diagnosis.graphs import MEMCPY_OPS
 from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
 
 

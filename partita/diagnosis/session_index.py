@@ -7,18 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import (
-    fusion,
     inlined_nodes,
     listed_nodes,
     naming,
     native_log,
-    renamed,
     unfolded_bodies,
     unnamed_in_bodies,
 )
+from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
+from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
-from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
-from partita.diagnosis.stand_ins import find_stand_ins
+from partita.diagnosis.join import Executed, join_graphs
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
@@ -95,7 +94,7 @@ class SessionIndex:
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as optimised, as exported or as assigned."""
         if name in self.compiled:
-            return fusion.COMPILED
+            return COMPILED
         optimised = self.optimised.nodes.get(name) if self.optimised else None
         graphs = self.ran.get(name) or optimised or self.exported.get(name)
         known = graphs or self.assigned.get(name) or self.memcpy.get(name)
@@ -169,7 +168,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         facts = unnamed_in_bodies.with_names(facts, inside, order)
         events, bodies = _without_bodies(facts.events)
     present = frozenset(order)
-    compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
+    compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
     optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
@@ -194,15 +193,14 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     branches = inlined_branches(facts, order)
     twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
-    standing_in = find_stand_ins(
-        _as_they_ran(order, events, claims),
+    joined = join_graphs(
+        _executed(order, events, claims, optimised),
         exported,
-        compiled,
         optimised,
         inputs,
         {node.name: node.provider for node in listed.main},
-        unfolded,
-        {*branches, *parts},
+        {**unfolded, **file_nodes(compiled, exported, order)},
+        {*branches, *parts, *compiled},
     )
     return SessionIndex(
         facts=facts,
@@ -228,8 +226,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **standing_in.stands_for, **branches},
-        beside=standing_in.beside,
+        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **joined.stands_for, **branches},
+        beside=joined.beside,
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
@@ -252,8 +250,8 @@ def _main_graph(
     """What sources other than the assignment list tell of the main graph. `copies`: operators of its Memcpy nodes."""
     op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
-    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, fusion.COMPILED)
-    holders = {*CONTROL_FLOW, fusion.COMPILED, None}
+    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, COMPILED)
+    holders = {*CONTROL_FLOW, COMPILED, None}
     ran_on = {event.name: event.provider for event in events}
     return listed_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
@@ -302,12 +300,13 @@ def _strays_without_name(
     )
 
 
-def _as_they_ran(
-    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]
-) -> tuple[renamed.Ran, ...]:
-    """The nodes of the order with what is known of each without a graph."""
+def _executed(
+    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims], graph: OptimisedGraph | None
+) -> tuple[Executed, ...]:
+    """The nodes of the order with their operators and providers."""
     operators = {event.name: event.op_type for event in events}
-    return tuple(renamed.Ran(name, operators.get(name), choose_provider(claims[name])) for name in order)
+    operators |= {name: node.op_type for name, node in graph.nodes.items()} if graph is not None else {}
+    return tuple(Executed(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:

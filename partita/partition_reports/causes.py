@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis import fusion
-from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
+from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 
 TO_HOST = "MemcpyToHost"
@@ -71,7 +70,7 @@ class Edges:
 
 def _file_edges(index: SessionIndex) -> Edges:
     """Sort the exported graph of a session for look-up."""
-    makers, readers = fusion.edges(index.exported)
+    makers, readers = edges(index.exported)
     runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 

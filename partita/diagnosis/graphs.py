@@ -1,16 +1,21 @@
-"""The graph as ONNX Runtime runs it, sorted for look-up: who makes and who reads each tensor. Draws no conclusion.
+"""The file's graph and the optimised graph by tensor: which nodes make and read each. Pure.
 
-A tensor that is copied has two names there, one per memory: `hidden` and `hidden_WebGpuExecutionProvider`.
+In the optimised graph a copied tensor has two names, one per memory: `hidden` and `hidden_WebGpuExecutionProvider`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from partita.observations.facts import GraphNode
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+FOLDED = frozenset({"Constant", "Shape", "Size"})
+"""Operators that ONNX Runtime computes before a run. If a node of these is gone, no other node does its work."""
+
+Node = TypeVar("Node", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +58,33 @@ def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]
     chosen = of_file[0] if of_file else min(sides, key=len)
     chosen = names.get(chosen, chosen)
     return {tensor: chosen for tensor in sides if tensor != chosen}
+
+
+def edges(nodes: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The name of the node that makes each tensor, and the names of the nodes that read it."""
+    makers: dict[str, str] = {}
+    readers: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        makers |= dict.fromkeys(filter(None, node.outputs), name)
+        for tensor in filter(None, node.inputs):
+            readers.setdefault(tensor, []).append(name)
+    return makers, readers
+
+
+def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
+    """Groups of nodes that have tensors in common, directly or through other nodes, in the order of `nodes`."""
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for node, tensors in nodes.items():
+        for tensor in tensors:
+            parent[root(("tensor", tensor))] = root(("node", node))
+    groups: dict[Hashable, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(root(("node", node)), []).append(node)
+    return list(groups.values())

@@ -1,0 +1,407 @@
+"""The join of the file's graph with the executed nodes: which file nodes each executed node does the work of. Pure.
+
+ONNX Runtime keeps the names of tensors through fusion and changes of layout, but not those of nodes. So both graphs are
+cut at the tensors that they share. The nodes between the cuts are a region: its executed nodes compute what its file
+nodes compute. A region with several executed nodes (`ReorderInput` -> `pool_nchwc` -> `ReorderOutput` in the place of
+one MaxPool) is divided by name, then by operator, then by which node reads from which.
+
+A provider that compiles leaves no optimised graph. Then only names and the order of execution tell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partita.diagnosis import naming
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, connected, edges
+from partita.observations.facts import GraphNode
+from partita.observations.names import INLINED
+
+MARKS = ("_", "/")
+"""Characters that ONNX Runtime puts after a name that it takes over."""
+Nodes = Mapping[str, GraphNode]
+Owners = Mapping[str, str]
+"""File node -> the executed node that does its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """An executed node."""
+
+    name: str
+    op_type: str | None
+    """None where neither a graph nor a profile has the node."""
+    provider: str | None
+
+    def is_related(self, file_node: GraphNode) -> bool:
+        """Whether the operator is the file node's or a form of it, as NhwcMaxPool is of MaxPool."""
+        operators = (self.op_type or "", file_node.op_type)
+        return self.op_type is not None and (operators[0].endswith(operators[1]) or operators[1].endswith(operators[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Executed nodes that are not the file's, or that do more than the file's node of the same name."""
+
+    stands_for: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Executed node -> file nodes whose work it does."""
+    beside: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Executed node that does no file node's work -> file nodes that ONNX Runtime rewrote when it added the node."""
+
+
+def join_graphs(
+    order: Sequence[Executed],
+    exported: Nodes,
+    graph: OptimisedGraph | None,
+    inputs: Collection[str],
+    listed: Mapping[str, str],
+    told: Mapping[str, tuple[str, ...]],
+    others: Collection[str],
+) -> Joined:
+    """Join executed nodes, in `order` of execution, with the nodes of the file.
+
+    `inputs`: the graph's inputs. `listed`: the provider of each node of the assignment list. `told`: the file nodes of
+    executed nodes that another source joined. `others`: more executed nodes that need no join.
+    """
+    owners = {node.name: node.name for node in order if node.name in exported}
+    owners |= {each: name for name, behind in told.items() for each in behind if each not in owners}
+    made_up = (node.name for node in order if node.name not in exported and node.name not in told)
+    names = {name: naming.replaced_by(name, exported) for name in made_up}
+    known = {*told, *others}
+    if graph is None:
+        named = _without(names, owners)
+        owners |= {each: name for name, behind in named.items() for each in behind}
+        found = _join_in_order(order, exported, listed, known.union(named), owners)
+    else:
+        found = _join_regions(order, exported, graph, inputs, known, owners)
+        joined = owners.keys() | {each for behind in found.stands_for.values() for each in behind}
+        done = found.stands_for.keys() | found.beside.keys()
+        named = _without({name: behind for name, behind in names.items() if name not in done}, joined)
+    stands_for = {**named, **told}
+    for name, behind in found.stands_for.items():
+        stands_for[name] = tuple(each for each in exported if each in (*behind, *named.get(name, ())))
+    return Joined(stands_for, found.beside)
+
+
+def _without(names: Mapping[str, Iterable[str]], known: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The names behind each node that are not `known`, of nodes that have any."""
+    found = {name: tuple(each for each in behind if each not in known) for name, behind in names.items()}
+    return {name: behind for name, behind in found.items() if behind}
+
+
+class _File:
+    """The file's graph, and what is known of its nodes before the join."""
+
+    def __init__(self, nodes: Nodes, order: Sequence[Executed], owners: Owners) -> None:
+        self.nodes = nodes
+        self.owners = owners
+        self.places = {node.name: place for place, node in enumerate(order)}
+        makers, readers = edges(nodes)
+        self.makers = {tensor: name for tensor, name in makers.items() if nodes[name].op_type not in FOLDED}
+        self.readers = {
+            tensor: [each for each in names if nodes[each].op_type not in FOLDED] for tensor, names in readers.items()
+        }
+        self.heads = makers | {name: name for name in nodes}
+
+    def before(self, name: str) -> dict[str, str]:
+        """The tensors that a node reads from other nodes, and those nodes."""
+        return {tensor: self.makers[tensor] for tensor in self.nodes[name].inputs if tensor in self.makers}
+
+    def after(self, name: str) -> list[str]:
+        """The nodes that read from a node."""
+        return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
+
+    def called_after(self, name: str) -> str | None:
+        """The node that an executed node is called after, or after whose output, as `a_nchwc` is."""
+        cuts = [name[:at] for at, letter in enumerate(name) if letter in MARKS]
+        return (
+            None if name in self.nodes else next((self.heads[cut] for cut in reversed(cuts) if cut in self.heads), None)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """File nodes to join, and the executed nodes that may do their work, both in order."""
+
+    file: _File
+    names: Sequence[str]
+    executed: Sequence[Executed]
+    home: dict[str, str] = field(default_factory=dict)
+    """Executed node by file node, filled step by step."""
+
+    @property
+    def left(self) -> list[str]:
+        """File nodes that are not joined."""
+        return [name for name in self.names if name not in self.home]
+
+    @property
+    def free(self) -> list[Executed]:
+        """Executed nodes that are not joined."""
+        used = set(self.home.values())
+        return [node for node in self.executed if node.name not in used]
+
+    def owner(self, name: str) -> str | None:
+        """The executed node that does the work of a file node; None where that is not known."""
+        return self.home.get(name) or self.file.owners.get(name)
+
+    def called_after(self) -> dict[str, list[Executed]]:
+        """File nodes that are not joined, and the executed nodes that are called after each."""
+        found: dict[str, list[Executed]] = {}
+        for node in self.free:
+            if (name := self.file.called_after(node.name)) in self.left and name is not None:
+                found.setdefault(name, []).append(node)
+        return found
+
+    def pair_in_order(self, ours: Sequence[Executed], theirs: Sequence[str]) -> None:
+        """Join executed nodes with file nodes in order, where there are as many of one as of the other."""
+        if len(ours) == len(theirs):
+            self.home.update(zip(theirs, (node.name for node in ours), strict=True))
+
+    def merge(self, targets: Collection[str], complete: bool, unclear: Collection[str] = ()) -> None:
+        """Join each file node with the executed node of what it reads, else with that of its readers.
+
+        Of several executed nodes that it reads from with the last, which can read what the others make. An executed
+        node does no more when another one needs what it makes so far: the Sigmoid of a SiLU is not computed in the Conv
+        before it, for the Mul reads the output of the Conv as well.
+
+        Args:
+            targets: Executed nodes that may do more.
+            complete: Refuse where a node that it reads from is not joined, or its readers are in several.
+            unclear: File nodes to leave out.
+        """
+        for name in self.left:
+            sources = {tensor: self.home.get(maker) for tensor, maker in self.file.before(name).items()}
+            last = max(filter(None, sources.values()), key=self.file.places.__getitem__, default=None)
+            if name in unclear or last not in targets or (complete and None in sources.values()):
+                continue
+            if all(self._needed_only_in(last, tensor, name) for tensor, owner in sources.items() if owner == last):
+                self.home[name] = last
+        for name in reversed(self.left):
+            readers = set(filter(None, map(self.owner, self.file.after(name))))
+            first = min(readers, key=self.file.places.__getitem__, default=None)
+            if name not in unclear and first in targets and not (complete and len(readers) > 1):
+                self.home[name] = first
+
+    def _needed_only_in(self, owner: str, tensor: str, name: str) -> bool:
+        """Whether no other executed node is known to need a tensor that `owner` has and the file node `name` reads."""
+        return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name} <= {owner, None}
+
+    def shares(self) -> dict[str, tuple[str, ...]]:
+        """Executed node -> the file nodes joined with it that are not executed under their own name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.names:
+            if name in self.home and name not in self.file.places:
+                found[self.home[name]] = (*found.get(self.home[name], ()), name)
+        return found
+
+
+# --- with the optimised graph -----------------------------------------------------------------------------------------
+
+
+def _join_regions(
+    order: Sequence[Executed],
+    exported: Nodes,
+    graph: OptimisedGraph,
+    inputs: Collection[str],
+    known: Collection[str],
+    owners: Owners,
+) -> Joined:
+    """Divide the regions between the tensors that both graphs have."""
+    file, by_name = _File(exported, order, owners), {node.name: node for node in order}
+    nodes = _with_file_tensors(order, exported, graph)
+    shared = edges(nodes)[0].keys() & file.makers.keys()
+    joined = Joined()
+    for names, executed in _regions(_computed(file, nodes, shared.union(inputs)), nodes, shared):
+        gone = tuple(name for name in names if name not in by_name)
+        if not gone or not any(_is_new(nodes[name], exported.get(name)) for name in executed):
+            continue
+        made = {tensor for name in names for tensor in exported[name].outputs}
+        read = {tensor for name in executed for tensor in nodes[name].inputs}
+        needed = {tensor for name in names for tensor in exported[name].inputs if tensor in inputs or tensor in shared}
+        if not needed - made <= read:
+            continue  # the executed nodes compute something else
+        if len(executed) == 1:
+            joined.stands_for[executed[0]] = gone
+            continue
+        region = _Region(
+            file=file,
+            names=[name for name in names if owners.get(name, name) == name],
+            executed=[by_name[name] for name in executed if name not in known],
+        )
+        added = [node.name for node in region.executed if _is_other(nodes[node.name], exported.get(node.name))]
+        if added and _divide(region, added):
+            works = {name: name for name in region.home.values()}
+            if _feeds(executed, nodes, works, shared) == _feeds(names, exported, region.home, shared):
+                shares = region.shares()
+                rewritten = tuple(name for name in gone if name in region.home)
+                joined.stands_for.update(shares)
+                joined.beside.update(dict.fromkeys((name for name in added if name not in shares), rewritten))
+    return joined
+
+
+def _with_file_tensors(order: Iterable[Executed], exported: Nodes, graph: OptimisedGraph) -> dict[str, GraphNode]:
+    """The nodes of the optimised graph in order, without copies, with the names that the file has for their tensors.
+
+    ONNX Runtime calls the outputs of a Split that it makes of Slices after the Slices.
+    """
+    known = {tensor for node in exported.values() for tensor in (*node.inputs, *node.outputs)}
+    outputs = {name: node.outputs[0] for name, node in exported.items() if len(node.outputs) == 1}
+
+    def in_file(tensors: Iterable[str]) -> tuple[str, ...]:
+        return tuple(each if each in known else outputs.get(each, each) for each in map(graph.original, tensors))
+
+    nodes = [graph.nodes[each.name] for each in order if each.name in graph.nodes]
+    return {
+        node.name: replace(node, inputs=in_file(node.inputs), outputs=in_file(node.outputs))
+        for node in nodes
+        if node.op_type not in MEMCPY_OPS
+    }
+
+
+def _computed(file: _File, executed: Nodes, sources: Collection[str]) -> dict[str, GraphNode]:
+    """File nodes that a run computes from `sources`, or from what an executed node reads that the file does not have;
+    the others are constants.
+    """
+    new = (node for name, node in executed.items() if _is_new(node, file.nodes.get(name)))
+    known = {*sources, *(tensor for node in new for tensor in node.inputs if tensor)}
+    found: dict[str, GraphNode] = {}
+    for name, node in file.nodes.items():
+        reads = (each in known or file.makers.get(each) in found for each in node.inputs)
+        if node.op_type not in FOLDED and any(reads):
+            found[name] = node
+    return found
+
+
+def _regions(file: Nodes, executed: Nodes, shared: Collection[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """File nodes and executed nodes that hang together: by tensors that one graph alone has, or by what both make."""
+    tensors: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for side, nodes in (("file", file), ("executed", executed)):
+        own = edges(nodes)[0].keys() - shared
+        for name, node in nodes.items():
+            tensors[side, name] = [(side, each) for each in (*node.inputs, *node.outputs) if each in own]
+            tensors[side, name] += [("both", each) for each in node.outputs if each in shared]
+    for group in connected(tensors):
+        yield [name for side, name in group if side == "file"], [name for side, name in group if side == "executed"]
+
+
+def _is_new(node: GraphNode, before: GraphNode | None) -> bool:
+    """True for a node that the file does not have, or has with another operator or other outputs."""
+    return _is_other(node, before) or (before is not None and before.outputs != node.outputs)
+
+
+def _is_other(node: GraphNode, before: GraphNode | None) -> bool:
+    """True for a node that the file does not have, or has with another operator."""
+    return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
+
+
+def _divide(region: _Region, added: Sequence[str]) -> bool:
+    """Join the file nodes of a region; False where some are left. `added`: executed nodes that the file does not have."""
+    region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
+    called = region.called_after()
+    for name, nodes in called.items():
+        if len(nodes) == 1:
+            region.home.update(dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name))
+    for op in dict.fromkeys(node.op_type for node in region.executed):
+        same = [name for name in region.left if region.file.nodes[name].op_type == op]
+        region.pair_in_order([node for node in region.free if node.op_type == op], same)
+    for kind in region.executed:
+        names = [name for name in region.left if kind.is_related(region.file.nodes[name])]
+        region.pair_in_order([node for node in region.free if node.op_type == kind.op_type], names)
+    region.merge(added, complete=False)
+    if len(added) == len(region.executed):
+        free = [node.name for node in region.free] or added
+        region.home.update(dict.fromkeys(region.left, free[len(free) // 2]))
+    return not region.left
+
+
+def _path_to_operator(region: _Region, end: str, node: Executed, called: Collection[str]) -> list[str]:
+    """The file node that `node` is called after, and those before it up to one of the operator of `node`.
+
+    The Conv of a Conv and a Relu is called after what the Relu makes.
+    """
+    path = [end]
+    while not node.is_related(region.file.nodes[path[-1]]):
+        before = {each for each in region.file.before(path[-1]).values() if each in region.left}
+        if len(before) != 1 or not before.isdisjoint(called):
+            return [end]
+        path += before
+    return path
+
+
+def _feeds(names: Iterable[str], nodes: Nodes, owners: Owners, shared: Collection[str]) -> dict[str, set[str]]:
+    """The owners that each owner of nodes and each of the `shared` tensors reads from, past nodes without an owner.
+
+    Nodes come after those that they read from.
+    """
+    found: dict[str, set[str]] = {}
+    made: dict[str, set[str]] = {}
+    for name in names:
+        before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
+        if name in owners:
+            found.setdefault(owners[name], set()).update(before - {owners[name]})
+            before = {owners[name]}
+        made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
+    return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in shared}
+
+
+# --- without it -------------------------------------------------------------------------------------------------------
+
+
+def _join_in_order(
+    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
+) -> Joined:
+    """Join file nodes that were placed and are not executed with executed nodes that the file does not have.
+
+    By name, then by operator where one file node and one executed node alone fit between their neighbours.
+    """
+    file = _File(exported, order, owners)
+    gone = [
+        name for name, node in exported.items() if name in listed and name not in owners and node.op_type not in FOLDED
+    ]
+    new = [node for node in order if node.name not in exported and node.name not in known]
+    region = _Region(
+        file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
+    )
+
+    def between(name: str) -> list[Executed]:
+        """Free executed nodes of a file node's provider between the nodes that it reads from and its readers."""
+        before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
+        after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
+        places = range(max(before, default=-1) + 1, min(after, default=len(order)))
+        return [
+            node for node in region.free if file.places[node.name] in places and node.provider in (None, listed[name])
+        ]
+
+    def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
+        """Join file nodes with one executed node that is no other's; whether there were any."""
+        counts = Counter(node for nodes in found.values() for node in nodes)
+        single = {name: nodes[0].name for name, nodes in found.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
+        region.home.update(single)
+        return bool(single)
+
+    def related(names: Iterable[str]) -> dict[str, list[Executed]]:
+        return {name: [node for node in between(name) if node.is_related(exported[name])] for name in names}
+
+    join_single(
+        {
+            name: [
+                node
+                for node in nodes
+                if (node.op_type is None or node.is_related(exported[name])) and node.provider in (None, listed[name])
+            ]
+            for name, nodes in region.called_after().items()
+        }
+    )
+    while join_single(related(region.left)):
+        pass
+    unclear = [name for name, nodes in related(region.left).items() if nodes]
+    region.merge({node.name for node in region.executed}.union(known), complete=True, unclear=unclear)
+    shares = region.shares()
+    beside: dict[str, tuple[str, ...]] = {}
+    for name in listed:
+        if (owner := region.owner(name)) in shares and owner is not None:
+            for node in between(name):
+                beside[node.name] = tuple(each for each in gone if each in (*beside.get(node.name, ()), *shares[owner]))
+    return Joined(shares, beside)
