@@ -6,7 +6,7 @@ In the optimised graph a copied tensor has two names, one per memory: `hidden` a
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from partita.observations.facts import GraphNode
@@ -34,13 +34,29 @@ class OptimisedGraph:
         """The name of a tensor in the ONNX file, where it has one there."""
         return self.names.get(tensor, tensor)
 
+    def with_file_tensors(self, order: Iterable[str]) -> dict[str, GraphNode]:
+        """The nodes in `order` without copies, with the names of tensors in the ONNX file."""
+        nodes = (self.nodes[name] for name in order if name in self.nodes)
+        return {
+            node.name: replace(
+                node,
+                inputs=tuple(map(self.original, node.inputs)),
+                outputs=tuple(map(self.original, node.outputs)),
+            )
+            for node in nodes
+            if node.op_type not in MEMCPY_OPS
+        }
 
-def index_graph(nodes: Iterable[GraphNode], known: Collection[str]) -> OptimisedGraph:
-    """Sort the nodes of an optimised graph. `known`: tensors of the ONNX file."""
+
+def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> OptimisedGraph:
+    """Sort the nodes of an optimised graph. `file`: nodes of the ONNX file."""
+    exported = list(file)
+    known = {tensor for node in exported for tensor in (*node.inputs, *node.outputs)}
     by_name = {node.name: node for node in nodes}
     makers = {tensor: node.name for node in by_name.values() for tensor in node.outputs if tensor}
     readers: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
+    # The outputs of a Split that ONNX Runtime makes of Slices are called after the Slices.
+    names = {node.name: node.outputs[0] for node in exported if len(node.outputs) == 1 and node.name not in known}
     for node in by_name.values():
         for tensor in dict.fromkeys(filter(None, node.inputs)):
             readers.setdefault(tensor, []).append(node.name)
@@ -88,3 +104,21 @@ def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
     for node in nodes:
         groups.setdefault(root(("node", node)), []).append(node)
     return list(groups.values())
+
+
+def feeds(
+    names: Iterable[str], nodes: Mapping[str, GraphNode], owners: Mapping[str, str], shared: Collection[str]
+) -> dict[str, set[str]]:
+    """The owners that each owner of nodes and each of the `shared` tensors reads from, past nodes without an owner.
+
+    Nodes come after those that they read from.
+    """
+    found: dict[str, set[str]] = {}
+    made: dict[str, set[str]] = {}
+    for name in names:
+        before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
+        if name in owners:
+            found.setdefault(owners[name], set()).update(before - {owners[name]})
+            before = {owners[name]}
+        made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
+    return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in shared}

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, connected, edges
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, connected, edges, feeds
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -79,9 +79,10 @@ def join_graphs(
         joined = owners.keys() | {each for behind in found.stands_for.values() for each in behind}
         done = found.stands_for.keys() | found.beside.keys()
         named = _without({name: behind for name, behind in names.items() if name not in done}, joined)
+    place = {name: number for number, name in enumerate(exported)}
     stands_for = {**named, **told}
     for name, behind in found.stands_for.items():
-        stands_for[name] = tuple(each for each in exported if each in (*behind, *named.get(name, ())))
+        stands_for[name] = tuple(sorted({*behind, *named.get(name, ())}, key=place.__getitem__))
     return Joined(stands_for, found.beside)
 
 
@@ -98,12 +99,9 @@ class _File:
         self.nodes = nodes
         self.owners = owners
         self.places = {node.name: place for place, node in enumerate(order)}
-        makers, readers = edges(nodes)
-        self.makers = {tensor: name for tensor, name in makers.items() if nodes[name].op_type not in FOLDED}
-        self.readers = {
-            tensor: [each for each in names if nodes[each].op_type not in FOLDED] for tensor, names in readers.items()
-        }
-        self.heads = makers | {name: name for name in nodes}
+        computed = {name: node for name, node in nodes.items() if node.op_type not in FOLDED}
+        self.makers, self.readers = edges(computed)
+        self.heads = edges(nodes)[0] | {name: name for name in nodes}
 
     def before(self, name: str) -> dict[str, str]:
         """The tensors that a node reads from other nodes, and those nodes."""
@@ -112,13 +110,6 @@ class _File:
     def after(self, name: str) -> list[str]:
         """The nodes that read from a node."""
         return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
-
-    def called_after(self, name: str) -> str | None:
-        """The node that an executed node is called after, or after whose output, as `a_nchwc` is."""
-        cuts = [name[:at] for at, letter in enumerate(name) if letter in MARKS]
-        return (
-            None if name in self.nodes else next((self.heads[cut] for cut in reversed(cuts) if cut in self.heads), None)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +138,14 @@ class _Region:
         return self.home.get(name) or self.file.owners.get(name)
 
     def called_after(self) -> dict[str, list[Executed]]:
-        """File nodes that are not joined, and the executed nodes that are called after each."""
-        found: dict[str, list[Executed]] = {}
+        """File nodes that are not joined, and the executed nodes called after each or its output, as `a_nchwc` is."""
+        found: dict[str, list[Executed]] = {name: [] for name in self.left}
         for node in self.free:
-            if (name := self.file.called_after(node.name)) in self.left and name is not None:
-                found.setdefault(name, []).append(node)
-        return found
+            cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
+            name = next((self.file.heads[cut] for cut in reversed(cuts) if cut in self.file.heads), "")
+            if name in found and node.name not in self.file.nodes:
+                found[name].append(node)
+        return {name: nodes for name, nodes in found.items() if nodes}
 
     def pair_in_order(self, ours: Sequence[Executed], theirs: Sequence[str]) -> None:
         """Join executed nodes with file nodes in order, where there are as many of one as of the other."""
@@ -210,17 +203,18 @@ def _join_regions(
 ) -> Joined:
     """Divide the regions between the tensors that both graphs have."""
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
-    nodes = _with_file_tensors(order, exported, graph)
-    shared = edges(nodes)[0].keys() & file.makers.keys()
+    nodes = graph.with_file_tensors(by_name)
+    shared = edges(nodes)[0].keys() & edges(exported)[0].keys()
+    sources = (shared & file.makers.keys()).union(inputs)
     joined = Joined()
-    for names, executed in _regions(_computed(file, nodes, shared.union(inputs)), nodes, shared):
+    for names, executed in _regions(_computed(file, nodes, sources), nodes, shared):
         gone = tuple(name for name in names if name not in by_name)
         if not gone or not any(_is_new(nodes[name], exported.get(name)) for name in executed):
             continue
         made = {tensor for name in names for tensor in exported[name].outputs}
         read = {tensor for name in executed for tensor in nodes[name].inputs}
-        needed = {tensor for name in names for tensor in exported[name].inputs if tensor in inputs or tensor in shared}
-        if not needed - made <= read:
+        needed = {tensor for name in names for tensor in exported[name].inputs if tensor in sources}
+        if not needed <= made | read:
             continue  # the executed nodes compute something else
         if len(executed) == 1:
             joined.stands_for[executed[0]] = gone
@@ -233,31 +227,12 @@ def _join_regions(
         added = [node.name for node in region.executed if _is_other(nodes[node.name], exported.get(node.name))]
         if added and _divide(region, added):
             works = {name: name for name in region.home.values()}
-            if _feeds(executed, nodes, works, shared) == _feeds(names, exported, region.home, shared):
+            if feeds(executed, nodes, works, shared) == feeds(names, exported, region.home, shared):
                 shares = region.shares()
                 rewritten = tuple(name for name in gone if name in region.home)
                 joined.stands_for.update(shares)
                 joined.beside.update(dict.fromkeys((name for name in added if name not in shares), rewritten))
     return joined
-
-
-def _with_file_tensors(order: Iterable[Executed], exported: Nodes, graph: OptimisedGraph) -> dict[str, GraphNode]:
-    """The nodes of the optimised graph in order, without copies, with the names that the file has for their tensors.
-
-    ONNX Runtime calls the outputs of a Split that it makes of Slices after the Slices.
-    """
-    known = {tensor for node in exported.values() for tensor in (*node.inputs, *node.outputs)}
-    outputs = {name: node.outputs[0] for name, node in exported.items() if len(node.outputs) == 1}
-
-    def in_file(tensors: Iterable[str]) -> tuple[str, ...]:
-        return tuple(each if each in known else outputs.get(each, each) for each in map(graph.original, tensors))
-
-    nodes = [graph.nodes[each.name] for each in order if each.name in graph.nodes]
-    return {
-        node.name: replace(node, inputs=in_file(node.inputs), outputs=in_file(node.outputs))
-        for node in nodes
-        if node.op_type not in MEMCPY_OPS
-    }
 
 
 def _computed(file: _File, executed: Nodes, sources: Collection[str]) -> dict[str, GraphNode]:
@@ -297,7 +272,7 @@ def _is_other(node: GraphNode, before: GraphNode | None) -> bool:
 
 
 def _divide(region: _Region, added: Sequence[str]) -> bool:
-    """Join the file nodes of a region; False where some are left. `added`: executed nodes that the file does not have."""
+    """Join the file nodes of a region; False where some are left. `added`: executed nodes that are not the file's."""
     region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after()
     for name, nodes in called.items():
@@ -330,22 +305,6 @@ def _path_to_operator(region: _Region, end: str, node: Executed, called: Collect
     return path
 
 
-def _feeds(names: Iterable[str], nodes: Nodes, owners: Owners, shared: Collection[str]) -> dict[str, set[str]]:
-    """The owners that each owner of nodes and each of the `shared` tensors reads from, past nodes without an owner.
-
-    Nodes come after those that they read from.
-    """
-    found: dict[str, set[str]] = {}
-    made: dict[str, set[str]] = {}
-    for name in names:
-        before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
-        if name in owners:
-            found.setdefault(owners[name], set()).update(before - {owners[name]})
-            before = {owners[name]}
-        made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
-    return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in shared}
-
-
 # --- without it -------------------------------------------------------------------------------------------------------
 
 
@@ -365,14 +324,18 @@ def _join_in_order(
         file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
     )
 
+    def suits(node: Executed, name: str) -> bool:
+        return node.provider in (None, listed[name])
+
     def between(name: str) -> list[Executed]:
         """Free executed nodes of a file node's provider between the nodes that it reads from and its readers."""
         before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
         after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
-        return [
-            node for node in region.free if file.places[node.name] in places and node.provider in (None, listed[name])
-        ]
+        return [node for node in region.free if file.places[node.name] in places and suits(node, name)]
+
+    def related() -> dict[str, list[Executed]]:
+        return {name: [node for node in between(name) if node.is_related(exported[name])] for name in region.left}
 
     def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
         """Join file nodes with one executed node that is no other's; whether there were any."""
@@ -381,23 +344,15 @@ def _join_in_order(
         region.home.update(single)
         return bool(single)
 
-    def related(names: Iterable[str]) -> dict[str, list[Executed]]:
-        return {name: [node for node in between(name) if node.is_related(exported[name])] for name in names}
-
-    join_single(
-        {
-            name: [
-                node
-                for node in nodes
-                if (node.op_type is None or node.is_related(exported[name])) and node.provider in (None, listed[name])
-            ]
-            for name, nodes in region.called_after().items()
-        }
-    )
-    while join_single(related(region.left)):
+    named = region.called_after()
+    for name, nodes in named.items():
+        fitting = (node for node in nodes if node.op_type is None or node.is_related(exported[name]))
+        named[name] = [node for node in fitting if suits(node, name)]
+    join_single(named)
+    while join_single(related()):
         pass
-    unclear = [name for name, nodes in related(region.left).items() if nodes]
-    region.merge({node.name for node in region.executed}.union(known), complete=True, unclear=unclear)
+    unclear = [name for name, nodes in related().items() if nodes]
+    region.merge({node.name for node in new}.union(known), complete=True, unclear=unclear)
     shares = region.shares()
     beside: dict[str, tuple[str, ...]] = {}
     for name in listed:

@@ -169,8 +169,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         events, bodies = _without_bodies(facts.events)
     present = frozenset(order)
     compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
-    tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
-    optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
+    optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     logged = native_log.memcpy_lines(facts.log, order, op_types)
