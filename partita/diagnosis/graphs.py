@@ -27,6 +27,8 @@ class OptimisedGraph:
     """Node that makes each tensor; graph inputs and constants have none."""
     readers: dict[str, tuple[str, ...]]
     """Nodes that read each tensor."""
+    unnamed: frozenset[str]
+    """Tensors that nodes without a name make."""
     names: dict[str, str]
     """For a tensor with several names, the one that the ONNX file knows it by."""
 
@@ -52,17 +54,21 @@ def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> Optimi
     """Sort the nodes of an optimised graph. `file`: nodes of the ONNX file."""
     exported = list(file)
     known = {tensor for node in exported for tensor in (*node.inputs, *node.outputs)}
-    by_name = {node.name: node for node in nodes}
+    by_name, unnamed = dict[str, GraphNode](), frozenset[str]()
+    for node in nodes:
+        by_name[node.name] = node
+        unnamed = unnamed.union(() if node.name else node.outputs)
     makers = {tensor: node.name for node in by_name.values() for tensor in node.outputs if tensor}
     readers: dict[str, list[str]] = {}
     # The outputs of a Split that ONNX Runtime makes of Slices are called after the Slices.
-    names = {node.name: node.outputs[0] for node in exported if len(node.outputs) == 1 and node.name not in known}
+    split = {tensor for tensor, maker in makers.items() if maker != tensor}.difference(known)
+    names = {node.name: node.outputs[0] for node in exported if node.name in split}
     for node in by_name.values():
         for tensor in dict.fromkeys(filter(None, node.inputs)):
             readers.setdefault(tensor, []).append(node.name)
         if node.op_type in MEMCPY_OPS:
             names |= _copied_names(node, known, names)
-    return OptimisedGraph(by_name, makers, {tensor: tuple(found) for tensor, found in readers.items()}, names)
+    return OptimisedGraph(by_name, makers, {tensor: tuple(found) for tensor, found in readers.items()}, unnamed, names)
 
 
 def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ from partita.observations.names import INLINED
 MARKS = ("_", "/")
 """Characters that ONNX Runtime puts after a name that it takes over."""
 Nodes = Mapping[str, GraphNode]
+Names = Mapping[str, tuple[str, ...]]
+"""Executed node -> file nodes."""
 Owners = Mapping[str, str]
 """File node -> the executed node that does its work."""
 
@@ -57,23 +59,23 @@ def join_graphs(
     graph: OptimisedGraph | None,
     inputs: Collection[str],
     listed: Mapping[str, str],
-    told: Mapping[str, tuple[str, ...]],
-    others: Collection[str],
+    told: Names,
+    unclear: Names,
 ) -> Joined:
     """Join executed nodes, in `order` of execution, with the nodes of the file.
 
     `inputs`: the graph's inputs. `listed`: the provider of each node of the assignment list. `told`: the file nodes of
-    executed nodes that another source joined. `others`: more executed nodes that need no join.
+    executed nodes that another source joined. `unclear`: the file nodes that others may be a part of, or none.
     """
     owners = {node.name: node.name for node in order if node.name in exported}
     owners |= {each: name for name, behind in told.items() for each in behind if each not in owners}
     made_up = (node.name for node in order if node.name not in exported and node.name not in told)
     names = {name: naming.replaced_by(name, exported) for name in made_up}
-    known = {*told, *others}
+    known = {**unclear, **told}
     if graph is None:
         named = _without(names, owners)
         owners |= {each: name for name, behind in named.items() for each in behind}
-        found = _join_in_order(order, exported, listed, known.union(named), owners)
+        found = _join_in_order(order, exported, listed, {*known, *named}, owners)
     else:
         found = _join_regions(order, exported, graph, inputs, known, owners)
         joined = owners.keys() | {each for behind in found.stands_for.values() for each in behind}
@@ -152,7 +154,7 @@ class _Region:
         if len(ours) == len(theirs):
             self.home.update(zip(theirs, (node.name for node in ours), strict=True))
 
-    def merge(self, targets: Collection[str], complete: bool, unclear: Collection[str] = ()) -> None:
+    def merge(self, names: Sequence[str], targets: Collection[str], proven: bool) -> None:
         """Join each file node with the executed node of what it reads, else with that of its readers.
 
         Of several executed nodes that it reads from with the last, which can read what the others make. An executed
@@ -160,26 +162,35 @@ class _Region:
         before it, for the Mul reads the output of the Conv as well.
 
         Args:
+            names: File nodes in order.
             targets: Executed nodes that may do more.
-            complete: Refuse where a node that it reads from is not joined, or its readers are in several.
-            unclear: File nodes to leave out.
+            proven: Whether the executed nodes compute all of the file nodes. If not, what a file node reads must be
+                made by joined nodes, or be read by the executed node of its readers as well.
         """
-        for name in self.left:
+        place = self.file.places.__getitem__
+        clear = set(names) if proven else set[str]()
+        for name in names:
             sources = {tensor: self.home.get(maker) for tensor, maker in self.file.before(name).items()}
-            last = max(filter(None, sources.values()), key=self.file.places.__getitem__, default=None)
-            if name in unclear or last not in targets or (complete and None in sources.values()):
-                continue
-            if all(self._needed_only_in(last, tensor, name) for tensor, owner in sources.items() if owner == last):
-                self.home[name] = last
-        for name in reversed(self.left):
-            readers = set(filter(None, map(self.owner, self.file.after(name))))
-            first = min(readers, key=self.file.places.__getitem__, default=None)
-            if name not in unclear and first in targets and not (complete and len(readers) > 1):
+            last = max(filter(None, sources.values()), key=place, default="")
+            if last and (proven or None not in sources.values()):
+                clear.add(name)
+                needed = (tensor for tensor, owner in sources.items() if owner == last)
+                if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
+                    self.home[name] = last
+        for name in reversed(names):
+            readers = {owner for each in self.file.after(name) if (owner := self.owner(each)) is not None}
+            first = min(readers, key=place, default="")
+            same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
+            if (
+                name not in self.home
+                and first in targets
+                and (proven or (len(readers) == 1 and (same or name in clear)))
+            ):
                 self.home[name] = first
 
-    def _needed_only_in(self, owner: str, tensor: str, name: str) -> bool:
-        """Whether no other executed node is known to need a tensor that `owner` has and the file node `name` reads."""
-        return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name} <= {owner, None}
+    def _readers(self, tensor: str, name: str) -> set[str | None]:
+        """The executed nodes of the file nodes that read a tensor, without the file node `name`."""
+        return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name}
 
     def shares(self) -> dict[str, tuple[str, ...]]:
         """Executed node -> the file nodes joined with it that are not executed under their own name."""
@@ -198,10 +209,13 @@ def _join_regions(
     exported: Nodes,
     graph: OptimisedGraph,
     inputs: Collection[str],
-    known: Collection[str],
+    known: Names,
     owners: Owners,
 ) -> Joined:
-    """Divide the regions between the tensors that both graphs have."""
+    """Divide the regions between the tensors that both graphs have.
+
+    `known`: the file nodes of executed nodes that are part of one. `owners`: file node -> executed node, as far as known.
+    """
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
     nodes = graph.with_file_tensors(by_name)
     shared = edges(nodes)[0].keys() & edges(exported)[0].keys()
@@ -209,29 +223,36 @@ def _join_regions(
     joined = Joined()
     for names, executed in _regions(_computed(file, nodes, sources), nodes, shared):
         gone = tuple(name for name in names if name not in by_name)
-        if not gone or not any(_is_new(nodes[name], exported.get(name)) for name in executed):
+        changed = [name for name in executed if _is_new(nodes[name], exported.get(name))]
+        if not names or not changed:
             continue
         made = {tensor for name in names for tensor in exported[name].outputs}
         read = {tensor for name in executed for tensor in nodes[name].inputs}
         needed = {tensor for name in names for tensor in exported[name].inputs if tensor in sources}
-        if not needed <= made | read:
-            continue  # the executed nodes compute something else
+        if not needed <= made | read or not graph.unnamed.isdisjoint(read):
+            continue  # the executed nodes compute something else, or are not all known
         if len(executed) == 1:
-            joined.stands_for[executed[0]] = gone
+            joined.stands_for.update({executed[0]: gone} if gone else {})
             continue
         region = _Region(
             file=file,
             names=[name for name in names if owners.get(name, name) == name],
             executed=[by_name[name] for name in executed if name not in known],
         )
+        functions = {name: tuple(each for each in known[name] if each in gone) for name in executed if name in known}
+        joined.stands_for.update({name: found for name, found in functions.items() if len(found) == 1})
         added = [node.name for node in region.executed if _is_other(nodes[node.name], exported.get(node.name))]
-        if added and _divide(region, added):
-            works = {name: name for name in region.home.values()}
-            if feeds(executed, nodes, works, shared) == feeds(names, exported, region.home, shared):
-                shares = region.shares()
-                rewritten = tuple(name for name in gone if name in region.home)
-                joined.stands_for.update(shares)
-                joined.beside.update(dict.fromkeys((name for name in added if name not in shares), rewritten))
+        if not added:
+            continue  # nodes that were moved, beside file nodes that were removed
+        _divide(region, added, {each for found in functions.values() for each in found})
+        owners_here = {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}
+        works = {own: own for own in owners_here.values()}
+        if feeds(executed, nodes, works, shared) == feeds(names, exported, owners_here, shared):
+            shares = region.shares()
+            joined.stands_for.update(shares)
+            rewritten = [name for name in gone if name in region.home] or [name for name in changed if name in names]
+            idle = [name for name in added if name not in shares] if rewritten else []
+            joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
     return joined
 
 
@@ -271,8 +292,11 @@ def _is_other(node: GraphNode, before: GraphNode | None) -> bool:
     return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
 
 
-def _divide(region: _Region, added: Sequence[str]) -> bool:
-    """Join the file nodes of a region; False where some are left. `added`: executed nodes that are not the file's."""
+def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
+    """Join the file nodes of a region.
+
+    `added`: executed nodes that the file does not have. `functions`: file nodes that further executed nodes may be of.
+    """
     region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after()
     for name, nodes in called.items():
@@ -284,11 +308,11 @@ def _divide(region: _Region, added: Sequence[str]) -> bool:
     for kind in region.executed:
         names = [name for name in region.left if kind.is_related(region.file.nodes[name])]
         region.pair_in_order([node for node in region.free if node.op_type == kind.op_type], names)
-    region.merge(added, complete=False)
+    region.merge([name for name in region.left if name not in functions], added, proven=True)
     if len(added) == len(region.executed):
         free = [node.name for node in region.free] or added
-        region.home.update(dict.fromkeys(region.left, free[len(free) // 2]))
-    return not region.left
+        left = (name for name in region.left if name not in functions)
+        region.home.update(dict.fromkeys(left, free[len(free) // 2]))
 
 
 def _path_to_operator(region: _Region, end: str, node: Executed, called: Collection[str]) -> list[str]:
@@ -335,6 +359,7 @@ def _join_in_order(
         return [node for node in region.free if file.places[node.name] in places and suits(node, name)]
 
     def related() -> dict[str, list[Executed]]:
+        """Free executed nodes that may do the work of each file node alone, by place and operator."""
         return {name: [node for node in between(name) if node.is_related(exported[name])] for name in region.left}
 
     def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
@@ -351,8 +376,7 @@ def _join_in_order(
     join_single(named)
     while join_single(related()):
         pass
-    unclear = [name for name, nodes in related().items() if nodes]
-    region.merge({node.name for node in new}.union(known), complete=True, unclear=unclear)
+    region.merge(region.left, {node.name for node in new}.union(known), proven=False)
     shares = region.shares()
     beside: dict[str, tuple[str, ...]] = {}
     for name in listed:

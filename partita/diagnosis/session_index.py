@@ -199,7 +199,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         inputs,
         {node.name: node.provider for node in listed.main},
         {**unfolded, **file_nodes(compiled, exported, order)},
-        {*branches, *parts, *compiled},
+        {**dict.fromkeys((*branches, *compiled), ()), **parts},
     )
     return SessionIndex(
         facts=facts,

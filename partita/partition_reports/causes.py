@@ -37,6 +37,7 @@ def _that_work(index: SessionIndex, cause: Cause) -> Cause:
     if not any(name in index.beside for name in cause.nodes):
         return cause
     works = {each: name for name, behind in index.stands_for.items() for each in behind}
+    works |= {name: name for name in index.order}
     found = (works[each] for name in cause.nodes for each in index.beside.get(name, ()) if each in works)
     own = (name for name in cause.nodes if name not in index.beside)
     return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
