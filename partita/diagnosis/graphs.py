@@ -5,17 +5,14 @@ In the optimised graph a copied tensor has two names, one per memory: `hidden` a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from partita.observations.facts import GraphNode
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
 FOLDED = frozenset({"Constant", "Shape", "Size"})
 """Operators that ONNX Runtime computes before a run. If a node of these is gone, no other node does its work."""
-
-Node = TypeVar("Node", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,40 +88,3 @@ def edges(nodes: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, lis
         for tensor in filter(None, node.inputs):
             readers.setdefault(tensor, []).append(name)
     return makers, readers
-
-
-def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
-    """Groups of nodes that have tensors in common, directly or through other nodes, in the order of `nodes`."""
-    parent: dict[Hashable, Hashable] = {}
-
-    def root(key: Hashable) -> Hashable:
-        while parent.setdefault(key, key) != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    for node, tensors in nodes.items():
-        for tensor in tensors:
-            parent[root(("tensor", tensor))] = root(("node", node))
-    groups: dict[Hashable, list[Node]] = {}
-    for node in nodes:
-        groups.setdefault(root(("node", node)), []).append(node)
-    return list(groups.values())
-
-
-def feeds(
-    names: Iterable[str], nodes: Mapping[str, GraphNode], owners: Mapping[str, str], shared: Collection[str]
-) -> dict[str, set[str]]:
-    """The owners that each owner of nodes and each of the `shared` tensors reads from, past nodes without an owner.
-
-    Nodes come after those that they read from.
-    """
-    found: dict[str, set[str]] = {}
-    made: dict[str, set[str]] = {}
-    for name in names:
-        before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
-        if name in owners:
-            found.setdefault(owners[name], set()).update(before - {owners[name]})
-            before = {owners[name]}
-        made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
-    return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in shared}

@@ -1,9 +1,8 @@
 """The join of the file's graph with the executed nodes: which file nodes each executed node does the work of. Pure.
 
-ONNX Runtime keeps the names of tensors through fusion and changes of layout, but not those of nodes. So both graphs are
-cut at the tensors that they share. The nodes between the cuts are a region: its executed nodes compute what its file
-nodes compute. A region with several executed nodes (`ReorderInput` -> `pool_nchwc` -> `ReorderOutput` in the place of
-one MaxPool) is divided by name, then by operator, then by which node reads from which.
+Both graphs are cut at the tensors that they share. A region with several executed nodes (`ReorderInput` -> `pool_nchwc`
+-> `ReorderOutput` in the place of one MaxPool) is divided by name, then by operator, then by which node reads from
+which. A result that does not fit the tensors of both graphs is dropped.
 
 A provider that compiles leaves no optimised graph. Then only names and the order of execution tell.
 """
@@ -11,17 +10,17 @@ A provider that compiles leaves no optimised graph. Then only names and the orde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, connected, edges, feeds
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, edges
+from partita.diagnosis.regions import Cut, Nodes
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
 MARKS = ("_", "/")
 """Characters that ONNX Runtime puts after a name that it takes over."""
-Nodes = Mapping[str, GraphNode]
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -181,11 +180,8 @@ class _Region:
             readers = {owner for each in self.file.after(name) if (owner := self.owner(each)) is not None}
             first = min(readers, key=place, default="")
             same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
-            if (
-                name not in self.home
-                and first in targets
-                and (proven or (len(readers) == 1 and (same or name in clear)))
-            ):
+            certain = proven or (len(readers) == 1 and (same or name in clear))
+            if name not in self.home and first in targets and certain:
                 self.home[name] = first
 
     def _readers(self, tensor: str, name: str) -> set[str | None]:
@@ -214,82 +210,40 @@ def _join_regions(
 ) -> Joined:
     """Divide the regions between the tensors that both graphs have.
 
-    `known`: the file nodes of executed nodes that are part of one. `owners`: file node -> executed node, as far as known.
+    `known`: the file nodes of executed nodes that are part of one. `owners`: file node -> executed node, where known.
     """
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
-    nodes = graph.with_file_tensors(by_name)
-    shared = edges(nodes)[0].keys() & edges(exported)[0].keys()
-    sources = (shared & file.makers.keys()).union(inputs)
+    cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
     joined = Joined()
-    for names, executed in _regions(_computed(file, nodes, sources), nodes, shared):
-        gone = tuple(name for name in names if name not in by_name)
-        changed = [name for name in executed if _is_new(nodes[name], exported.get(name))]
-        if not names or not changed:
-            continue
-        made = {tensor for name in names for tensor in exported[name].outputs}
-        read = {tensor for name in executed for tensor in nodes[name].inputs}
-        needed = {tensor for name in names for tensor in exported[name].inputs if tensor in sources}
-        if not needed <= made | read or not graph.unnamed.isdisjoint(read):
-            continue  # the executed nodes compute something else, or are not all known
-        if len(executed) == 1:
-            joined.stands_for.update({executed[0]: gone} if gone else {})
+    for part in cut.regions():
+        gone = tuple(name for name in part.file if name not in by_name)
+        if any(not graph.unnamed.isdisjoint(cut.executed[name].inputs) for name in part.executed):
+            continue  # one of its executed nodes has no name
+        if len(part.executed) == 1:
+            joined.stands_for.update({part.executed[0]: gone} if gone else {})
             continue
         region = _Region(
             file=file,
-            names=[name for name in names if owners.get(name, name) == name],
-            executed=[by_name[name] for name in executed if name not in known],
+            names=[name for name in part.file if owners.get(name, name) == name],
+            executed=[by_name[name] for name in part.executed if name not in known],
         )
-        functions = {name: tuple(each for each in known[name] if each in gone) for name in executed if name in known}
+        functions = {
+            name: tuple(each for each in known[name] if each in gone) for name in part.executed if name in known
+        }
         joined.stands_for.update({name: found for name, found in functions.items() if len(found) == 1})
-        added = [node.name for node in region.executed if _is_other(nodes[node.name], exported.get(node.name))]
+        added = [name for name in part.added if name not in known]
         if not added:
             continue  # nodes that were moved, beside file nodes that were removed
         _divide(region, added, {each for found in functions.values() for each in found})
-        owners_here = {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}
-        works = {own: own for own in owners_here.values()}
-        if feeds(executed, nodes, works, shared) == feeds(names, exported, owners_here, shared):
+        if cut.fits(part, {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}):
             shares = region.shares()
             joined.stands_for.update(shares)
-            rewritten = [name for name in gone if name in region.home] or [name for name in changed if name in names]
+            rewritten = [name for name in gone if name in region.home] or [
+                name for name in part.changed if name in part.file
+            ]
             idle = [name for name in added if name not in shares] if rewritten else []
             joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
     return joined
-
-
-def _computed(file: _File, executed: Nodes, sources: Collection[str]) -> dict[str, GraphNode]:
-    """File nodes that a run computes from `sources`, or from what an executed node reads that the file does not have;
-    the others are constants.
-    """
-    new = (node for name, node in executed.items() if _is_new(node, file.nodes.get(name)))
-    known = {*sources, *(tensor for node in new for tensor in node.inputs if tensor)}
-    found: dict[str, GraphNode] = {}
-    for name, node in file.nodes.items():
-        reads = (each in known or file.makers.get(each) in found for each in node.inputs)
-        if node.op_type not in FOLDED and any(reads):
-            found[name] = node
-    return found
-
-
-def _regions(file: Nodes, executed: Nodes, shared: Collection[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """File nodes and executed nodes that hang together: by tensors that one graph alone has, or by what both make."""
-    tensors: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for side, nodes in (("file", file), ("executed", executed)):
-        own = edges(nodes)[0].keys() - shared
-        for name, node in nodes.items():
-            tensors[side, name] = [(side, each) for each in (*node.inputs, *node.outputs) if each in own]
-            tensors[side, name] += [("both", each) for each in node.outputs if each in shared]
-    for group in connected(tensors):
-        yield [name for side, name in group if side == "file"], [name for side, name in group if side == "executed"]
-
-
-def _is_new(node: GraphNode, before: GraphNode | None) -> bool:
-    """True for a node that the file does not have, or has with another operator or other outputs."""
-    return _is_other(node, before) or (before is not None and before.outputs != node.outputs)
-
-
-def _is_other(node: GraphNode, before: GraphNode | None) -> bool:
-    """True for a node that the file does not have, or has with another operator."""
-    return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
 
 
 def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
