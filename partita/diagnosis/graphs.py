@@ -27,7 +27,7 @@ class OptimisedGraph:
     unnamed: frozenset[str]
     """Tensors that nodes without a name make."""
     names: dict[str, str]
-    """For a tensor with several names, the one that the ONNX file knows it by."""
+    """Name of a tensor in the optimised graph -> another name of it, in the ONNX file where the file has it."""
 
     def original(self, tensor: str) -> str:
         """The name of a tensor in the ONNX file, where it has one there."""
@@ -69,7 +69,7 @@ def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> Optimi
 
 
 def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
-    """The one name that both sides of a copy go by; the shorter one when the file has neither."""
+    """The common name for both sides of a copy: the file's, else the shorter name."""
     sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
     if not sides:
         return {}

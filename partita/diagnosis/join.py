@@ -4,7 +4,7 @@ Both graphs are cut at the tensors that they share. A region with several execut
 -> `ReorderOutput` in the place of one MaxPool) is divided by name, then by operator, then by which node reads from
 which. A result that does not fit the tensors of both graphs is dropped.
 
-A provider that compiles leaves no optimised graph. Then only names and the order of execution tell.
+A provider that compiles leaves no optimised graph. Then nodes are joined by their names and the order of execution.
 """
 
 from __future__ import annotations
@@ -58,30 +58,35 @@ def join_graphs(
     graph: OptimisedGraph | None,
     inputs: Collection[str],
     listed: Mapping[str, str],
-    told: Names,
-    unclear: Names,
+    known: Names,
+    candidates: Names,
 ) -> Joined:
-    """Join executed nodes, in `order` of execution, with the nodes of the file.
+    """Join executed nodes with file nodes.
 
-    `inputs`: the graph's inputs. `listed`: the provider of each node of the assignment list. `told`: the file nodes of
-    executed nodes that another source joined. `unclear`: the file nodes that others may be a part of, or none.
+    Args:
+        order: Executed nodes in the order of execution.
+        exported: Nodes of the file's main graph.
+        graph: The optimised graph; None where ONNX Runtime wrote none.
+        inputs: Names of the graph's inputs.
+        listed: Provider of each node of the assignment list.
+        known: File nodes of executed nodes that another source joined.
+        candidates: Executed nodes that need no join, or come from one of these file nodes.
     """
     owners = {node.name: node.name for node in order if node.name in exported}
-    owners |= {each: name for name, behind in told.items() for each in behind if each not in owners}
-    made_up = (node.name for node in order if node.name not in exported and node.name not in told)
+    owners |= {each: name for name, behind in known.items() for each in behind if each not in owners}
+    made_up = (node.name for node in order if node.name not in exported and node.name not in known)
     names = {name: naming.replaced_by(name, exported) for name in made_up}
-    known = {**unclear, **told}
     if graph is None:
         named = _without(names, owners)
         owners |= {each: name for name, behind in named.items() for each in behind}
-        found = _join_in_order(order, exported, listed, {*known, *named}, owners)
+        found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
     else:
-        found = _join_regions(order, exported, graph, inputs, known, owners)
+        found = _join_regions(order, exported, graph, inputs, {**candidates, **known}, owners)
         joined = owners.keys() | {each for behind in found.stands_for.values() for each in behind}
         done = found.stands_for.keys() | found.beside.keys()
         named = _without({name: behind for name, behind in names.items() if name not in done}, joined)
     place = {name: number for number, name in enumerate(exported)}
-    stands_for = {**named, **told}
+    stands_for = {**named, **known}
     for name, behind in found.stands_for.items():
         stands_for[name] = tuple(sorted({*behind, *named.get(name, ())}, key=place.__getitem__))
     return Joined(stands_for, found.beside)
@@ -205,43 +210,43 @@ def _join_regions(
     exported: Nodes,
     graph: OptimisedGraph,
     inputs: Collection[str],
-    known: Names,
+    candidates: Names,
     owners: Owners,
 ) -> Joined:
     """Divide the regions between the tensors that both graphs have.
 
-    `known`: the file nodes of executed nodes that are part of one. `owners`: file node -> executed node, where known.
+    `candidates`: file nodes that some executed nodes come from. `owners`: executed nodes of file nodes, where known.
     """
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
     cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
     joined = Joined()
     for part in cut.regions():
-        gone = tuple(name for name in part.file if name not in by_name)
+        gone = {name for name in part.file if name not in by_name}
         if any(not graph.unnamed.isdisjoint(cut.executed[name].inputs) for name in part.executed):
             continue  # one of its executed nodes has no name
         if len(part.executed) == 1:
-            joined.stands_for.update({part.executed[0]: gone} if gone else {})
+            names = tuple(name for name in part.file if name in gone)
+            joined.stands_for.update({part.executed[0]: names} if names else {})
             continue
+        come_from = {name: gone & set(candidates[name]) for name in part.executed if name in candidates}
+        for name, functions in come_from.items():
+            if len(functions) == 1:
+                joined.stands_for[name] = tuple(functions)
+        added = [name for name in part.added if name not in candidates]
         region = _Region(
             file=file,
             names=[name for name in part.file if owners.get(name, name) == name],
-            executed=[by_name[name] for name in part.executed if name not in known],
+            executed=[by_name[name] for name in part.executed if name not in candidates],
         )
-        functions = {
-            name: tuple(each for each in known[name] if each in gone) for name in part.executed if name in known
-        }
-        joined.stands_for.update({name: found for name, found in functions.items() if len(found) == 1})
-        added = [name for name in part.added if name not in known]
-        if not added:
-            continue  # nodes that were moved, beside file nodes that were removed
-        _divide(region, added, {each for found in functions.values() for each in found})
-        if cut.fits(part, {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}):
+        if added:  # otherwise nodes were only moved, beside file nodes that were removed
+            _divide(region, added, set().union(*come_from.values()))
+        moved = {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}
+        if added and cut.fits(part, moved):
             shares = region.shares()
             joined.stands_for.update(shares)
-            rewritten = [name for name in gone if name in region.home] or [
-                name for name in part.changed if name in part.file
-            ]
-            idle = [name for name in added if name not in shares] if rewritten else []
+            rewritten = [name for name in part.file if name in gone and name in region.home]
+            rewritten = rewritten or [name for name in part.changed if name in part.file]
+            idle = [name for name in added if name not in shares and rewritten]
             joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
     return joined
 
@@ -305,16 +310,17 @@ def _join_in_order(
     def suits(node: Executed, name: str) -> bool:
         return node.provider in (None, listed[name])
 
-    def between(name: str) -> list[Executed]:
-        """Free executed nodes of a file node's provider between the nodes that it reads from and its readers."""
+    def between(name: str, free: Iterable[Executed]) -> list[Executed]:
+        """Executed nodes of a file node's provider between the nodes that it reads from and its readers."""
         before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
         after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
-        return [node for node in region.free if file.places[node.name] in places and suits(node, name)]
+        return [node for node in free if file.places[node.name] in places and suits(node, name)]
 
     def related() -> dict[str, list[Executed]]:
         """Free executed nodes that may do the work of each file node alone, by place and operator."""
-        return {name: [node for node in between(name) if node.is_related(exported[name])] for name in region.left}
+        free = region.free
+        return {name: [node for node in between(name, free) if node.is_related(exported[name])] for name in region.left}
 
     def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
         """Join file nodes with one executed node that is no other's; whether there were any."""
@@ -332,9 +338,9 @@ def _join_in_order(
         pass
     region.merge(region.left, {node.name for node in new}.union(known), proven=False)
     shares = region.shares()
-    beside: dict[str, tuple[str, ...]] = {}
+    beside: dict[str, set[str]] = {}
+    free = region.free
     for name in listed:
-        if (owner := region.owner(name)) in shares and owner is not None:
-            for node in between(name):
-                beside[node.name] = tuple(each for each in gone if each in (*beside.get(node.name, ()), *shares[owner]))
-    return Joined(shares, beside)
+        for node in between(name, free) if name in exported and region.owner(name) in shares else ():
+            beside.setdefault(node.name, set()).update(shares[region.owner(name) or ""])
+    return Joined(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})

@@ -30,7 +30,7 @@ class Region:
 
 
 class Cut:
-    """The nodes of both graphs, each after those that it reads from, and the tensors that both graphs make.
+    """The nodes of both graphs in topological order, and the tensors that both graphs make.
 
     Args:
         file: Nodes of the file.
@@ -95,7 +95,7 @@ class Cut:
         return self._flow(region.executed, self.executed, works) == self._flow(region.file, self.file, owners)
 
     def _flow(self, names: Iterable[str], nodes: Nodes, owners: Mapping[str, str]) -> dict[str, set[str]]:
-        """The owners that each owner reads from, and those that each shared tensor comes from."""
+        """The owners that each owner reads from, and the owner that each shared tensor comes from."""
         found: dict[str, set[str]] = {}
         made: dict[str, set[str]] = {}
         for name in names:
