@@ -33,9 +33,9 @@ class OptimisedGraph:
         """The name of a tensor in the ONNX file, where it has one there."""
         return self.names.get(tensor, tensor)
 
-    def with_file_tensors(self, order: Iterable[str]) -> dict[str, GraphNode]:
-        """The nodes in `order` without copies, with the names of tensors in the ONNX file."""
-        nodes = (self.nodes[name] for name in order if name in self.nodes)
+    def with_file_tensors(self, names: Collection[str]) -> dict[str, GraphNode]:
+        """Nodes of these names without copies, in topological order, with the names of tensors in the ONNX file."""
+        nodes = (node for name, node in self.nodes.items() if name in names)
         return {
             node.name: replace(
                 node,
