@@ -53,49 +53,58 @@ class Joined:
 
 
 def join_graphs(
-    order: Sequence[Executed],
+    order: Sequence[str],
     exported: Nodes,
-    graph: OptimisedGraph | None,
+    graph: OptimisedGraph,
     inputs: Collection[str],
-    listed: Mapping[str, str],
     known: Names,
     candidates: Names,
 ) -> Joined:
-    """Join executed nodes with file nodes.
+    """Join executed nodes with file nodes by the tensors of both graphs.
 
     Args:
         order: Executed nodes in the order of execution.
         exported: Nodes of the file's main graph.
-        graph: The optimised graph; None where ONNX Runtime wrote none.
+        graph: The optimised graph.
         inputs: Names of the graph's inputs.
-        listed: Provider of each node of the assignment list.
         known: File nodes of executed nodes that another source joined.
         candidates: Executed nodes that need no join, or come from one of these file nodes.
     """
-    owners = {node.name: node.name for node in order if node.name in exported}
-    owners |= {each: name for name, behind in known.items() for each in behind if each not in owners}
-    made_up = (node.name for node in order if node.name not in exported and node.name not in known)
-    names = {name: naming.replaced_by(name, exported) for name in made_up}
-    if graph is None:
-        named = _without(names, owners)
-        owners |= {each: name for name, behind in named.items() for each in behind}
-        found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
-    else:
-        found = _join_regions(order, exported, graph, inputs, {**candidates, **known}, owners)
-        joined = owners.keys() | {each for behind in found.stands_for.values() for each in behind}
-        done = found.stands_for.keys() | found.beside.keys()
-        named = _without({name: behind for name, behind in names.items() if name not in done}, joined)
+    nodes = [Executed(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
+    owners = _owners(order, exported, known)
+    found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
+    owners |= {each: name for name, behind in found.stands_for.items() for each in behind}
+    named = _by_prefix((name for name in order if name not in {**known, **found.beside}), exported, owners)
+    return Joined({**named, **known, **found.stands_for}, found.beside)
+
+
+def join_in_order(
+    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
+) -> Joined:
+    """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list."""
+    names = [node.name for node in order]
+    owners = _owners(names, exported, known)
+    named = _by_prefix((name for name in names if name not in known), exported, owners)
+    owners |= {each: name for name, behind in named.items() for each in behind}
+    found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
     place = {name: number for number, name in enumerate(exported)}
     stands_for = {**named, **known}
     for name, behind in found.stands_for.items():
-        stands_for[name] = tuple(sorted({*behind, *named.get(name, ())}, key=place.__getitem__))
+        stands_for[name] = tuple(sorted({*behind, *stands_for.get(name, ())}, key=place.__getitem__))
     return Joined(stands_for, found.beside)
 
 
-def _without(names: Mapping[str, Iterable[str]], known: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The names behind each node that are not `known`, of nodes that have any."""
-    found = {name: tuple(each for each in behind if each not in known) for name, behind in names.items()}
-    return {name: behind for name, behind in found.items() if behind}
+def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
+    """The executed node of each file node that is executed under its own name or is `known`."""
+    owners = {each: name for name, behind in known.items() for each in behind}
+    return owners | {name: name for name in order if name in exported}
+
+
+def _by_prefix(names: Iterable[str], exported: Nodes, owners: Owners) -> dict[str, tuple[str, ...]]:
+    """File nodes without an owner whose name an executed node begins with, before a slash: `NAME/GeluFusion/`."""
+    found = {name: naming.replaced_by(name, exported) for name in names if name not in exported}
+    left = {name: tuple(each for each in behind if each not in owners) for name, behind in found.items()}
+    return {name: behind for name, behind in left.items() if behind}
 
 
 class _File:
@@ -202,9 +211,6 @@ class _Region:
         return found
 
 
-# --- with the optimised graph -----------------------------------------------------------------------------------------
-
-
 def _join_regions(
     order: Sequence[Executed],
     exported: Nodes,
@@ -288,9 +294,6 @@ def _path_to_operator(region: _Region, end: str, node: Executed, called: Collect
     return path
 
 
-# --- without it -------------------------------------------------------------------------------------------------------
-
-
 def _join_in_order(
     order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
 ) -> Joined:
@@ -307,15 +310,13 @@ def _join_in_order(
         file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
     )
 
-    def suits(node: Executed, name: str) -> bool:
-        return node.provider in (None, listed[name])
-
     def between(name: str, free: Iterable[Executed]) -> list[Executed]:
         """Executed nodes of a file node's provider between the nodes that it reads from and its readers."""
         before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
         after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
-        return [node for node in free if file.places[node.name] in places and suits(node, name)]
+        near = (node for node in free if file.places[node.name] in places)
+        return [node for node in near if node.provider in (None, listed[name])]
 
     def related() -> dict[str, list[Executed]]:
         """Free executed nodes that may do the work of each file node alone, by place and operator."""
@@ -331,8 +332,8 @@ def _join_in_order(
 
     named = region.called_after()
     for name, nodes in named.items():
-        fitting = (node for node in nodes if node.op_type is None or node.is_related(exported[name]))
-        named[name] = [node for node in fitting if suits(node, name)]
+        suited = (node for node in nodes if node.provider in (None, listed[name]))
+        named[name] = [node for node in suited if node.op_type is None or node.is_related(exported[name])]
     join_single(named)
     while join_single(related()):
         pass
@@ -341,6 +342,8 @@ def _join_in_order(
     beside: dict[str, set[str]] = {}
     free = region.free
     for name in listed:
-        for node in between(name, free) if name in exported and region.owner(name) in shares else ():
-            beside.setdefault(node.name, set()).update(shares[region.owner(name) or ""])
+        owner = region.owner(name) if name in exported else None
+        if owner in shares and None not in map(region.owner, file.after(name)):
+            for node in between(name, free):
+                beside.setdefault(node.name, set()).update(shares[owner or ""])
     return Joined(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})

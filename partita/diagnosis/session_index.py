@@ -17,7 +17,7 @@ from partita.diagnosis import (
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
-from partita.diagnosis.join import Executed, join_graphs
+from partita.diagnosis.join import Executed, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
@@ -173,7 +173,15 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     logged = native_log.memcpy_lines(facts.log, order, op_types)
-    unfolded = inlined_nodes.unfolded(facts, order)
+    branches = inlined_branches(facts, order)
+    whole = file_nodes(compiled, exported, order)
+    functions = inlined_nodes.may_be_part_of(facts, order)
+    if optimised is not None:
+        candidates = {**dict.fromkeys((*branches, *compiled), ()), **functions}
+        joined = join_graphs(order, exported, optimised, inputs, whole, candidates)
+        unfolded = {name: joined.stands_for[name] for name in functions if name in joined.stands_for}
+    else:
+        unfolded = inlined_nodes.unfolded(facts, order)
     in_bodies = unnamed_in_bodies.owners(facts, order, unfolded) if facts.inner else {}
     seen_inside = bodies - {event.name for event in events}
     listed = listed_nodes.split_list(
@@ -185,22 +193,21 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     ours = set(map(id, listed.main))
     claims = _collect_claims(facts, events, order, compiled, listed.main)
     both = {node.name for node in listed.inside if node.name in present}
-    parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
+    parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
+    parts |= in_bodies
     by_name = unnamed_in_bodies.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
-    branches = inlined_branches(facts, order)
     twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
-    joined = join_graphs(
-        _executed(order, events, claims, optimised),
-        exported,
-        optimised,
-        inputs,
-        {node.name: node.provider for node in listed.main},
-        {**unfolded, **file_nodes(compiled, exported, order)},
-        {**dict.fromkeys((*branches, *compiled), ()), **parts},
-    )
+    if optimised is None:
+        joined = join_in_order(
+            _executed(order, events, claims),
+            exported,
+            {node.name: node.provider for node in listed.main},
+            {**unfolded, **whole},
+            dict.fromkeys((*branches, *compiled, *parts), ()),
+        )
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -225,7 +232,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **joined.stands_for, **branches},
+        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **unfolded, **joined.stands_for, **branches},
         beside=joined.beside,
         parts=parts,
         blank_log={
@@ -299,12 +306,9 @@ def _strays_without_name(
     )
 
 
-def _executed(
-    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims], graph: OptimisedGraph | None
-) -> tuple[Executed, ...]:
+def _executed(order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]) -> tuple[Executed, ...]:
     """The nodes of the order with their operators and providers."""
     operators = {event.name: event.op_type for event in events}
-    operators |= {name: node.op_type for name, node in graph.nodes.items()} if graph is not None else {}
     return tuple(Executed(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
