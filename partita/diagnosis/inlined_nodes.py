@@ -124,7 +124,7 @@ def _name_assigned(
 
     Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider; there may
     be more nodes than names then, because some were fused or folded away after they had been assigned. `inside`:
-    operators and providers of nodes that ran in bodies, which the list has as well.
+    operators and providers of nodes that ran in control-flow subgraphs, which the list has as well.
     """
     named = list(assigned)
     for op, names in planned.items():
@@ -142,7 +142,7 @@ def _name_assigned(
 
 
 def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
-    """The optimised graph, which is in the order in which the plan counts, with names where the numbers agree."""
+    """The optimised graph, in the order in which the plan counts, with names where the numbers match."""
     named = list(optimised)
     for op, names in planned.items():
         nameless = [position for position, node in enumerate(optimised) if not node.name and node.op_type == op]
@@ -201,7 +201,7 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
 
 
 def called_in_bodies(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
-    """The same for nodes in bodies, of those `names` that nodes of the main graph have as well."""
+    """The same for nodes in control-flow subgraphs with `names` that the main graph has as well."""
     local = [name for name in names if name.startswith(INLINED)]
     return _callers(local, gone_nodes(facts.inner, facts, order)) if local else {}
 
@@ -244,7 +244,7 @@ def blank_lines(
     """Log lines with a blank in place of the name, by the node without a name that they are about.
 
     Lines with an operator are about the nodes of this operator, when there are enough of them. The others are about the
-    nodes that are left, when they are as many, or twice as many: providers are asked more than once.
+    nodes that are left, when they are as many, or twice as many: ONNX Runtime queries a provider more than once.
     """
     said = list(lines) if strays else []
     spelled = [blank for pattern in patterns if (blank := with_blank(pattern)) is not None]
