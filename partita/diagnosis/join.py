@@ -65,7 +65,6 @@ def join_graphs(
     Args:
         order: Executed nodes in the order of execution.
         exported: Nodes of the file's main graph.
-        graph: The optimised graph.
         inputs: Names of the graph's inputs.
         known: File nodes of executed nodes that another source joined.
         candidates: Executed nodes that need no join, or come from one of these file nodes.
@@ -258,10 +257,7 @@ def _join_regions(
 
 
 def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
-    """Join the file nodes of a region.
-
-    `added`: executed nodes that the file does not have. `functions`: file nodes that further executed nodes may be of.
-    """
+    """Join file nodes of a region, `functions` only by name and operator. `added`: executed nodes not in the file."""
     region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after()
     for name, nodes in called.items():
@@ -270,7 +266,7 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
     for op in dict.fromkeys(node.op_type for node in region.executed):
         same = [name for name in region.left if region.file.nodes[name].op_type == op]
         region.pair_in_order([node for node in region.free if node.op_type == op], same)
-    for kind in region.executed:
+    for kind in {node.op_type: node for node in region.executed}.values():
         names = [name for name in region.left if kind.is_related(region.file.nodes[name])]
         region.pair_in_order([node for node in region.free if node.op_type == kind.op_type], names)
     region.merge([name for name in region.left if name not in functions], added, proven=True)
@@ -283,11 +279,12 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
 def _path_to_operator(region: _Region, end: str, node: Executed, called: Collection[str]) -> list[str]:
     """The file node that `node` is called after, and those before it up to one of the operator of `node`.
 
-    The Conv of a Conv and a Relu is called after what the Relu makes.
+    The Conv of a Conv and a Relu is called after the output of the Relu.
     """
     path = [end]
     while not node.is_related(region.file.nodes[path[-1]]):
-        before = {each for each in region.file.before(path[-1]).values() if each in region.left}
+        sources = region.file.before(path[-1]).items()
+        before = {each for tensor, each in sources if each in region.left and len(region.file.readers[tensor]) == 1}
         if len(before) != 1 or not before.isdisjoint(called):
             return [end]
         path += before
@@ -332,9 +329,13 @@ def _join_in_order(
 
     named = region.called_after()
     for name, nodes in named.items():
-        suited = (node for node in nodes if node.provider in (None, listed[name]))
-        named[name] = [node for node in suited if node.op_type is None or node.is_related(exported[name])]
+        ends = [(node, _path_to_operator(region, name, node, named)[-1]) for node in nodes]
+        suited = ((node, end) for node, end in ends if node.provider in (None, listed[name]))
+        named[name] = [node for node, end in suited if node.op_type is None or node.is_related(exported[end])]
     join_single(named)
+    for name in [name for name in named if name in region.home]:
+        (node,) = named[name]
+        region.home.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
     while join_single(related()):
         pass
     region.merge(region.left, {node.name for node in new}.union(known), proven=False)
