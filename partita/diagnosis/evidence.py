@@ -67,7 +67,7 @@ class Context:
     exported: bool
     """The ONNX file has a node of this name."""
     replaces: tuple[str, ...]
-    """Exported nodes this one took the place of, where its name tells."""
+    """File nodes whose work the node does."""
     log: tuple[str, ...]
     """Native log lines that mention the node or one that it replaces."""
     patterns: tuple[LogPattern, ...] = ()
@@ -198,9 +198,7 @@ def is_culprit(context: Context) -> bool:
 
 
 def left_by_itself(context: Context) -> bool:
-    """Whether the provider fails over a graph because it has to leave this very node, and no other; it says that it
-    leaves it.
-    """
+    """Whether the provider fails over a graph because it rejects this node and no other, and logs it."""
     part, probe = context.rejected, context.probe
     single = part is not None and len(part.nodes) == 1 and part.nodes[0] in context.names and not part.inside
     if not single or probe is None or not probe.trials or probe.trials[0].outcome != "left":
@@ -227,7 +225,7 @@ def inserted(context: Context) -> bool:
 def said_of_operator(context: Context, code: ReasonCode) -> str:
     """What became of the node as it is, where the provider names the operator as it fails and a pattern gives `code`.
 
-    Empty when it said no such thing.
+    Empty when there is no such line.
     """
     probe = context.probe
     if probe is None or not probe.trials or probe.unprobed or context.op_type is None:

@@ -20,7 +20,7 @@ INLINED_NODE = re.compile(rf"(?P<branch>{PREFIX})(?P<op>[A-Za-z]\w*?)(_token_\d+
 
 
 def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each such node, by the name that it runs under, the node of the file; where nothing tells, no entry."""
+    """The file node of each executed node of an inlined branch; no entry where it is not known."""
     listed = (*order, *(node.name for node in facts.assigned or ()))
     names = {name: match for name in dict.fromkeys(listed) if (match := INLINED_NODE.fullmatch(name))}
     if not names:
@@ -41,9 +41,9 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
 
 
 def branches_in_bodies(facts: SessionFacts, order: Sequence[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The same for nodes in bodies, of those `names` that nodes of the main graph have as well: by their tensors alone.
+    """The same by tensors alone, for nodes in control-flow subgraphs with `names` that the main graph has as well.
 
-    An If within a body may have a constant condition as well. Nothing is told of a name that two bodies have.
+    An If within a subgraph may have a constant condition, too. A name that two subgraphs have is left out.
     """
     inside = [node for holder in facts.optimised or () for node in holder.inside if node.name in names]
     once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
@@ -73,7 +73,7 @@ def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequ
 
 
 def _is_in(node: GraphNode, name: str) -> bool:
-    """Whether a node of the file is in such a branch as a name says; of branches within branches the innermost."""
+    """Whether a file node is in the branch of an executed name; of branches within branches in the innermost."""
     return node.body == f"{_side(name)}_branch"
 
 

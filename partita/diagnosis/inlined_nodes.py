@@ -124,7 +124,7 @@ def _name_assigned(
 
     Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider; there may
     be more nodes than names then, because some were fused or folded away after they had been assigned. `inside`:
-    operators and providers of nodes that ran in bodies, which the list has as well.
+    operators and providers of nodes that ran in control-flow subgraphs, which the list has as well.
     """
     named = list(assigned)
     for op, names in planned.items():
@@ -142,7 +142,7 @@ def _name_assigned(
 
 
 def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
-    """The optimised graph, which is in the order in which the plan counts, with names where the numbers agree."""
+    """The optimised graph, in the order in which the plan counts, with names where the numbers match."""
     named = list(optimised)
     for op, names in planned.items():
         nameless = [position for position, node in enumerate(optimised) if not node.name and node.op_type == op]
@@ -172,16 +172,13 @@ def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str,
 
 
 def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each node of a function, the exported node that it is a part of, or those that it may be a part of.
+    """For each node of a function, the file nodes that it may be a part of, without an optimised graph.
 
-    The optimised graph tells which. Without it, the function in the name of a node does where it is called once; for a
-    node without a name, nodes that are gone and that the log turns down are told, and none when they are of several
-    operators.
+    The function in the name of a node is enough where one node calls it. Nodes without a name come from the file nodes
+    that are gone and that the log rejects, if these are of one operator.
     """
     parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
     left = gone_nodes(facts.graph, facts, order)
-    if facts.optimised is not None:
-        return _owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
     return {**_callers(local, left), **_turned_down(facts, parts, left)}
 
 
@@ -204,7 +201,7 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
 
 
 def called_in_bodies(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
-    """The same for nodes in bodies, of those `names` that nodes of the main graph have as well."""
+    """The same for nodes in control-flow subgraphs with `names` that the main graph has as well."""
     local = [name for name in names if name.startswith(INLINED)]
     return _callers(local, gone_nodes(facts.inner, facts, order)) if local else {}
 
@@ -219,44 +216,17 @@ def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[Graph
     return dict.fromkeys(parts, tuple(node.name for node in told))
 
 
-def may_be_part_of(facts: SessionFacts, order: Sequence[str], known: Parts) -> dict[str, tuple[str, ...]]:
-    """The same, with all nodes that are gone where nothing tells: an experiment can look into their functions."""
-    parts = _nodes_without_name(facts, order)
+def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Nodes that came from functions, and the file nodes that each may come from: all that are gone."""
+    parts = (*_nodes_without_name(facts, order), *_of_local_functions(facts, order))
     left = tuple(node.name for node in gone_nodes(facts.graph, facts, order)) if parts else ()
-    return {name: known.get(name) or left for name in parts}
+    return dict.fromkeys(parts, left)
 
 
 def gone_nodes(nodes: Iterable[GraphNode], facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
     """Those of `nodes` of the file that no provider was given, and that do not run."""
     there = {*order, *(node.name for node in facts.assigned or ())}
     return [node for node in nodes if node.name and node.name not in there]
-
-
-def _owners(
-    optimised: Sequence[GraphNode], parts: frozenset[str], left: Sequence[GraphNode], graph: Sequence[GraphNode]
-) -> dict[str, tuple[str, ...]]:
-    """The exported node whose output each part leads to, over tensors that the file does not have.
-
-    Copies lie between parts on different devices, and nodes that were fused from others; they are passed through.
-    """
-    names = {node.name for node in graph if node.name}
-    exported = {tensor for node in graph for tensor in node.outputs if tensor}
-    makes = {tensor: node.name for node in left for tensor in node.outputs if tensor}
-    readers: dict[str, list[GraphNode]] = {}
-    for node in optimised:
-        for tensor in node.inputs:
-            readers.setdefault(tensor, []).append(node)
-    found: dict[str, tuple[str, ...]] = {}
-    for node in reversed(optimised):  # a node comes before those that read it
-        if node.name in parts or node.name not in names:
-            own = [makes[tensor] for tensor in node.outputs if tensor in makes]
-            inside = (tensor for tensor in node.outputs if tensor and tensor not in exported)
-            own += [
-                name for tensor in inside for reader in readers.get(tensor, ()) for name in found.get(reader.name, ())
-            ]
-            if own:
-                found[node.name] = tuple(dict.fromkeys(own))
-    return {name: behind for name, behind in found.items() if name in parts}
 
 
 def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
@@ -274,7 +244,7 @@ def blank_lines(
     """Log lines with a blank in place of the name, by the node without a name that they are about.
 
     Lines with an operator are about the nodes of this operator, when there are enough of them. The others are about the
-    nodes that are left, when they are as many, or twice as many: providers are asked more than once.
+    nodes that are left, when they are as many, or twice as many: ONNX Runtime queries a provider more than once.
     """
     said = list(lines) if strays else []
     spelled = [blank for pattern in patterns if (blank := with_blank(pattern)) is not None]

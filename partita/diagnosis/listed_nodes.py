@@ -1,10 +1,10 @@
-"""Which entries of the assignment list are of the main graph, and which are in bodies of control flow. Pure.
+"""Entries of the assignment list by graph: the main graph, or its control-flow subgraphs. Pure.
 
-The list does not say. A name is unique in one graph alone: what ONNX Runtime calls after an operator, a function or a
-fusion (`_if_then_branch_Clip`, `_inlfunc_F_clip`, `gemm_input_reshape`) may be in the main graph and in every body. So
-the entries of a name are counted: the main graph has its own, and the others are in bodies. The optimised graph has the
-bodies, and tells how many are there; an entry that it has nowhere was fused or removed after the list was made. Where
-nothing tells, an entry counts as in a body: a limit that passes must be true.
+The list does not name the graph. A node name is unique in one graph alone: a name that ONNX Runtime makes of an
+operator, a function or a fusion (`_if_then_branch_Clip`, `_inlfunc_F_clip`, `gemm_input_reshape`) may be in the main
+graph and in every subgraph. So the entries of a name are counted: as many as the main graph has are its own, and the
+others are in subgraphs. The optimised graph includes the subgraphs; an entry that it has nowhere was fused or removed
+after the list was made. An entry without evidence counts as in a subgraph: a limit that passes must be true.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import naming
-from partita.diagnosis.optimised_graph import MEMCPY_OPS
+from partita.diagnosis.graphs import MEMCPY_OPS
 from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The list in two parts. An entry of which nothing tells where it is, is in both."""
+    """The list in two parts. An entry without evidence is in both."""
 
     main: tuple[AssignedNode, ...]
-    """Those that the main graph has, or had before it was optimised further."""
+    """Entries that the main graph has, or had before it was optimised further."""
     inside: tuple[AssignedNode, ...]
-    """Those that are in bodies, or may be."""
+    """Entries that are in control-flow subgraphs, or may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class MainGraph:
     has_bodies: bool
     """False only when no node of it can be control flow."""
     control_flow: Collection[str]
-    """Operators that have bodies."""
+    """Operators that have subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Names of nodes in bodies that are known without counting."""
+    """Names of nodes in control-flow subgraphs that are known without counting."""
 
     certain: Collection[str]
-    """Given to entries that had none, because they are in bodies."""
+    """Names given to entries without one, because they are in subgraphs."""
     ran: Collection[str]
-    """Seen to run in bodies alone."""
+    """Names of nodes that ran in subgraphs alone."""
     copies: Mapping[str, str]
-    """Name that a node of a body runs under -> the one that the list has for it."""
+    """Name of an executed node of a subgraph -> its name in the list."""
 
 
 def split_list(facts: SessionFacts, main: MainGraph, named: Named) -> Listed:
@@ -88,7 +88,7 @@ def split_list(facts: SessionFacts, main: MainGraph, named: Named) -> Listed:
 Key = tuple[str, str]
 """A name, or of nodes without one the operator."""
 Share = tuple[Collection[int], Collection[int]]
-"""Places in the list of the main graph's entries of one name, and of those in bodies."""
+"""Places in the list: the entries of one name in the main graph, and in subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class _File:
     """Names of the file's nodes, and how many have each."""
 
     graph: Counter[str]
-    """In the main graph, without those that are in compiled nodes."""
+    """In the main graph, without the nodes in compiled subgraphs."""
     inner: Counter[str]
-    """In bodies."""
+    """In control-flow subgraphs."""
     may_be_inside: Collection[str]
-    """Of those that have bodies, and of those in bodies."""
+    """Names of control-flow nodes and of the nodes in them."""
     ran: Collection[str]
     names: Collection[str]
     """All names that nodes of the file have."""
@@ -113,8 +113,8 @@ class _File:
         return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
 
     def made_of_main(self, name: str) -> bool:
-        """Whether a node was made of the main graph's, as its name tells: it begins with that of one of them, which no
-        node of a body has as well.
+        """Whether ONNX Runtime made a node of nodes of the main graph: its name begins with the name of a node that no
+        subgraph has.
         """
         if name in self.inner or name in self.ran:
             return False
@@ -122,8 +122,8 @@ class _File:
         return bool(known) and known[-1] not in self.may_be_inside
 
     def not_elsewhere(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
-        """The entries of a name without those that are on another provider than the main graph's node ran on,
-        where a body may have the name: the list can leave out nodes of a provider that prefers another layout.
+        """The entries of a name on the provider that the main graph's node ran on, where a subgraph may have the name:
+        the list can leave out nodes of a provider that prefers another layout.
         """
         name = listed[places[0]].name
         provider = main.ran_on.get(name)
@@ -135,7 +135,7 @@ class _File:
 def _by_name(
     listed: Sequence[AssignedNode], main: MainGraph, file: _File, groups: Mapping[Key, Sequence[int]]
 ) -> list[Share]:
-    """The shares where no graph has the bodies as they run: by how many nodes of a name the file and the plan have."""
+    """The shares without an optimised graph: by the number of nodes of a name in the file and in the plan."""
     shares: list[Share] = []
     for (name, _), places in groups.items():
         chosen, claimed = _main_share(listed, file.not_elsewhere(listed, places, main), main.counts.get(name, 0), main)
@@ -152,7 +152,7 @@ def _by_name(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Entries of one name that the optimised graph has, and those that it has not."""
+    """Entries of one name that the optimised graph has, and entries that it does not have."""
 
     claimed: Collection[int]
     inside: Collection[int]
@@ -162,12 +162,12 @@ class _Found:
 def _by_graph(
     facts: SessionFacts, main: MainGraph, named: Named, file: _File, groups: Mapping[Key, Sequence[int]]
 ) -> list[Share]:
-    """The shares where the optimised graph tells what is in bodies."""
+    """The shares by the nodes in subgraphs of the optimised graph."""
     listed, optimised = facts.assigned or (), facts.optimised or ()
     bodies = _in_bodies(listed, optimised, named)
     there = Counter(_key(node.name, node.op_type) for node in optimised)
     made = any(key not in groups for key in bodies)
-    """Whether bodies have a node that was made after the list."""
+    """Whether subgraphs have a node that was made after the list."""
     found: dict[Key, _Found] = {}
     for key, places in groups.items():
         within = bodies.get(key, [])
@@ -195,7 +195,7 @@ def _by_graph(
 
 
 def _in_bodies(listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: Named) -> dict[Key, list[str]]:
-    """Operators of the nodes in bodies of the optimised graph that the list may have, by what it has them under."""
+    """Operators of the nodes in subgraphs of the optimised graph that the list may have, by their key in the list."""
     bodies: dict[Key, list[str]] = {}
     for node in (each for holder in optimised for each in holder.inside if each.op_type not in MEMCPY_OPS):
         bodies.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
@@ -212,11 +212,11 @@ def _key(name: str, op_type: str) -> Key:
 def _main_share(
     listed: Sequence[AssignedNode], places: Sequence[int], count: int, main: MainGraph
 ) -> tuple[set[int], set[int]]:
-    """As many of the entries of a name as the main graph has nodes, those that are most like them; and those together
-    with the ones that are as like them and on another provider.
+    """The most similar entries of a name, as many as the main graph has nodes; and these together with entries that are
+    as similar and on another provider.
 
-    ONNX Runtime goes through the bodies of a graph before it goes through the graph, for one provider after the other,
-    so that of entries on one provider the last is the main graph's.
+    ONNX Runtime goes through the subgraphs of a graph before the graph, for one provider after the other, so that of
+    entries on one provider the last is the main graph's.
     """
     if not count or not places:
         return set(), set()
@@ -247,7 +247,7 @@ def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: 
 
 
 def _called_after(made: str) -> Iterator[str]:
-    """What a node that was made after the list may be called after: `NAME/GeluFusion/`, `fused NAME`."""
+    """Names that the name of a node made after the list may contain: `NAME/GeluFusion/`, `fused NAME`."""
     yield from naming.heads(made)
     blank = made.find(" ")
     while blank >= 0:

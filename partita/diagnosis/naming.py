@@ -1,11 +1,11 @@
-"""What a node's name tells: its module, its layer, and the exported nodes it took the place of.
+"""Information in a node's name: its module, its layer, and the exported nodes whose work it does.
 
 Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. torch's older exporter, and the builder of
 onnxruntime-genai, have a slash before and between modules: `/model/layers.1/mlp/MatMul_2`. TensorFlow's scopes have one
 between them alone: `model/layers/1/mlp/MatMul`.
 
-ONNX Runtime names the nodes it makes after the ones they replace (`<exported name>/QuickGeluFusion/`) or after nothing
-at all (`Transpose_token_4`). Knows no facts and no report.
+ONNX Runtime names the nodes it makes after the nodes they replace (`<exported name>/QuickGeluFusion/`) or after their
+operator (`Transpose_token_4`). Knows no facts and no report.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What ONNX Runtime's own log lines say about nodes: where they were placed, and which lines mention which node.
+"""Log lines of ONNX Runtime about nodes: the provider of each node, and the lines that mention each node.
 
-Knows the wording of ONNX Runtime's session log; what a line means for a fallback is up to the reasons.
+Knows the wording of ONNX Runtime's session log; the reasons interpret a line for a fallback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_INFO = re.compile(r"^\[I:")
 
 @dataclass(frozen=True, slots=True)
 class MemcpyLine:
-    """A copy node that ONNX Runtime said it inserts."""
+    """A copy node that ONNX Runtime logged as inserted."""
 
     op_type: str
     tensor: str
@@ -31,7 +31,7 @@ class MemcpyLine:
 def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
     """Provider per node from the verbose `Node placements` block; empty when the log has none.
 
-    `All nodes placed on [X]` speaks for every node of `plan` only when the counts agree.
+    `All nodes placed on [X]` is about every node of `plan` only when the counts match.
     """
     placed: dict[str, str] = {}
     current: str | None = None

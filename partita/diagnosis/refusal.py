@@ -16,8 +16,8 @@ from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import ChainEntry
 
 Stray = tuple[str, str | None, str, bool]
-"""Name, operator and provider of a node that is not on the chain, and whether it is a twin: in a body, with the name of
-a node of the main graph.
+"""Name, operator and provider of a node that is not on the chain, and whether it is in a control-flow subgraph and has
+the name of a node of the main graph.
 """
 
 
@@ -25,7 +25,7 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
     """Every node that is on no active provider of `chain`, in execution order, with the reason of each
     provider of the chain and its evidence.
 
-    `provider` of a row is the one that would take the node. Memcpy nodes are left out: they follow from the others.
+    `provider` of a row is the provider that would take the node. Memcpy nodes follow from the others and are left out.
     """
     index = index_session(facts)
     if not chain:
@@ -48,7 +48,7 @@ def _assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterato
 
 
 def _placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
-    """Nodes that the list does not have: placed elsewhere by another source, or turned down by name in the log."""
+    """Nodes without an entry: another source has them on a provider that is not allowed, or the log rejects them."""
     for name in index.order:
         if name in index.listed:
             continue
@@ -67,8 +67,8 @@ def _turned_down(index: SessionIndex, name: str) -> bool:
 
 
 def _in_order(index: SessionIndex, strays: list[Stray]) -> list[Stray]:
-    """Nodes in execution order, each name once in the main graph and once in bodies; what the plan does not have comes
-    last, as it was listed.
+    """Nodes in execution order, each name once in the main graph and once in control-flow subgraphs; nodes that are not
+    in the plan come last, as listed.
     """
     position = {name: number for number, name in enumerate(index.order)}
     named = {(name, twin): (name, op_type, home, twin) for name, op_type, home, twin in reversed(strays) if name}

@@ -7,18 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import (
-    fusion,
     inlined_nodes,
     listed_nodes,
     naming,
     native_log,
-    renamed,
     unfolded_bodies,
     unnamed_in_bodies,
 )
+from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
+from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
-from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
-from partita.diagnosis.stand_ins import find_stand_ins
+from partita.diagnosis.join import Executed, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
@@ -42,23 +41,23 @@ class SessionIndex:
     facts: SessionFacts
     exported: dict[str, GraphNode]
     inner: dict[str, GraphNode]
-    """Nodes in bodies of control flow."""
+    """Nodes in control-flow subgraphs."""
     modules: frozenset[str]
     assigned: dict[str, AssignedNode]
-    """Of a name that the main graph and a body have, the node of the main graph."""
+    """Of a name that the main graph and a control-flow subgraph have, the node of the main graph."""
     listed: frozenset[str]
     """Names of the list's nodes that are in the main graph, or may be."""
     inside: tuple[AssignedNode, ...]
-    """Nodes of the list that are in bodies, or may be."""
+    """Nodes of the list that are in control-flow subgraphs, or may be."""
     doubtful: tuple[AssignedNode, ...]
-    """Those of them that may be in the main graph as well as in a body."""
+    """Nodes of `inside` that may be in the main graph as well."""
     twins: dict[str, tuple[str, ...]]
-    """Names of such nodes that a node of the order has as well, and the nodes of the file, in bodies, that one of such
-    a name took the place of."""
+    """Name that a node of the order and a node of `inside` have -> the file nodes, in control-flow subgraphs, that
+    the node of `inside` stands for."""
     events: tuple[NodeEvent, ...]
-    """Events of the main graph; those of control-flow bodies are inside their node's own time and left out."""
+    """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are left out."""
     bodies: frozenset[str]
-    """Nodes seen only inside control-flow bodies."""
+    """Nodes that ran only in control-flow subgraphs."""
     ran: dict[str, NodeEvent]
     """The last execution of each node."""
     order: tuple[str, ...]
@@ -70,51 +69,50 @@ class SessionIndex:
     log: dict[str, tuple[str, ...]]
     """Native log lines that mention a node of the order, of the file or of the assignment list."""
     graph_log: tuple[str, ...]
-    """Native log lines that give a reason away and name no node."""
+    """Native log lines with a reason and no node."""
     memcpy: dict[str, native_log.MemcpyLine]
-    """What each Memcpy node of the order copies: from the optimised graph, else from the native log; empty when neither
+    """The copy of each Memcpy node of the order, from the optimised graph, else from the native log; empty when neither
     can be matched with the nodes."""
     optimised: OptimisedGraph | None
     """The graph as it runs; None when it is not known."""
     compiled: dict[str, tuple[AssignedNode, ...]]
     """Listed nodes behind each node of the order that is a compiled subgraph."""
     stands_for: dict[str, tuple[str, ...]]
-    """Exported nodes that a node of the order took the place of."""
+    """Executed node -> the file nodes whose work it does."""
     beside: dict[str, tuple[str, ...]]
-    """For each node that ONNX Runtime added while it rewrote others, the exported nodes that it rewrote."""
+    """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
     parts: dict[str, tuple[str, ...]]
-    """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
+    """Executed node without a name -> the file nodes, functions, that it may come from."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
-    """By provider and such a node: native log lines that are about it and have a blank in place of the name."""
+    """Provider -> node of `parts` -> native log lines about it that have a blank in place of the name."""
     within: dict[str, tuple[str, ...]]
-    """For each node of the body that a function of the main graph was given and unfolded with, that function, or those
-    that it may be."""
+    """Node of a graph that the file gives to a function, as to SequenceMap -> the functions that it may be given to."""
     copied_as: dict[str, tuple[str, ...]]
-    """The names by which ONNX Runtime has such a node."""
+    """Node of `within` -> its names in the executed graph."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as optimised, as exported or as assigned."""
         if name in self.compiled:
-            return fusion.COMPILED
+            return COMPILED
         optimised = self.optimised.nodes.get(name) if self.optimised else None
         graphs = self.ran.get(name) or optimised or self.exported.get(name)
         known = graphs or self.assigned.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
     def exported_op(self, name: str) -> str:
-        """Operator of a node of the file, in its main graph or in a body; `unknown` of one that it does not have."""
+        """Operator of a file node, in the main graph or a control-flow subgraph; `unknown` for other names."""
         node = self.exported.get(name) or self.inner.get(name)
         return node.op_type if node is not None else "unknown"
 
     def exported_module(self, name: str) -> str | None:
-        """Module of a node of the file, in its main graph or in a body; None where it has none."""
+        """Module of a file node, in the main graph or a control-flow subgraph; None where it has none."""
         node = self.exported.get(name) or self.inner.get(name)
         return node.module if node is not None else None
 
     def module(self, name: str, *, twin: bool = False) -> str | None:
-        """Module path of a node, where the file or the name tells; else what its exported nodes have in common.
+        """Module path of a node: from the file, else from the name, else the common path of its file nodes.
 
-        `twin`: of the node in a body that has the name of one of the main graph, here and elsewhere.
+        With the flag, here and in the methods below, the node of this name is in a control-flow subgraph.
         """
         node = self.of_file(name, twin=twin)
         if node is not None:
@@ -124,18 +122,18 @@ class SessionIndex:
         return by_name or naming.common_module(node.module for node in known if node is not None)
 
     def of_file(self, name: str, *, twin: bool = False) -> GraphNode | None:
-        """The node of the file's main graph that has a name, or of its bodies for a twin."""
+        """The file node of a name, in the main graph or, with the flag, in a control-flow subgraph."""
         return self.inner.get(name) if twin else self.exported.get(name)
 
     @property
     def has_bodies(self) -> bool:
-        """Whether control flow runs: of an If whose condition is a constant, nodes of a branch do, and it does not."""
+        """Whether a control-flow node is executed. ONNX Runtime replaces an If of a constant condition by a branch."""
         return any(self.op_type(name) in CONTROL_FLOW for name in self.order)
 
     def in_bodies(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes that ONNX Runtime lists and that are in bodies; None when there is no control flow.
+        """Nodes of the assignment list in control-flow subgraphs; None when there is no control flow.
 
-        Functions can hold control flow, too, and show it when they are unfolded.
+        Functions can contain control flow, which is in the executed graph alone.
         """
         operators = (node.op_type for node in self.exported.values())
         if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
@@ -143,14 +141,14 @@ class SessionIndex:
         return self.inside
 
     def replaces(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
-        """Exported nodes that left the graph and that `name` took the place of."""
+        """File nodes whose work an executed node does, without the file node of its own name."""
         return self.twins.get(name, ()) if twin else self.stands_for.get(name, ())
 
     def tried_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
-        """Nodes of which something is said when it is said of `name`: itself and what it took the place of.
+        """Nodes whose experiments apply to a node: itself and the file nodes whose work it does.
 
-        What is said of a function is not said of its nodes, of which each stands for itself. What is tried under the
-        name of a twin is the node of the main graph, so a twin is what it took the place of.
+        Experiments on a function do not apply to a node that comes from it. With the flag, the name itself is not
+        included, for experiments under it are about the main graph's node.
         """
         if twin:
             return () if name.startswith(INLINED) else self.replaces(name, twin=True)
@@ -169,13 +167,20 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         facts = unnamed_in_bodies.with_names(facts, inside, order)
         events, bodies = _without_bodies(facts.events)
     present = frozenset(order)
-    compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
-    tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
-    optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
+    compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
+    optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     logged = native_log.memcpy_lines(facts.log, order, op_types)
-    unfolded = inlined_nodes.unfolded(facts, order)
+    branches = inlined_branches(facts, order)
+    whole = file_nodes(compiled, exported, order)
+    functions = inlined_nodes.may_be_part_of(facts, order)
+    if optimised is not None:
+        candidates = {**dict.fromkeys((*branches, *compiled), ()), **functions}
+        joined = join_graphs(order, exported, optimised, inputs, whole, candidates)
+        unfolded = {name: joined.stands_for[name] for name in functions if name in joined.stands_for}
+    else:
+        unfolded = inlined_nodes.unfolded(facts, order)
     in_bodies = unnamed_in_bodies.owners(facts, order, unfolded) if facts.inner else {}
     seen_inside = bodies - {event.name for event in events}
     listed = listed_nodes.split_list(
@@ -187,23 +192,21 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     ours = set(map(id, listed.main))
     claims = _collect_claims(facts, events, order, compiled, listed.main)
     both = {node.name for node in listed.inside if node.name in present}
-    parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
+    parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
+    parts |= in_bodies
     by_name = unnamed_in_bodies.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
-    branches = inlined_branches(facts, order)
     twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
-    standing_in = find_stand_ins(
-        _as_they_ran(order, events, claims),
-        exported,
-        compiled,
-        optimised,
-        inputs,
-        {node.name: node.provider for node in listed.main},
-        unfolded,
-        {*branches, *parts},
-    )
+    if optimised is None:
+        joined = join_in_order(
+            _executed(order, events, claims),
+            exported,
+            {node.name: node.provider for node in listed.main},
+            {**unfolded, **whole},
+            dict.fromkeys((*branches, *compiled, *parts), ()),
+        )
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -228,8 +231,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **standing_in.stands_for, **branches},
-        beside=standing_in.beside,
+        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **unfolded, **joined.stands_for, **branches},
+        beside=joined.beside,
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
@@ -249,11 +252,11 @@ def _main_graph(
     compiled: Mapping[str, tuple[AssignedNode, ...]],
     copies: Mapping[str, str],
 ) -> listed_nodes.MainGraph:
-    """What sources other than the assignment list tell of the main graph. `copies`: operators of its Memcpy nodes."""
+    """The main graph by other sources than the assignment list. `copies`: operators of its Memcpy nodes."""
     op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
-    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, fusion.COMPILED)
-    holders = {*CONTROL_FLOW, fusion.COMPILED, None}
+    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, COMPILED)
+    holders = {*CONTROL_FLOW, COMPILED, None}
     ran_on = {event.name: event.provider for event in events}
     return listed_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
@@ -267,8 +270,8 @@ def _main_graph(
 
 
 def _fused_in_bodies(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """For each listed node that is not of the main graph, the nodes of bodies that it took the place of, as its name
-    tells: the list is made after the first fusions.
+    """For each listed node outside the main graph, the nodes of control-flow subgraphs that its name begins with: the
+    list is made after the first fusions.
     """
     inner = {node.name for node in facts.inner if node.name}
     listed = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
@@ -288,7 +291,7 @@ def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
 def _strays_without_name(
     provider: str, parts: Iterable[str], claims: Mapping[str, Claims], assigned: Mapping[str, AssignedNode]
 ) -> tuple[inlined_nodes.Stray, ...]:
-    """Nodes without a name that no source has on `provider`; of those in bodies only the list knows."""
+    """Nodes without a name that no source has on `provider`. Control-flow subgraphs are in the list alone."""
     homes = {
         name: {each for providers in claims[name].values() for each in providers}
         if name in claims
@@ -302,16 +305,14 @@ def _strays_without_name(
     )
 
 
-def _as_they_ran(
-    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]
-) -> tuple[renamed.Ran, ...]:
-    """The nodes of the order with what is known of each without a graph."""
+def _executed(order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]) -> tuple[Executed, ...]:
+    """The nodes of the order with their operators and providers."""
     operators = {event.name: event.op_type for event in events}
-    return tuple(renamed.Ran(name, operators.get(name), choose_provider(claims[name])) for name in order)
+    return tuple(Executed(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
-    """What each Memcpy node of an optimised graph copies, by the name that the file has for it."""
+    """The copy of each Memcpy node of an optimised graph, with the file's name of the tensor."""
     return {
         name: native_log.MemcpyLine(node.op_type, graph.original(node.inputs[0]))
         for name, node in graph.nodes.items()
@@ -358,7 +359,7 @@ def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
 
 
 def _execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
-    """Every node once, in execution order, and the source that says which nodes there are.
+    """Every node once, in execution order, and the source of the nodes.
 
     Streams of a plan run side by side, so with several of them the last observed run gives the order.
     """
@@ -409,7 +410,7 @@ def _collect_claims(
 
 
 def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
-    """What the devices of the plan's streams tell: the one provider besides the CPU's has the streams of its device.
+    """Providers by the devices of the plan's streams: the only other provider than the CPU's has those of its device.
 
     Without another provider everything is on the CPU. Empty where there are several others, or where one computes on
     the CPU and shares its stream.

@@ -1,4 +1,4 @@
-"""Bodies that the file gives to a function of ONNX: SequenceMap, the only one that takes a graph. Pure.
+"""Graphs that the file gives to a function of ONNX: SequenceMap, the only function that takes a graph. Pure.
 
 ONNX Runtime lists their nodes twice: as the file has them, before it unfolds the function, and then in the loop that
 it is unfolded into, under a name that begins with the function's (`_inlfunc_SequenceMap_inner`). They are one node,
@@ -21,16 +21,16 @@ OF_ONNX = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Names that nodes of such bodies run under."""
+    """Executed names of the nodes of these graphs."""
 
     names: Mapping[str, str]
-    """Such a name -> that in the file."""
+    """Executed name -> name in the file."""
     owners: Mapping[str, tuple[str, ...]]
-    """Name in the file -> the functions of the main graph that it may be in the body of."""
+    """Name in the file -> the functions of the main graph that its graph may be given to."""
 
     @property
     def copied_as(self) -> dict[str, tuple[str, ...]]:
-        """Name in the file -> such names."""
+        """Name in the file -> executed names."""
         found: dict[str, tuple[str, ...]] = {}
         for copy, name in self.names.items():
             found[name] = (*found.get(name, ()), copy)
@@ -38,12 +38,12 @@ class Copies:
 
 
 def takes_a_graph(node: GraphNode) -> bool:
-    """Whether a node of the file is such a function."""
+    """Whether a file node is a function that takes a graph."""
     return node.op_type in TAKES_A_GRAPH and node.domain in OF_ONNX
 
 
 def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
-    """The facts with one entry for each node of such a body, under its name in the file."""
+    """The facts with one entry for each node of these graphs, under its name in the file."""
     holders = [node for node in facts.graph if takes_a_graph(node)]
     if not holders and not any(map(takes_a_graph, facts.inner)):
         return facts, Copies({}, {})
@@ -68,7 +68,7 @@ def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
 
 
 def log_lines(log: Mapping[str, Sequence[str]], copies: Copies) -> dict[str, tuple[str, ...]]:
-    """Log lines by node, with those that name a copy among those of the node."""
+    """Log lines by node. Lines with an executed name are among the lines of the file's name."""
     found = {name: tuple(lines) for name, lines in log.items() if name not in copies.names}
     for copy, name in copies.names.items():
         found[name] = tuple(dict.fromkeys((*log.get(copy, ()), *found.get(name, ()))))

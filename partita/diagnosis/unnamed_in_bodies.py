@@ -1,9 +1,10 @@
-"""Nodes without a name in the bodies of If, Loop and Scan, where ONNX Runtime unfolded a function there. Pure.
+"""Nodes without a name in If, Loop and Scan, where ONNX Runtime inlined a function there. Pure.
 
-The plan has no bodies, so it does not name them. They are called as the plan calls such nodes of the main graph, by
-operator and a running number (`Max0`) that goes on after those of the main graph: in the order in which they ran, or
-in that of the assignment list where not all of them did. The optimised graph has the bodies, and tells how many of
-them there are, and in which node. A SequenceMap becomes a Loop, and nothing of it that could be fused is outside.
+The plan has no control-flow subgraphs, so it does not name these nodes. They get names as the plan gives to nodes of
+the main graph, by operator and a running number (`Max0`) that continues the main graph's numbers: in the order in which
+they ran, or in that of the assignment list where not all of them did. The optimised graph has the subgraphs and so the
+number of these nodes in each control-flow node. A SequenceMap becomes a Loop, and no node of it that could be fused is
+outside.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ Owners = Mapping[str, tuple[str, ...]]
 
 
 def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
-    """The facts with names for the nodes of bodies that have none.
+    """The facts with names for nodes of control-flow subgraphs that have none.
 
-    `inside`: events within control flow, in order. `order`: the nodes of the main graph, which the list was joined with
-    before. Where the main graph has a function that is gone, nodes of the list may come from it and have been fused
-    since: then only as many are named as are in bodies of the optimised graph, or ran in bodies. None is of an operator
-    of which the main graph has a node that the list was not joined with.
+    Where the main graph has a function that is gone, nodes of the list may come from it and have been fused since. Then
+    only as many are named as are in subgraphs of the optimised graph, or ran in subgraphs. No node is named of an
+    operator of which the main graph has a node that is not in the list.
+
+    Args:
+        facts: The facts of one session.
+        inside: Events within control flow, in order.
+        order: Nodes of the main graph, which were matched with the list before.
     """
     listed = list(facts.assigned or ())
     unnamed: dict[str, list[int]] = {}
@@ -57,7 +62,7 @@ def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence
 
 
 def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
-    """For each listed node, by its provider, the first free place in `wanted` that has this provider."""
+    """For each listed node, by its provider, the first free place that has this provider."""
     free: dict[int, str] = dict(enumerate(wanted))
     numbers: list[int | None] = []
     for provider in listed:
@@ -69,7 +74,7 @@ def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
 
 
 def _count_in_bodies(facts: SessionFacts, op: str) -> int | None:
-    """How many nodes of an operator have no name in bodies of the optimised graph; None when it is not known."""
+    """Nodes of an operator without a name in subgraphs of the optimised graph; None when it is not known."""
     if facts.optimised is None:
         return None
     return sum(len(_unnamed(node, op)) for node in facts.optimised)
@@ -101,10 +106,9 @@ def _first_number(op: str, names: Iterable[str]) -> int:
 
 
 def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
-    """The nodes of bodies that `with_names` named, and for each the nodes of the file that it may be a part of.
+    """The nodes that `with_names` named, and for each the file nodes that it may come from.
 
-    `unfolded`: of nodes of the main graph that came from a function, the nodes of the file. What is in their bodies is
-    theirs.
+    `unfolded`: file nodes of the main graph's nodes that came from a function. Nodes in their subgraphs came from it.
     """
     known = _of_file(facts) | set(order)
     own = [
@@ -125,7 +129,7 @@ def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[
 
 
 def owners_by_name(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
-    """For each node with a name of its own in the bodies of what came from a function: the nodes of the file."""
+    """The file nodes of each node with a name of its own in the subgraphs of nodes that came from a function."""
     known = _of_file(facts) | set(order)
     return {
         inner.name: unfolded[holder.name]

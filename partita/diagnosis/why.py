@@ -1,4 +1,4 @@
-"""Why a node is not on a provider that was preferred to the one it is on: the one place that answers it."""
+"""Why a node is not on a provider that the chain prefers to the node's provider."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
 
 
 def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
-    """Nodes in bodies of control flow, each name once for each provider. They are in no plan and run no telling how
-    often, so they have no place in a phase's figures.
+    """Nodes in control-flow subgraphs, each name once for each provider. They are in no plan and run an unknown number
+    of times, so they are not in a phase's figures.
     """
     fused = {name.partition("/")[0].rpartition("_")[0] for name in index.order if name.endswith("/")}
     counted = [
@@ -47,7 +47,7 @@ def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
 
 
 def _was_fused(name: str, fused: Collection[str]) -> bool:
-    """Whether a listed node of a function was fused into another one of the main graph, as far as names tell.
+    """Whether a listed node of a function was fused into another node of the main graph, by the names of both.
 
     What ONNX Runtime fuses, after the list is taken, is called after one of its nodes and ends with a slash.
     """
@@ -57,7 +57,7 @@ def _was_fused(name: str, fused: Collection[str]) -> bool:
 def passed_over(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
     """The entries of `chain` that were preferred to `provider`, in order; only the first when it is not known.
 
-    A provider of the chain that is not there can still be the one that would take a node: then, too, the first.
+    A node may be on a provider that is not in the chain: then, too, the first.
     """
     if provider == UNKNOWN:
         return tuple(chain[:1])
@@ -76,8 +76,8 @@ def explain_node(
 ) -> Fallback:
     """Why the node `name` is on `provider` and on none of the entries of `chain` that were preferred to it.
 
-    `chain` begins with a provider that the node is not on. `twin`: it is in a body and may have the name of a node of
-    the main graph.
+    `chain` begins with a provider that the node is not on. With the flag, the node is in a control-flow subgraph and
+    may have the name of a node of the main graph.
     """
     twin = twin and name in index.twins
     passed = passed_over(chain, provider)
@@ -121,7 +121,8 @@ def _context_of(
 ) -> Context:
     """Everything that the reasons may look at, of one node and one provider that it is not on.
 
-    A line of the log that has the name may be about a twin as well; pins and experiments are about the other node.
+    Of two nodes of one name, in the main graph and in a control-flow subgraph, log lines may be about either; pins and
+    experiments are about the main graph's node.
     """
     facts = index.facts.of(skipped.provider)
     names = index.tried_as(name, twin=twin)
@@ -177,7 +178,7 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
 
 def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:
     """Nodes of the file, in execution order, that are not on the preferred provider `entry` of `chain` for a reason
-    that only experiments tell.
+    that only experiments show.
 
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """

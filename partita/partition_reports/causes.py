@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis import fusion
-from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
+from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, edges
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 
 TO_HOST = "MemcpyToHost"
@@ -38,6 +37,7 @@ def _that_work(index: SessionIndex, cause: Cause) -> Cause:
     if not any(name in index.beside for name in cause.nodes):
         return cause
     works = {each: name for name, behind in index.stands_for.items() for each in behind}
+    works |= {name: name for name in index.order}
     found = (works[each] for name in cause.nodes for each in index.beside.get(name, ()) if each in works)
     own = (name for name in cause.nodes if name not in index.beside)
     return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
@@ -71,7 +71,7 @@ class Edges:
 
 def _file_edges(index: SessionIndex) -> Edges:
     """Edges of a session's exported graph."""
-    makers, readers = fusion.edges(index.exported)
+    makers, readers = edges(index.exported)
     runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 

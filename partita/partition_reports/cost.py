@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.records import ChainEntry, PhaseName

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partita import dtypes
 from partita.diagnosis import naming, native_log
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.session_index import CONTROL_FLOW, Claims, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode
 from partita.observations.records import PhaseName, Source

@@ -92,3 +92,18 @@ def test_all_nodes_placed_counts_only_when_the_number_is_that_of_the_plan():
 def test_a_line_is_about_the_nodes_it_names_as_words():
     lines = ("[I:x:, f.cc:1 g] fallback for node: a/Mul because", "about a/Mul_1.", "about 'a/Mul'")
     assert lines_by_node(lines, ("a/Mul", "a/Mul_1", "")) == {"a/Mul": (lines[0], lines[2]), "a/Mul_1": (lines[1],)}
+
+
+@pytest.mark.parametrize(
+    ("modules", "common"),
+    [
+        (["model.layers.0.mlp", "model.layers.0.mlp.act"], "model.layers.0.mlp"),
+        (["model.layers.0", "model.layers.1"], "model.layers"),
+        (["model.layers.1", "model.layers.10"], "model.layers"),
+        (["model.norm", "lm_head"], None),
+        (["model.norm", None], None),
+        ([], None),
+    ],
+)
+def test_the_module_that_nodes_have_in_common(modules, common):
+    assert naming.common_module(modules) == common

@@ -129,8 +129,9 @@ def test_a_node_in_the_body_of_a_function_is_one_under_its_name_in_the_file():
 
 
 def test_what_a_function_has_in_its_loop_is_a_part_of_it():
-    loop = replace(node("", "Loop", (), ("y",)), inside=tuple(node(name, op, (), ()) for name, op, _ in IN_LOOP))
-    others = tuple(node("", name[:-1], (), (name,)) for name in UNFOLDED[:2])
+    inside = tuple(node(name, op, (), ()) for name, op, _ in IN_LOOP)
+    loop = replace(node("", "Loop", UNFOLDED[:2], ("y",)), inside=inside)
+    others = tuple(node("", name[:-1], ("s",), (name,)) for name in UNFOLDED[:2])
     for optimised in (None, (*others, loop)):
         bodies = find_bodies(mapped(optimised=optimised))
         assert bodies is not None

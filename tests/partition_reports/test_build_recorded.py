@@ -52,7 +52,7 @@ def test_fused_nodes_are_traced_back_to_what_they_replace(report):
     fused = {node.name: node for node in phase_of(report, "decode").nodes if node.replaces}
     gelu = fused["model.layers.1.mlp.act_fn/Mul/QuickGeluFusion/"]
     assert (gelu.op_type, gelu.module, gelu.layer) == ("QuickGelu", "model.layers.1.mlp.act_fn", 1)
-    assert gelu.replaces == ("model.layers.1.mlp.act_fn/Mul",)
+    assert gelu.replaces == ("model.layers.1.mlp.act_fn/Sigmoid", "model.layers.1.mlp.act_fn/Mul")
     assert "assignment" not in gelu.sources, "the assignment list is older than the fusion"
     assert len(fused) == 6
 

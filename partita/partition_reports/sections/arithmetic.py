@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.dtypes import EXACT, PRECISIONS, bits_of
 from partita.observations.text_format import listing, plural, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of

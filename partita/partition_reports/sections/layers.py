@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.naming import module_group
 from partita.partition_reports.groups import provider_of, share, total_us
 from partita.partition_reports.outcome import is_timed, used_phases, wanted_of

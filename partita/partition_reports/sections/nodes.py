@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.records import Fallback
 from partita.observations.records import PhaseName
 from partita.observations.text_format import decimals, human_bytes, in_phases, listing, short_provider

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.observations.text_format import decimals, plural, tally
 from partita.partition_reports.groups import op_type_of, provider_of, total_us
 from partita.partition_reports.outcome import used_phases, wanted_of

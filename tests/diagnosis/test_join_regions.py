@@ -1,10 +1,9 @@
-"""What a node of the plan stands for: compiled subgraphs, and nodes that ONNX Runtime fused."""
+"""File nodes that fused and rewritten nodes stand for, in graphs of a few nodes."""
 
 from __future__ import annotations
 
 import pytest
 
-from partita.diagnosis.naming import common_module
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
@@ -14,12 +13,10 @@ from tests.partition_reports.samples import (
     GPU,
     GPU_CHAIN,
     event,
-    failed,
     phase_of,
     report_of,
     run_facts,
     session_facts,
-    windows,
 )
 
 NPU = "QNNExecutionProvider"
@@ -138,94 +135,6 @@ def test_both_names_of_a_copied_tensor_are_one():
     assert index.memcpy["Memcpy"].tensor == "d"
 
 
-# --- compiled subgraphs ---------------------------------------------------------------------------------------------
-
-COMPILED = (f"{NPU}_{NPU}_77_1_10", "m.ln/LayerNormalization", f"{NPU}_{NPU}_77_0_9")
-
-
-def test_compiled_subgraphs_are_joined_by_their_numbers():
-    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
-    index = index_of(CHAIN, plan=COMPILED, assigned=entries)
-    assert index.replaces(COMPILED[2]) == ("m.a/Add",), "9 comes before 10"
-    assert index.replaces(COMPILED[0]) == ("m.fc/MatMul", "m.out/Relu")
-    assert index.replaces("m.ln/LayerNormalization") == ()
-    assert index.claims[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [(NPU, "m.a/Add m.fc/MatMul m.out/Relu")],
-        [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
-    ],
-)
-def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
-    index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
-    assert index.compiled == {} and index.stands_for == {}
-
-
-def test_a_node_that_a_compiling_provider_runs_by_itself_is_no_subgraph():
-    plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
-    index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
-    assert dict(index.stands_for) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
-
-
-def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
-    graph = (*CHAIN[:3], node("m.fc/Add", "h bias", "k"), node("m.out/Relu", "k", "y"))
-    entries = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion m.out/Relu"))
-    whole = index_of(graph, plan=(f"{NPU}_part_0",), assigned=entries)
-    assert set(whole.replaces(f"{NPU}_part_0")) == {each.name for each in graph}
-    cut = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion"), (CPU, "m.out/Relu"))
-    index = index_of(graph, plan=(f"{NPU}_part_0", "m.out/Relu"), assigned=cut)
-    assert "m.fc/Add" not in index.replaces(f"{NPU}_part_0"), "its reader is elsewhere, so nobody can tell"
-
-
-def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borders():
-    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
-    order = (COMPILED[2], COMPILED[1], COMPILED[0])
-    events = tuple(
-        event(run, place, name, "made-up-7", CPU if name.startswith("m.") else NPU, output_bytes=64)
-        for run in range(2)
-        for place, name in enumerate(order)
-    )
-    session = session_facts(
-        graph=CHAIN,
-        plan=(order,),
-        assigned=tuple(entries),
-        ports=(IN, OUT),
-        events=events,
-        runs=windows("decode", "decode"),
-        phases=("decode",),
-    )
-    report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
-    phase = phase_of(report, "decode")
-    npu = next(entry for entry in phase.providers if entry.provider == NPU)
-    assert (npu.nodes, npu.exported_nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
-    assert {entry.name: entry.nodes for entry in phase.by_op_type} == {"CompiledSubgraph": 2, "made-up-7": 1}
-    borders = [[(each.name, each.direction, each.size_bytes) for each in part.boundary] for part in phase.partitions]
-    assert borders == [
-        [("x", "in", 64), ("s", "out", 64)],
-        [("s", "in", 64), ("l", "out", 64)],
-        [("l", "in", 64), ("y", "out", 64)],
-    ]
-    assert [check for check in failed(report) if "chain" not in check] == []
-
-
-@pytest.mark.parametrize(
-    ("modules", "common"),
-    [
-        (["model.layers.0.mlp", "model.layers.0.mlp.act"], "model.layers.0.mlp"),
-        (["model.layers.0", "model.layers.1"], "model.layers"),
-        (["model.layers.1", "model.layers.10"], "model.layers"),
-        (["model.norm", "lm_head"], None),
-        (["model.norm", None], None),
-        ([], None),
-    ],
-)
-def test_the_module_that_nodes_have_in_common(modules, common):
-    assert common_module(modules) == common
-
-
 def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_stands_for_what_it_fused():
     """The list is made after the first fusions: of MatMul and Add in a branch it has `mm/MatMulAddFusion`."""
     graph = (node("if", "c", "y", "If"),)
@@ -244,7 +153,7 @@ def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_s
     }
 
 
-# --- groups that were rewritten together ------------------------------------------------------------------------------
+# --- regions with several executed nodes ------------------------------------------------------------------------------
 BLOCKS = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Neg_2", "b", "y"))
 
 
@@ -263,29 +172,6 @@ def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
     index = index_of(BLOCKS, blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool")))
     assert index.replaces("b_nchwc") == ("MaxPool_1",)
     assert index.beside == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
-
-
-def test_a_chain_in_another_layout_is_shared_out_by_operator_and_what_was_merged_goes_with_its_source():
-    graph = (
-        node("Conv_0", "x w", "a"),
-        node("Relu_1", "a", "b"),
-        node("MaxPool_2", "b", "c"),
-        node("Conv_3", "c v", "d"),
-        node("Neg_4", "d", "y"),
-    )
-    runs = (
-        node("ReorderInput", "x", "r0"),
-        node("b_nchwc", "r0 w_blocked", "r1", "Conv"),
-        node("c_nchwc", "r1", "r2", "MaxPool"),
-        node("d_nchwc", "r2 v_blocked", "r3", "Conv"),
-        node("ReorderOutput", "r3", "d"),
-        node("Neg_4", "d", "y"),
-    )
-    index = index_of(graph, runs)
-    assert index.replaces("b_nchwc") == ("Conv_0", "Relu_1")
-    assert index.replaces("c_nchwc") == ("MaxPool_2",)
-    assert index.replaces("d_nchwc") == ("Conv_3",)
-    assert index.beside["ReorderOutput"] == ("Conv_0", "Relu_1", "MaxPool_2", "Conv_3")
 
 
 RESIDUAL = (
@@ -417,49 +303,9 @@ def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
     assert (found["b_nchwc"], found["ReorderInput"]) == ("pinned_by_user", "runtime_inserted")
 
 
-def test_convolutions_and_what_is_fused_behind_them_are_told_apart():
-    """Conv and SiLU: the Sigmoid and the Mul are a QuickGelu, which ONNX Runtime calls after the Mul."""
-    graph = (
-        node("0/Conv", "x w", "a"),
-        node("0/Sigmoid", "a", "s"),
-        node("0/Mul", "a s", "b"),
-        node("1/Conv", "b w", "c"),
-        node("1/Sigmoid", "c", "t"),
-        node("1/Mul", "c t", "y"),
-    )
-    runs = (
-        node("ReorderInput", "x", "r0"),
-        node("a_nchwc", "r0 reorder", "r1", "Conv"),
-        node("0/Mul/QuickGeluFusion/", "r1", "r2", "QuickGelu"),
-        node("c_nchwc", "r2 reorder", "r3", "Conv"),
-        node("1/Mul/QuickGeluFusion/", "r3", "r4", "QuickGelu"),
-        node("ReorderOutput", "r4", "y"),
-    )
-    index = index_of(graph, runs)
-    assert dict(index.stands_for) == {
-        "a_nchwc": ("0/Conv",),
-        "0/Mul/QuickGeluFusion/": ("0/Sigmoid", "0/Mul"),
-        "c_nchwc": ("1/Conv",),
-        "1/Mul/QuickGeluFusion/": ("1/Sigmoid", "1/Mul"),
-    }
-
-
 def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
     index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
     assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
-
-
-def test_the_node_that_reads_weights_does_the_work_of_the_one_that_did():
-    graph = (node("Neg_0", "x", "a"), node("own", "a w", "b", "Blend"), node("Neg_2", "b", "y"))
-    runs = (
-        node("Neg_0", "x", "a"),
-        node("b_other", "a w_blocked", "r0", "Mix"),
-        node("Tidy", "r0", "b"),
-        node("Neg_2", "b", "y"),
-    )
-    index = index_of(graph, runs)
-    assert index.replaces("b_other") == ("own",)
-    assert index.beside == {"Tidy": ("own",)}
 
 
 def test_related_operators_are_shared_out_in_order_where_there_are_as_many():

@@ -1,4 +1,4 @@
-"""Nodes that have another name in the plan than in the file, of a session that left no graph."""
+"""Nodes that have another name in the plan than in the file, without an optimised graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from partita.diagnosis.why import explain_node
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
-from tests.diagnosis.test_fusion import node
+from tests.diagnosis.test_join_regions import node
 from tests.partition_reports.samples import event, session_facts
 
 NPU = "OpenVINOExecutionProvider"

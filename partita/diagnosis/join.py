@@ -1,0 +1,350 @@
+"""The join of the file's graph with the executed nodes: which file nodes each executed node does the work of. Pure.
+
+Both graphs are cut at the tensors that they share. A region with several executed nodes (`ReorderInput` -> `pool_nchwc`
+-> `ReorderOutput` in the place of one MaxPool) is divided by name, then by operator, then by which node reads from
+which. A result that does not fit the tensors of both graphs is dropped.
+
+A provider that compiles leaves no optimised graph. Then nodes are joined by their names and the order of execution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from partita.diagnosis import naming
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, edges
+from partita.diagnosis.regions import Cut, Nodes
+from partita.observations.facts import GraphNode
+from partita.observations.names import INLINED
+
+MARKS = ("_", "/")
+"""Characters that ONNX Runtime puts after a name that it takes over."""
+Names = Mapping[str, tuple[str, ...]]
+"""Executed node -> file nodes."""
+Owners = Mapping[str, str]
+"""File node -> the executed node that does its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """An executed node."""
+
+    name: str
+    op_type: str | None
+    """None where neither a graph nor a profile has the node."""
+    provider: str | None
+
+    def is_related(self, file_node: GraphNode) -> bool:
+        """Whether the operator is the file node's or a form of it, as NhwcMaxPool is of MaxPool."""
+        operators = (self.op_type or "", file_node.op_type)
+        return self.op_type is not None and (operators[0].endswith(operators[1]) or operators[1].endswith(operators[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Executed nodes that are not the file's, or that do more than the file's node of the same name."""
+
+    stands_for: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Executed node -> file nodes whose work it does."""
+    beside: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Executed node that does no file node's work -> file nodes that ONNX Runtime rewrote when it added the node."""
+
+
+def join_graphs(
+    order: Sequence[str],
+    exported: Nodes,
+    graph: OptimisedGraph,
+    inputs: Collection[str],
+    known: Names,
+    candidates: Names,
+) -> Joined:
+    """Join executed nodes with file nodes by the tensors of both graphs.
+
+    Args:
+        order: Executed nodes in the order of execution.
+        exported: Nodes of the file's main graph.
+        inputs: Names of the graph's inputs.
+        known: File nodes of executed nodes that another source joined.
+        candidates: Executed nodes that need no join, or come from one of these file nodes.
+    """
+    nodes = [Executed(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
+    owners = _owners(order, exported, known)
+    found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
+    owners |= {each: name for name, behind in found.stands_for.items() for each in behind}
+    named = _by_prefix((name for name in order if name not in {**known, **found.beside}), exported, owners)
+    return Joined({**named, **known, **found.stands_for}, found.beside)
+
+
+def join_in_order(
+    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
+) -> Joined:
+    """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list."""
+    names = [node.name for node in order]
+    owners = _owners(names, exported, known)
+    named = _by_prefix((name for name in names if name not in known), exported, owners)
+    owners |= {each: name for name, behind in named.items() for each in behind}
+    found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
+    place = {name: number for number, name in enumerate(exported)}
+    stands_for = {**named, **known}
+    for name, behind in found.stands_for.items():
+        stands_for[name] = tuple(sorted({*behind, *stands_for.get(name, ())}, key=place.__getitem__))
+    return Joined(stands_for, found.beside)
+
+
+def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
+    """The executed node of each file node that is executed under its own name or is `known`."""
+    owners = {each: name for name, behind in known.items() for each in behind}
+    return owners | {name: name for name in order if name in exported}
+
+
+def _by_prefix(names: Iterable[str], exported: Nodes, owners: Owners) -> dict[str, tuple[str, ...]]:
+    """File nodes without an owner whose name an executed node begins with, before a slash: `NAME/GeluFusion/`."""
+    found = {name: naming.replaced_by(name, exported) for name in names if name not in exported}
+    left = {name: tuple(each for each in behind if each not in owners) for name, behind in found.items()}
+    return {name: behind for name, behind in left.items() if behind}
+
+
+class _File:
+    """The file's graph, and what is known of its nodes before the join."""
+
+    def __init__(self, nodes: Nodes, order: Sequence[Executed], owners: Owners) -> None:
+        self.nodes = nodes
+        self.owners = owners
+        self.places = {node.name: place for place, node in enumerate(order)}
+        computed = {name: node for name, node in nodes.items() if node.op_type not in FOLDED}
+        self.makers, self.readers = edges(computed)
+        self.heads = edges(nodes)[0] | {name: name for name in nodes}
+
+    def before(self, name: str) -> dict[str, str]:
+        """The tensors that a node reads from other nodes, and those nodes."""
+        return {tensor: self.makers[tensor] for tensor in self.nodes[name].inputs if tensor in self.makers}
+
+    def after(self, name: str) -> list[str]:
+        """The nodes that read from a node."""
+        return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """File nodes to join, and the executed nodes that may do their work, both in order."""
+
+    file: _File
+    names: Sequence[str]
+    executed: Sequence[Executed]
+    home: dict[str, str] = field(default_factory=dict)
+    """Executed node by file node, filled step by step."""
+
+    @property
+    def left(self) -> list[str]:
+        """File nodes that are not joined."""
+        return [name for name in self.names if name not in self.home]
+
+    @property
+    def free(self) -> list[Executed]:
+        """Executed nodes that are not joined."""
+        used = set(self.home.values())
+        return [node for node in self.executed if node.name not in used]
+
+    def owner(self, name: str) -> str | None:
+        """The executed node that does the work of a file node; None where that is not known."""
+        return self.home.get(name) or self.file.owners.get(name)
+
+    def called_after(self) -> dict[str, list[Executed]]:
+        """File nodes that are not joined, and the executed nodes called after each or its output, as `a_nchwc` is."""
+        found: dict[str, list[Executed]] = {name: [] for name in self.left}
+        for node in self.free:
+            cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
+            name = next((self.file.heads[cut] for cut in reversed(cuts) if cut in self.file.heads), "")
+            if name in found and node.name not in self.file.nodes:
+                found[name].append(node)
+        return {name: nodes for name, nodes in found.items() if nodes}
+
+    def pair_in_order(self, ours: Sequence[Executed], theirs: Sequence[str]) -> None:
+        """Join executed nodes with file nodes in order, where there are as many of one as of the other."""
+        if len(ours) == len(theirs):
+            self.home.update(zip(theirs, (node.name for node in ours), strict=True))
+
+    def merge(self, names: Sequence[str], targets: Collection[str], proven: bool) -> None:
+        """Join each file node with the executed node of what it reads, else with that of its readers.
+
+        Of several executed nodes that it reads from with the last, which can read what the others make. An executed
+        node does no more when another one needs what it makes so far: the Sigmoid of a SiLU is not computed in the Conv
+        before it, for the Mul reads the output of the Conv as well.
+
+        Args:
+            names: File nodes in order.
+            targets: Executed nodes that may do more.
+            proven: Whether the executed nodes compute all of the file nodes. If not, what a file node reads must be
+                made by joined nodes, or be read by the executed node of its readers as well.
+        """
+        place = self.file.places.__getitem__
+        clear = set(names) if proven else set[str]()
+        for name in names:
+            sources = {tensor: self.home.get(maker) for tensor, maker in self.file.before(name).items()}
+            last = max(filter(None, sources.values()), key=place, default="")
+            if last and (proven or None not in sources.values()):
+                clear.add(name)
+                needed = (tensor for tensor, owner in sources.items() if owner == last)
+                if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
+                    self.home[name] = last
+        for name in reversed(names):
+            readers = {owner for each in self.file.after(name) if (owner := self.owner(each)) is not None}
+            first = min(readers, key=place, default="")
+            same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
+            certain = proven or (len(readers) == 1 and (same or name in clear))
+            if name not in self.home and first in targets and certain:
+                self.home[name] = first
+
+    def _readers(self, tensor: str, name: str) -> set[str | None]:
+        """The executed nodes of the file nodes that read a tensor, without the file node `name`."""
+        return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name}
+
+    def shares(self) -> dict[str, tuple[str, ...]]:
+        """Executed node -> the file nodes joined with it that are not executed under their own name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.names:
+            if name in self.home and name not in self.file.places:
+                found[self.home[name]] = (*found.get(self.home[name], ()), name)
+        return found
+
+
+def _join_regions(
+    order: Sequence[Executed],
+    exported: Nodes,
+    graph: OptimisedGraph,
+    inputs: Collection[str],
+    candidates: Names,
+    owners: Owners,
+) -> Joined:
+    """Divide the regions between the tensors that both graphs have.
+
+    `candidates`: file nodes that some executed nodes come from. `owners`: executed nodes of file nodes, where known.
+    """
+    file, by_name = _File(exported, order, owners), {node.name: node for node in order}
+    cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
+    joined = Joined()
+    for part in cut.regions():
+        gone = {name for name in part.file if name not in by_name}
+        if any(not graph.unnamed.isdisjoint(cut.executed[name].inputs) for name in part.executed):
+            continue  # one of its executed nodes has no name
+        if len(part.executed) == 1:
+            names = tuple(name for name in part.file if name in gone)
+            joined.stands_for.update({part.executed[0]: names} if names else {})
+            continue
+        come_from = {name: gone & set(candidates[name]) for name in part.executed if name in candidates}
+        for name, functions in come_from.items():
+            if len(functions) == 1:
+                joined.stands_for[name] = tuple(functions)
+        added = [name for name in part.added if name not in candidates]
+        region = _Region(
+            file=file,
+            names=[name for name in part.file if owners.get(name, name) == name],
+            executed=[by_name[name] for name in part.executed if name not in candidates],
+        )
+        if added:  # otherwise nodes were only moved, beside file nodes that were removed
+            _divide(region, added, set().union(*come_from.values()))
+        moved = {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}
+        if added and cut.fits(part, moved):
+            shares = region.shares()
+            joined.stands_for.update(shares)
+            rewritten = [name for name in part.file if name in gone and name in region.home]
+            rewritten = rewritten or [name for name in part.changed if name in part.file]
+            idle = [name for name in added if name not in shares and rewritten]
+            joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
+    return joined
+
+
+def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
+    """Join file nodes of a region, `functions` only by name and operator. `added`: executed nodes not in the file."""
+    region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
+    called = region.called_after()
+    for name, nodes in called.items():
+        if len(nodes) == 1:
+            region.home.update(dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name))
+    for op in dict.fromkeys(node.op_type for node in region.executed):
+        same = [name for name in region.left if region.file.nodes[name].op_type == op]
+        region.pair_in_order([node for node in region.free if node.op_type == op], same)
+    for kind in {node.op_type: node for node in region.executed}.values():
+        names = [name for name in region.left if kind.is_related(region.file.nodes[name])]
+        region.pair_in_order([node for node in region.free if node.op_type == kind.op_type], names)
+    region.merge([name for name in region.left if name not in functions], added, proven=True)
+    if len(added) == len(region.executed):
+        free = [node.name for node in region.free] or added
+        left = (name for name in region.left if name not in functions)
+        region.home.update(dict.fromkeys(left, free[len(free) // 2]))
+
+
+def _path_to_operator(region: _Region, end: str, node: Executed, called: Collection[str]) -> list[str]:
+    """The file node that `node` is called after, and those before it up to one of the operator of `node`.
+
+    The Conv of a Conv and a Relu is called after the output of the Relu.
+    """
+    path = [end]
+    while not node.is_related(region.file.nodes[path[-1]]):
+        sources = region.file.before(path[-1]).items()
+        before = {each for tensor, each in sources if each in region.left and len(region.file.readers[tensor]) == 1}
+        if len(before) != 1 or not before.isdisjoint(called):
+            return [end]
+        path += before
+    return path
+
+
+def _join_in_order(
+    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
+) -> Joined:
+    """Join file nodes that were placed and are not executed with executed nodes that the file does not have.
+
+    By name, then by operator where one file node and one executed node alone fit between their neighbours.
+    """
+    file = _File(exported, order, owners)
+    gone = [
+        name for name, node in exported.items() if name in listed and name not in owners and node.op_type not in FOLDED
+    ]
+    new = [node for node in order if node.name not in exported and node.name not in known]
+    region = _Region(
+        file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
+    )
+
+    def between(name: str, free: Iterable[Executed]) -> list[Executed]:
+        """Executed nodes of a file node's provider between the nodes that it reads from and its readers."""
+        before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
+        after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
+        places = range(max(before, default=-1) + 1, min(after, default=len(order)))
+        near = (node for node in free if file.places[node.name] in places)
+        return [node for node in near if node.provider in (None, listed[name])]
+
+    def related() -> dict[str, list[Executed]]:
+        """Free executed nodes that may do the work of each file node alone, by place and operator."""
+        free = region.free
+        return {name: [node for node in between(name, free) if node.is_related(exported[name])] for name in region.left}
+
+    def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
+        """Join file nodes with one executed node that is no other's; whether there were any."""
+        counts = Counter(node for nodes in found.values() for node in nodes)
+        single = {name: nodes[0].name for name, nodes in found.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
+        region.home.update(single)
+        return bool(single)
+
+    named = region.called_after()
+    for name, nodes in named.items():
+        ends = [(node, _path_to_operator(region, name, node, named)[-1]) for node in nodes]
+        suited = ((node, end) for node, end in ends if node.provider in (None, listed[name]))
+        named[name] = [node for node, end in suited if node.op_type is None or node.is_related(exported[end])]
+    join_single(named)
+    for name in [name for name in named if name in region.home]:
+        (node,) = named[name]
+        region.home.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
+    while join_single(related()):
+        pass
+    region.merge(region.left, {node.name for node in new}.union(known), proven=False)
+    shares = region.shares()
+    beside: dict[str, set[str]] = {}
+    free = region.free
+    for name in listed:
+        owner = region.owner(name) if name in exported else None
+        if owner in shares and None not in map(region.owner, file.after(name)):
+            for node in between(name, free):
+                beside.setdefault(node.name, set()).update(shares[owner or ""])
+    return Joined(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})

@@ -1,0 +1,78 @@
+"""File nodes inside compiled subgraphs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.test_join_regions import CHAIN, IN, NPU, OUT, index_of, listed, node
+from tests.partition_reports.samples import CPU, event, failed, phase_of, report_of, run_facts, session_facts, windows
+
+COMPILED = (f"{NPU}_{NPU}_77_1_10", "m.ln/LayerNormalization", f"{NPU}_{NPU}_77_0_9")
+
+
+def test_compiled_subgraphs_are_joined_by_their_numbers():
+    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
+    index = index_of(CHAIN, plan=COMPILED, assigned=entries)
+    assert index.replaces(COMPILED[2]) == ("m.a/Add",), "9 comes before 10"
+    assert index.replaces(COMPILED[0]) == ("m.fc/MatMul", "m.out/Relu")
+    assert index.replaces("m.ln/LayerNormalization") == ()
+    assert index.claims[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(NPU, "m.a/Add m.fc/MatMul m.out/Relu")],
+        [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
+    ],
+)
+def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
+    index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
+    assert index.compiled == {} and index.stands_for == {}
+
+
+def test_a_node_that_a_compiling_provider_runs_by_itself_is_no_subgraph():
+    plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
+    index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
+    assert dict(index.stands_for) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
+
+
+def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
+    graph = (*CHAIN[:3], node("m.fc/Add", "h bias", "k"), node("m.out/Relu", "k", "y"))
+    entries = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion m.out/Relu"))
+    whole = index_of(graph, plan=(f"{NPU}_part_0",), assigned=entries)
+    assert set(whole.replaces(f"{NPU}_part_0")) == {each.name for each in graph}
+    cut = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion"), (CPU, "m.out/Relu"))
+    index = index_of(graph, plan=(f"{NPU}_part_0", "m.out/Relu"), assigned=cut)
+    assert "m.fc/Add" not in index.replaces(f"{NPU}_part_0"), "its reader is elsewhere, so nobody can tell"
+
+
+def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borders():
+    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
+    order = (COMPILED[2], COMPILED[1], COMPILED[0])
+    events = tuple(
+        event(run, place, name, "made-up-7", CPU if name.startswith("m.") else NPU, output_bytes=64)
+        for run in range(2)
+        for place, name in enumerate(order)
+    )
+    session = session_facts(
+        graph=CHAIN,
+        plan=(order,),
+        assigned=tuple(entries),
+        ports=(IN, OUT),
+        events=events,
+        runs=windows("decode", "decode"),
+        phases=("decode",),
+    )
+    report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
+    phase = phase_of(report, "decode")
+    npu = next(entry for entry in phase.providers if entry.provider == NPU)
+    assert (npu.nodes, npu.exported_nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
+    assert {entry.name: entry.nodes for entry in phase.by_op_type} == {"CompiledSubgraph": 2, "made-up-7": 1}
+    borders = [[(each.name, each.direction, each.size_bytes) for each in part.boundary] for part in phase.partitions]
+    assert borders == [
+        [("x", "in", 64), ("s", "out", 64)],
+        [("s", "in", 64), ("l", "out", 64)],
+        [("l", "in", 64), ("y", "out", 64)],
+    ]
+    assert [check for check in failed(report) if "chain" not in check] == []
