@@ -19,7 +19,7 @@ from partita.remedies import Remedy
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Stand for what is not known."""
 Known = Literal["shown", "shown of some", "untried", "says"]
-"""Of a step: an experiment shows that it helps; nobody has tried; or it changes no placement, and says more."""
+"""Of a step: a probe shows that it helps; it was not tried; or it changes no placement and only gives information."""
 SUFFIXES: Mapping[Known, str] = {
     "shown": "; in an experiment {provider} accepts the node so",
     "shown of some": "; in experiments {provider} accepts some of the nodes so",
@@ -37,7 +37,7 @@ class Action:
     exports: bool = False
     """It makes the package anew."""
     asks: bool = False
-    """It asks the provider which lowering it takes."""
+    """It queries the provider for the lowerings that it supports."""
     known: Known = "says"
 
     @property
@@ -68,8 +68,8 @@ class Situation:
     libraries: tuple[str, ...] = ()
     """`NAME=PATH` of plugin libraries that the user brought."""
     opened: tuple[str, ...] = ()
-    """Words of the command that say how it is opened and fed: of an ONNX file sizes and values of inputs, of a folder
-    what Partita could not know of it."""
+    """Options of the command that describe the model: sizes and values of inputs of an ONNX file, contract and variant
+    of a folder."""
 
     def needed(self) -> tuple[str, ...]:
         """Words without which a command does not run it, or not there."""
@@ -128,8 +128,8 @@ def _is_of(step: Step, trial: Trial) -> bool:
 
 
 def _known(step: Step, helped: int, nodes: int) -> Known:
-    """How sure it is that the step helps, where it did so many nodes in experiments. One that asks the provider tries
-    what it writes by itself.
+    """The certainty that the step helps, from the number of nodes that it helped in probes. A step that queries the
+    provider tests its own result.
     """
     if not step.changes or step.chooses_lowering:
         return "says"

@@ -20,7 +20,7 @@ from partita.observations.records import ChainEntry
 
 Ground = Literal[
     "pin",  # the user's pin
-    "nowhere",  # that no source says where the node runs
+    "nowhere",  # that no source shows where the node runs
     "line",  # a line of the log that names the node
     "vague_line",  # such a line that does not say what of the node it is about
     "blank_line",  # such a line with a blank where the name would be, for a node that ONNX Runtime gave none

@@ -19,11 +19,10 @@ from partita.observations.records import ChainEntry
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Findings of these codes on this ground: before all that stands below, and the first code before the others."""
+    """Findings of these codes by this ground, before all rows below; the first code before the others."""
 
     ground: Ground
     codes: tuple[ReasonCode, ...]
-    because: str
 
 
 NAMES_THE_CAUSE: tuple[ReasonCode, ...] = (
@@ -36,72 +35,37 @@ NAMES_THE_CAUSE: tuple[ReasonCode, ...] = (
     "cpu_preferred",
 )
 PRECEDENCE: tuple[Rank, ...] = (
-    Rank("pin", ("pinned_by_user",), "a pinned node is never offered to the provider"),
-    Rank("nowhere", ("unexplained",), "the node may well be on the preferred provider, so nothing is said of why not"),
-    Rank(
-        "line",
-        NAMES_THE_CAUSE,
-        "the line names node and cause, and comes from whoever decided: no experiment can be more certain",
-    ),
-    Rank("blank_line", NAMES_THE_CAUSE, "the same of a node without a name; less certain only in which node it means"),
-    Rank(
-        "alone",
-        ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"),
-        "one change makes the provider claim the node, which isolates the cause; a line that says no more than `no "
-        "kernel` does not tell the operator from its version or its types. Of several such changes, the one that "
-        "leaves most of the model as it is: all of it, where an option of the provider does",
-    ),
-    Rank(
-        "together",
-        ("no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"),
-        "several changes together, and no single one; sizes last, which are fixed along with whatever else is needed",
-    ),
-    Rank(
-        "vague_line",
-        ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape"),
-        "the provider rejected the node for this, without the detail: after an experiment that gives it",
-    ),
-    Rank(
-        "forms",
-        ("no_kernel_type", "attribute_unsupported"),
-        "other nodes of the operator are claimed, so it is not the operator; what it is follows from them, and nothing "
-        "done to this node isolates it: after all that says or shows it of the node",
-    ),
-    Rank("alone_said", ("no_kernel_op",), "the provider names the operator as one it lacks; a part only says where"),
-    Rank(
-        "alone_left",
-        ("no_kernel_op",),
-        "that the provider fails over the graph follows from the node that it leaves, as with graph capture",
-    ),
-    Rank(
-        "part",
-        ("subgraph_rejected",),
-        "a provider that fails on the graph has placed no node, so this explains every node",
-    ),
-    Rank("entry", (*PROVIDER_CODES, "dynamic_shape"), "the provider is not there, so it has looked at no node"),
-    Rank(
-        "origin",
-        ("runtime_inserted",),
-        "nothing about the model's operators helps a node that is not in the file: before what is said of its operator",
-    ),
-    Rank(
-        "alone",
-        ("no_kernel_op",),
-        "experiments list what was tried in vain; a log line only says that no kernel was found",
-    ),
-    Rank("line", ("no_kernel_op",), "the line names the node, but not what is missing"),
-    Rank("alone", ("subgraph_rejected",), "the provider fails on the node in isolation, and no variation helped"),
-    Rank("line", ("subgraph_rejected",), "the provider rejected the subgraph that the node is in"),
-    Rank("budget", ("over_budget",), "what `not_claimed` goes by, and a budget that explains it"),
-    Rank("alone", ("not_claimed",), "the provider accepts the node in isolation, so its neighbours decide"),
-    Rank("line", ("not_claimed",), "the provider says that it did not claim the node, and not why"),
-    Rank(
-        "blank_line",
-        ("no_kernel_op", "subgraph_rejected", "not_claimed"),
-        "a line without a name that gives no cause may be about another node of the same operator",
-    ),
-    Rank("graph_line", ("subgraph_rejected",), "about the graph: that the node is in the rest only follows"),
-    Rank("nothing", ("unexplained",), "the fallback when nothing else applies"),
+    Rank("pin", ("pinned_by_user",)),
+    # The node may be on the preferred provider.
+    Rank("nowhere", ("unexplained",)),
+    # The line names node and cause, and comes from the provider itself.
+    Rank("line", NAMES_THE_CAUSE),
+    Rank("blank_line", NAMES_THE_CAUSE),
+    # One change isolates the cause; a line with `no kernel` does not name operator, version or type.
+    Rank("alone", ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported")),
+    # Sizes last: they are fixed along with every other change.
+    Rank("together", ("no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape")),
+    Rank("vague_line", ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape")),
+    Rank("forms", ("no_kernel_type", "attribute_unsupported")),
+    Rank("alone_said", ("no_kernel_op",)),
+    Rank("alone_left", ("no_kernel_op",)),
+    # A provider that fails on the graph has placed no node.
+    Rank("part", ("subgraph_rejected",)),
+    # A provider that did not start has placed no node.
+    Rank("entry", (*PROVIDER_CODES, "dynamic_shape")),
+    # A node that ONNX Runtime added has no operator in the model.
+    Rank("origin", ("runtime_inserted",)),
+    Rank("alone", ("no_kernel_op",)),
+    Rank("line", ("no_kernel_op",)),
+    Rank("alone", ("subgraph_rejected",)),
+    Rank("line", ("subgraph_rejected",)),
+    Rank("budget", ("over_budget",)),
+    Rank("alone", ("not_claimed",)),
+    Rank("line", ("not_claimed",)),
+    # A line without a node name may be about another node of the operator.
+    Rank("blank_line", ("no_kernel_op", "subgraph_rejected", "not_claimed")),
+    Rank("graph_line", ("subgraph_rejected",)),
+    Rank("nothing", ("unexplained",)),
 )
 
 

@@ -1,7 +1,6 @@
-"""What experiments on a node mean: which of them made a difference, and what follows where none did. Pure.
+"""Conclusions from the probes of a node: the changes that made a difference, and what follows where none did. Pure.
 
-The experiments themselves are made by whoever can open sessions; here are only their answers. Which reason a change
-shows is said by the reason, in its `factors`.
+The `factors` of a reason name the changes that show it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
 """What follows when no change made a difference."""
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
-    "left": "it does not claim it",
+    "left": "it does not support it",
     "failed": "it fails on it",
     "crashed": "it crashes on it",
     "timed_out": "it never returns",
 }
 TOLD: Mapping[str, str] = {
-    "left": "the provider does not claim it",
+    "left": "the provider does not support it",
     "failed": "it makes the provider fail",
     "crashed": "it crashes the provider",
     "timed_out": "the provider gives no answer in time",
@@ -42,7 +41,7 @@ TOLD: Mapping[str, str] = {
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
-"""What a file may say of a node, which changes nothing of it: where a change helps as well, that is the cause."""
+"""Declarations in the file that change nothing about the node: another change that helps is the cause."""
 ACCEPTS: Mapping[str, str] = {
     "taken": "the provider accepts this node",
     "placed": "the provider accepts this node (placed, not run)",
@@ -58,7 +57,7 @@ ENDS: Mapping[str, frozenset[str]] = {
 """How experiments end that do not help."""
 ANSWERED = frozenset({"left", "failed", "crashed"})
 ALONE = "tested in isolation"
-IN_COMPANY = "tested with only a Neg beside it"
+IN_COMPANY = "tested with only an added Neg"
 """Of a provider that compiles: it may take no partition of a single node."""
 
 
@@ -110,7 +109,7 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
 
 
 def _in_no_body(first: Trial, others: Sequence[Trial], shut: Trial) -> Iterator[Conclusion]:
-    """A change helps the node when it is in the main graph, and not in a body, where it is."""
+    """A change helps the node in the main graph, but not in the control-flow subgraph that it is in."""
     helped = [trial for trial in others if helps(trial) and (trial.parts or (trial.factor,)) == shut.parts]
     change = _choice(helped[:1]) if helped else "with a change"
     said = f" ({shut.said})" if shut.said else ""
@@ -154,7 +153,7 @@ def _by_several(first: Trial, others: Sequence[Trial], accepted: Accepted) -> It
 
 
 def placed(trial: Trial) -> bool:
-    """Whether the changed node is claimed in a dry run, and could not be run on the CPU provider."""
+    """Whether a dry run supports the changed node, which could not be run on the CPU provider."""
     return trial.outcome == "placed" and trial.factor != OTHER_FORM
 
 
@@ -198,7 +197,7 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
             over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}; {over} ({failed[0].said or failed[0].outcome})", FORM, inferred=True)
         else:
-            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator{also}"
+            others = f"; nor does it support any of {plural(len(forms), 'other node')} of this operator{also}"
             yield Conclusion(f"{tried}{others if forms else ''}", code="no_kernel_op")
 
 
@@ -230,7 +229,7 @@ def without(first: Trial) -> str:
 
 
 def _choice(trials: Sequence[Trial]) -> str:
-    """Changes that help, those that take the place of the same thing together; only the first few are named."""
+    """Changes that help, grouped by the replaced value; only the first few are named."""
     whole = [trial for trial in trials if trial.swap is None or not trial.swap.partly]
     together: dict[tuple[str, str], list[str]] = {}
     for trial in whole or trials:

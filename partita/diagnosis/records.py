@@ -26,7 +26,7 @@ class Trial(Record):
     before: str = ""
     """What that took the place of."""
     company: bool = False
-    """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
+    """A Neg was added to the node: a compiling provider may reject a partition of a single node."""
 
 
 class FallbackCost(Record):
@@ -43,15 +43,13 @@ class FallbackCost(Record):
     time_share: float | None
     """Part of the phase's node time, 0 .. 1."""
     harmless: bool | None
-    """It causes no copy and takes next to no time; null when that cannot be told."""
+    """It causes no copy and takes almost no time; null if unknown."""
     why: str
     """The ground for `harmless`, in words."""
 
 
 class Skipped(Record):
-    """A provider that stands in the chain between the preferred one and the one a node is on, and why it is not
-    there either.
-    """
+    """A provider between the preferred provider and the node's provider in the chain, and why the node is not on it."""
 
     provider: str
     """ONNX Runtime's name."""
@@ -60,7 +58,7 @@ class Skipped(Record):
     evidence: str
     remedy: str
     trials: tuple[Trial, ...] = ()
-    """Experiments on this node with this provider, first the one with nothing changed."""
+    """Probes of this node with this provider, the unchanged node first."""
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
 
@@ -81,17 +79,17 @@ class Fallback(Record):
     module: str | None
     source_line: str | None
     trials: tuple[Trial, ...] = ()
-    """Experiments on this node, first the one with nothing changed."""
+    """Probes of this node, the unchanged node first."""
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
     skipped: tuple[Skipped, ...] = ()
-    """The other providers of the chain that were preferred to the one it is on, in order."""
+    """The other providers of the chain before the node's provider, in order."""
     cost: FallbackCost | None = None
     """Null for a node of a refusal, which never ran, and for one in a control-flow subgraph."""
 
     @property
     def preferred(self) -> tuple[Skipped, ...]:
-        """Every provider that was preferred to the one it is on, and why it is not there, in the order of the chain."""
+        """Every provider of the chain before the node's provider, and why the node is not on it."""
         first = Skipped(
             provider=self.wanted,
             reason=self.reason,
@@ -109,12 +107,13 @@ class Fallback(Record):
         return tuple(entry.reason for entry in self.preferred)
 
     def about(self, provider: str | None) -> Skipped | None:
-        """Why it is not on `provider`; None where nothing is said of that one."""
+        """Why the node is not on `provider`; None without a reason for it."""
         return next((entry for entry in self.preferred if entry.provider == provider), None)
 
     def decisive(self, active: Container[str]) -> Skipped:
-        """The first preferred provider that could have taken it, being among the `active` ones of the chain; where none
-        could, the first. A provider that is not there has one reason for all nodes, which says nothing of this one.
+        """The first preferred provider among the `active` providers of the chain; without one, the first.
+
+        A provider that did not start has one reason for all nodes.
         """
         return next((entry for entry in self.preferred if entry.provider in active), self.preferred[0])
 

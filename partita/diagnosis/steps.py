@@ -1,4 +1,4 @@
-"""What to do about a reason, as command lines of Partita with blanks; the ones that several reasons share."""
+"""Remedies as command lines of Partita with placeholders, shared by several reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partita.remedies import Remedy
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a step changes, as experiments call it: one that was made tells whether the step helps."""
+    """What a step changes, as a probe names it: a probe with this change shows whether the step helps."""
 
     factor: Factor
     now: str = ""
@@ -24,24 +24,22 @@ class Step:
     title: str
     """In three words."""
     remedy: Remedy
-    """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
-    (what was run), `provider` (the preferred one), `chain`, `now` (what took the place in an experiment), `needed`
-    (without which it does not run, or not there: a dry run, plugin libraries, what was said of inputs or of a folder),
-    `setting` (pins and provider options with which it ran), `library` (the plugin library of `provider`), `libraries`
-    (those of the whole chain)."""
+    """The command, and its effect. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
+    `provider` (the preferred provider), `chain`, `now` (the new value of a probe), `needed` (options that the model
+    needs: dry run, plugin libraries, inputs, contract), `setting` (pins and provider options of the run), `library`
+    (the plugin library of `provider`), `libraries` (plugin libraries of the chain)."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""
     chooses_lowering: bool = False
-    """It asks the provider which lowering it takes: nothing new for a package that was made so."""
+    """It queries the provider for a lowering; useless for a package that was exported so."""
     unless: tuple[tuple[str, str], ...] = ()
     """Fields of the package, and values with which the command changes nothing."""
     probes: bool = False
-    """It makes the experiments that are missing; without any missing it tells nothing new."""
+    """It makes the missing probes."""
     change: Change | None = None
-    """What it changes about a node, where experiments try the same. A step that changes nothing tells no more than it
-    says; of any other, whether it helps is not known unless an experiment shows it."""
+    """The change of a node that probes try as well. Without a probe it is unknown whether the step helps."""
     changes: bool = True
-    """It is meant to change where nodes run, and does not only tell more."""
+    """It is meant to change where nodes run."""
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -105,7 +103,7 @@ WITHOUT_OPTIONS = Step(
 ASK_PROVIDER = Step(
     "Test the provider",
     Remedy(
-        "tries {provider} in a process of its own and says what prevents it from running",
+        "tries {provider} in a separate process and reports what prevents it from running",
         ("partita", "providers", "{libraries}"),
     ),
     changes=False,

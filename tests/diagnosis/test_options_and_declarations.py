@@ -31,7 +31,7 @@ def test_a_declaration_has_a_remedy_of_its_own():
 def test_forms_under_another_option_are_the_same_forms():
     forms = [changed("other_form", "left", "T float32"), changed("other_form", "left", "T float32; a=1", "option")]
     assert conclusions(probe(LEFT, *forms))[0].evidence.endswith(
-        "nor does it claim any of 1 other node of this operator, with another option neither"
+        "nor does it support any of 1 other node of this operator, with another option neither"
     )
     taken = changed("other_form", "taken", "T float32; a=1", "option")
     (shown,) = conclusions(probe(LEFT, forms[0], taken))

@@ -43,7 +43,7 @@ def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> N
     [
         (PRECEDENCE[:-1], "unexplained by nothing has no rank"),
         (
-            (*PRECEDENCE, Rank("line", ("runtime_inserted",), "nobody finds it")),
+            (*PRECEDENCE, Rank("line", ("runtime_inserted",))),
             "runtime_inserted by line has a rank and is never found",
         ),
     ],
@@ -78,12 +78,12 @@ def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
 
 
 def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
-    with pytest.raises(ValueError, match="library_missing is about a provider"):
+    with pytest.raises(ValueError, match="library_missing is a provider-level reason"):
         LogPattern("library_missing", r"no library for (?P<node>\S+)")
 
 
 def test_every_row_says_why_it_stands_where_it_stands() -> None:
-    assert all(rank.because and rank.codes for rank in PRECEDENCE)
+    assert all(rank.codes for rank in PRECEDENCE)
 
 
 def test_a_finding_without_a_rank_is_an_error_that_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

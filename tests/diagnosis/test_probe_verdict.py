@@ -141,7 +141,7 @@ def test_of_an_operator_that_the_provider_has_in_the_same_types_the_form_decides
 def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_asked():
     shown = conclude(probe(LEFT, changed("type", "left"), other("left"), other("left", "type"), other("invalid")))
     assert shown is not None and shown.code == "no_kernel_op"
-    assert shown.evidence.endswith("nor does it claim any of 2 other nodes of this operator")
+    assert shown.evidence.endswith("nor does it support any of 2 other nodes of this operator")
     assert code(LEFT, other("taken", unfolded=True)) == "no_kernel_op", "its function's nodes are not it"
 
 
@@ -414,7 +414,7 @@ def test_a_part_that_may_not_be_the_smallest_says_so():
 
 def test_a_node_that_was_tried_in_company_was_not_tried_alone():
     for outcome in ("left", "failed", "crashed", "taken"):
-        for company, said in ((True, "tested with only a Neg beside it"), (False, "tested in isolation")):
+        for company, said in ((True, "tested with only an added Neg"), (False, "tested in isolation")):
             shown = conclude(probe(replace(changed("as_is", outcome, ""), company=company)))
             assert shown is not None and shown.evidence.startswith(said)
 
@@ -445,7 +445,7 @@ def test_what_was_not_tried_is_told_where_nothing_helped():
 def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
     part = RejectedPart((DET,), "failed", True, 2, untried="the type of its input 'h' is not known")
     evidence = explain(context(rejected=part))[1].evidence
-    assert f"of those that could be tried (the type of its input 'h' is not known), is {DET}" in evidence
+    assert f"of the parts that could be tried (the type of its input 'h' is not known), is {DET}" in evidence
     assert "and it is not known whether the graph has others" in evidence
     whole = RejectedPart((DET, GATHER), "failed", False, 0, whole=True, untried="the time was up")
     evidence = explain(context(rejected=whole))[1].evidence
@@ -487,7 +487,7 @@ def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
         GPU_CHAIN,
     )
     assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
-        ("unexplained", "no source says where this node runs")
+        ("unexplained", "no source shows where this node runs")
     }
 
 

@@ -230,7 +230,7 @@ def test_texts_end_at_a_window_that_standard_operators_lack(said: dict[str, Any]
     ],
 )
 def test_a_window_in_standard_operators(node: str, sample: Sample) -> None:
-    """Nothing is limited: the graph reads the window's size for a mask, also in a body of it."""
+    """Nothing is limited: the graph reads the window's size for a mask, also in a control-flow subgraph of it."""
     folder = sample("optimum")
     changed(folder / "config.json", sliding_window=20)
     model = onnx.load(folder / "model.onnx")

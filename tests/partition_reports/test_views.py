@@ -54,7 +54,7 @@ def test_the_verbs_are_short_forms_of_a_view(stored, capsys, short, view):
 
 def test_two_views_at_once_are_a_usage_error(stored, capsys):
     assert cli.run(["report", "show", str(stored), "--view", "html", "--full"]) == 2
-    assert "--view and --full ask for different views" in capsys.readouterr().err
+    assert "--view and --full select different views" in capsys.readouterr().err
     assert cli.run(["report", "show", str(stored), "--view", "json", "--json"]) == 0
 
 

@@ -37,10 +37,10 @@ class Reason:
     example: Context
     """A node that this reason applies to; documentation and test in one."""
     says: str = ""
-    """The reason in a sentence, of {provider}, {op} and {before}: what a change that helped took the place of. Empty:
-    the title says enough."""
+    """The reason as a sentence with {provider}, {op} and {before}, the value that a successful change replaced. Empty:
+    the title is used."""
     steps: tuple[Step, ...] = ()
-    """Commands that go with the remedy, the one to try first before the others."""
+    """Commands of the remedy, the best first."""
     find: Callable[[Context], Iterable[Finding]] | None = None
     """What shows it; None: what shows any reason, see `evidence.usual`."""
     found_on: tuple[Ground, ...] = ()
@@ -50,9 +50,7 @@ class Reason:
     entry_kind: EvidenceKind = "logged"
     """How it is known when a provider is not there for this reason."""
     undecided: bool = False
-    """What else shows it does not tell the cause, which experiments may find: they are made, and what they show is said
-    in its place.
-    """
+    """The other evidence does not show the cause: probes are made, and their finding replaces it."""
     factors: tuple[Factor, ...] = ()
     """Of experiments: a change in one of them that makes the provider take the node shows this reason."""
     remedies: Mapping[Factor, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ REMEDY = (
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """Experiments that found nothing the provider takes, a line that says so, or what it said as it failed alone."""
+    """Probes without a supported variant, a log line, or the provider's error on the node in isolation."""
     said = said_of_operator(context, "no_kernel_op")
     if said:
         yield Finding("probed", "alone_said", said, REMEDY)

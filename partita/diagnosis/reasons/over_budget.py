@@ -17,10 +17,10 @@ ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total 
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """A line that says where the budget ended; or there is a budget, and no other cause.
+    """A log line that shows where the budget ended, or a budget and no other cause.
 
-    There is no other cause when the provider claims the node in isolation, without a budget, and beside every node
-    next to it that was tried, without one either.
+    There is no other cause when the provider supports the node without a budget, in isolation and with every
+    neighbour that was tried.
     """
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
@@ -36,7 +36,7 @@ def _estimate(context: Context) -> str:
     for line in context.session_log:
         told = ESTIMATE.search(line)
         if told is not None and told["provider"] == context.skipped.provider:
-            return f", of which the nodes it claimed need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
+            return f", of which the nodes assigned to it need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
     return ""
 
 

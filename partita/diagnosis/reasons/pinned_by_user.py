@@ -1,4 +1,4 @@
-"""The user told the provider to leave the node alone."""
+"""The user pinned the node to another provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider that compiles whole subgraphs did not take the one that the node is in."""
+"""A compiling provider rejected the subgraph that the node is in."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
         return f"the provider loads other graphs and fails on this one, but on no part extracted from it: {part.said}"
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    fails = "fails with only a Neg beside it" if part.company else "fails alone"
+    fails = "fails with only an added Neg" if part.company else "fails alone"
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untried:
-        size += f", of those that could be tried ({part.untried}),"
+        size += f", of the parts that could be tried ({part.untried}),"
     if part.inside:
-        named += f", as does {name_some(part.inside, MOST_NAMED)} in a body of it"
+        named += f", as does {name_some(part.inside, MOST_NAMED)} in a control-flow subgraph of it"
     named += _beside(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):

@@ -1,4 +1,4 @@
-"""No source says why. An honest answer, and a counted one."""
+"""No source shows the cause. The report counts these nodes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def find(context: Context) -> Iterator[Finding]:
         evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
         yield Finding("none", "nothing", evidence, entry.remedy)
     elif context.provider == UNKNOWN:
-        yield Finding("none", "nowhere", "no source says where this node runs")
+        yield Finding("none", "nowhere", "no source shows where this node runs")
     else:
         why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
-        yield Finding("none", "nothing", f"no source says why the node is not on the preferred provider{why}")
+        yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{why}")
 
 
 REASON = Reason(
     code="unexplained",
     level="node",
     title="Unexplained",
-    says="no source says why {provider} left {op}",
+    says="no source shows why {provider} left {op}",
     condition="no other reason applies",
     needs="nothing",
     remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",

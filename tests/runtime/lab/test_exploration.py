@@ -151,7 +151,7 @@ def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> N
     lab = Fussy()
     surround(relu, graph, lab)
     (shown,) = conclusions(relu.probe("c"))
-    assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not claim it (in company)")
+    assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not support it (in company)")
     assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider accepts it"), "nothing else was tried"
 
 
@@ -185,7 +185,7 @@ def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -
     surround(subject, graph, lab)
     (shown,) = conclusions(subject.probe("c"))
     assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
-    assert "b (Cast) it does not claim it; with webgpu.wide=1" in shown.evidence
+    assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
 
 
 def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:

@@ -240,9 +240,7 @@ def test_a_refusal_names_the_part_that_is_rejected(model):
     error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
     told = probe_refusal(error, model, SIZES, 60.0)
     assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
-    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only a Neg beside it is e" in str(
-        told
-    )
+    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only an added Neg is e" in str(told)
 
 
 def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
@@ -250,7 +248,7 @@ def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
     error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
     told = str(probe_refusal(error, model, SIZES, 60.0))
     assert "tensorrt: device_missing: no such device; " in told and "; buy one" in told
-    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only a Neg beside it is e" in told
+    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only an added Neg is e" in told
 
 
 def test_a_refusal_over_nodes_names_the_cause_of_each(model):
