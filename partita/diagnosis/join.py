@@ -21,6 +21,8 @@ from partita.observations.names import INLINED
 
 MARKS = ("_", "/")
 """Characters that ONNX Runtime puts after a name that it takes over."""
+REMOVABLE = frozenset({"Identity", "Cast"})
+"""Operators that ONNX Runtime removes where they change nothing: readers of the output then read the input."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -245,7 +247,7 @@ def _join_regions(
         )
         if added:  # otherwise nodes were only moved, beside file nodes that were removed
             _divide(region, added, set().union(*come_from.values()))
-        moved = {name: own for name, own in region.home.items() if exported[name].op_type != "Identity"}
+        moved = {name: own for name, own in region.home.items() if exported[name].op_type not in REMOVABLE}
         if added and cut.fits(part, moved):
             shares = region.shares()
             joined.stands_for.update(shares)
