@@ -394,7 +394,7 @@ def test_a_shard_that_is_a_link_to_nothing(tiny_checkpoint: TinyCheckpoint, own_
     shard.unlink()
     shard.symlink_to("gone")
     said = str(refuse(folder, tmp_path / "o" / "out"))
-    assert said.startswith(f"{shard}: a symbolic link to gone, where nothing is;") and "missing" not in said
+    assert said.startswith(f"{shard}: a broken symbolic link to gone;") and "missing" not in said
 
 
 def test_a_checkpoint_that_is_a_link_to_nothing_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def refuse_dangling(path: Path) -> None:
     """Raise CheckpointError for a dangling link, e.g. of a hub cache copied without its blobs."""
     if path.is_symlink() and not path.exists():
         raise CheckpointError(
-            f"a symbolic link to {path.readlink()}, which does not exist", where=path, remedy=DOWNLOAD
+            f"a broken symbolic link to {path.readlink()}", where=path, remedy=DOWNLOAD
         )
 
 

@@ -122,7 +122,7 @@ def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: Tin
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"cache_precision": "int4"}, "choose one of int8"),
+        ({"cache_precision": "int4"}, "the only value is int8"),
         ({"cache_precision": "int8", "attention": "onnx24"}, "needs `attention=gqa`"),
         ({"cache_precision": "int8", "verify": False}, "leave `verify=False` out"),
         ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),

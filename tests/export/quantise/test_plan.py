@@ -226,7 +226,7 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     [
         ("int4", {"activations": "int8"}, r"`activations=int8`: .* needs `precision=int8`"),
         ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* leave `block_size` out"),
-        ("int8", {"activations": "int2"}, r"`activations=int2`: with `precision=int8` choose fp32 or fp16 or int8"),
+        ("int8", {"activations": "int2"}, r"`activations=int2`: choose one of fp32, fp16, bf16, int8"),
         ("fp16", {"activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ],
 )
