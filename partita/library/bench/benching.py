@@ -96,12 +96,6 @@ class Measured:
 def bench(options: BenchOptions) -> BenchResult:
     """Run the same generation on several chains, in turns, in one process each: medians, ratios, equality of tokens.
 
-    `prompt`: a text or token ids, the same for every row; None for `prompt_tokens` generated tokens. `chains`: one per
-    contender; None for the best usable provider, then cpu. `against`: further packages of the same model. `baseline`:
-    the chain that ratios refer to. `max_new_tokens`: generated greedily in each of `rounds` rounds, after a warm-up
-    round. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report of each
-    contender. `variant`, `contract` and `max_length`: see `load`.
-
     A contender that cannot run is in the result with its error. If none can run, its error is raised, e.g.
     ProviderError. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
     KeyboardInterrupt.

@@ -30,14 +30,6 @@ class PlacementError(PartitaError):
 def place(options: PlaceOptions) -> Report:
     """The partition report of any ONNX model, package or foreign folder, without a generation.
 
-    `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process`: see `load`. `shapes`: sizes
-    of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are generated. `runs`:
-    session runs per phase. `dry_run`: CUDA without a GPU, with stub libraries that simulate the GPU `device`;
-    `graph_capture`: also report whether CUDA graphs could be captured. `probe_seconds`: time limit for experiments on
-    nodes that fell back; 0: none. `run_seconds`: time limit for the runs of an ONNX file; None: 120. `max_cpu_nodes`,
-    `max_copies` and `max_copy_bytes_per_token`: limits of the placement. `variant`, `contract` and `max_length`: see
-    `load`.
-
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
     honoured, and PlacementError, which has the report, when a run failed or a limit is exceeded.
     """

@@ -35,10 +35,6 @@ TITLE = "testing operators on the provider (Ctrl-C: partial table)"
 def support(options: SupportOptions) -> SupportTable:
     """Which operators a provider supports, measured: opset versions, types, attribute and input variants.
 
-    `operators`: one name or several, `Cast` or `com.microsoft:MatMulNBits`; None, without `model`, for all. `provider`:
-    None for the best usable one. `dry_run`: CUDA without a GPU, simulating the GPU `device`. `seconds`: time budget;
-    variants not reached are `untried` in the table.
-
     Raises ArgumentError, PackageError for an unreadable model, and ProviderError for a provider that cannot be tested.
     """
     found, interrupted = measure_support(options)
