@@ -133,7 +133,7 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
     checkpoint, out = str(tiny_checkpoint("llama")), str(tmp_path / "out")
     assert completion.exporters("") == ["another", "native", "optimum"] and completion.exporters("an") == ["another"]
     assert cli.run(["export", checkpoint, out, "--exporter", "others"]) == 2
-    assert "--exporter others: no such exporter; choose one of another, native, optimum" in capsys.readouterr().err
+    assert "--exporter others: unknown exporter; choose one of another, native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="^`target_options` needs `target`, the provider it belongs to"):
         partita.export(checkpoint, out, target_options={"device_id": 1})
     with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of another, nat"):
