@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 PEERS_ARGS  ?=
 BREADTH_ARGS ?=
+# The interpreters of `make smoke-pythons`, by name or path.
+PYTHONS     ?= python3.12 python3.13
 TRUTH_ARGS ?=
 # Which environments `make test` tests, by the names in tests/contract/expectations.py; main is $(VENV).
 ENVIRONMENTS ?= main openvino webgpu qnn plugins
@@ -53,7 +55,7 @@ TEST_THREADS ?= OMP_NUM_THREADS=1
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained truth breadth docs support-tables check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained smoke-pythons truth breadth docs support-tables check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -151,6 +153,17 @@ test-ray: install ## run the tests of prompt files on a Ray cluster, with killed
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)
+
+smoke-pythons: demo ## verify, generate and report with the demo package on other versions of Python; minutes
+	@for python in $(PYTHONS); do \
+	  command -v $$python >/dev/null || { echo "$$python: NOT RUN: not installed"; continue; }; \
+	  folder=$(VENVS)/$$(basename $$python); rm -rf $$folder; \
+	  $$python -m venv $$folder && $$folder/bin/pip --disable-pip-version-check --quiet install -c $(CONSTRAINTS) ".[cpu]" \
+	  && $$folder/bin/partita verify $(PACKAGE) --provider cpu \
+	  && $$folder/bin/partita generate $(PACKAGE) "Return the" --max-new-tokens 8 --report build/smoke.json >/dev/null \
+	  && $$folder/bin/partita report check build/smoke.json --require 'provider=cpu,share=1' \
+	  || { echo "$$python: FAILED" >&2; exit 1; }; \
+	done
 
 truth: install ## all planted causes, and onnx's backend tests on cpu, webgpu and the CUDA dry run; hours
 	@mkdir -p build
