@@ -151,7 +151,7 @@ def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
     assert report["exceeded"] == ["--max-copies 9: cannot be confirmed: the run failed"]
     assert "2 of 2 checks failed" in failed(capsys, 5, "report", "check", file, "--require", "provider=cpu,share>=1")
     assert "its run failed" in partita.Report.read(file).to_markdown()
-    with pytest.raises(partita.CheckFailedError, match="a run that failed"):
+    with pytest.raises(partita.CheckFailedError, match="the run of the report failed"):
         partita.Report.read(file).check("provider=cpu,share>=1")
 
 

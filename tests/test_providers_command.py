@@ -199,7 +199,7 @@ def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypat
     assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs ONNX Runtime")
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {})
     (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
-    assert none.evidence == "no ONNX Runtime is installed"
+    assert none.evidence == "ONNX Runtime is not installed"
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
     (other,) = environment_findings(providers, imported_version="1.24.0", import_error=None)
     assert other.reason == "version_mismatch"

@@ -47,4 +47,4 @@ def test_a_provider_that_would_not_read_an_adapter_is_refused(environment, targe
     """Its tokens would be those of no adapter, or of nothing at all."""
     folder = package(tmp_path, shapes)
     done = partita("generate", folder, "1,2,3", "--token-ids", "--provider", f"{target.provider},cpu")
-    refused(done, f"{target.provider} takes inputs that have a default for constants", "--static-shapes")
+    refused(done, f"{target.provider} treats inputs with a default as constants", "--static-shapes")

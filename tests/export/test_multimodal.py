@@ -185,7 +185,7 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     assert partita.inspect(package).model.left_out == said
     assert run(["inspect", str(package)]) == 0 and "images cannot be given" in " ".join(capsys.readouterr().out.split())
     opened: Any = SimpleNamespace(opened=SimpleNamespace(chain=(), idle=()))
-    assert f"left out of the package: {said}" in _notes(opened, manifest)
+    assert f"not in the package: {said}" in _notes(opened, manifest)
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json"), "--json"]) == 0
     assert "images cannot be given" in " ".join(partita.Report.read(tmp_path / "r.json").to_text().split())
 

@@ -102,7 +102,7 @@ def test_the_providers_own_choice_is_asked_about_first(exporting: Exporting) -> 
     summary = exporting(provider.target("primitives"))
     assert provider.asked == ["primitives", "gqa", "onnx24"]
     assert summary.manifest.graph.attention == "onnx24"
-    assert "primitives takes" in summary.attention_reason and "not ScatterElements (1)" in summary.attention_reason
+    assert "primitives supports" in summary.attention_reason and "not ScatterElements (1)" in summary.attention_reason
 
 
 def test_a_step_of_one_token_is_asked_about(exporting: Exporting) -> None:

@@ -54,7 +54,7 @@ def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tm
     ):
         pass
     monkeypatch.setattr("partita.library.engine.local.identity", lambda *_: "another")
-    with pytest.raises(GenerationError, match="of another package"), running({"tiny": package}, prefix=prefix):
+    with pytest.raises(GenerationError, match="saved with another package"), running({"tiny": package}, prefix=prefix):
         pass
     monkeypatch.undo()
     given = ["serve", package, package, "--name", "a", "--name", "b", "--prefix", prefix, "--provider", "cpu"]

@@ -111,7 +111,7 @@ def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[
     assert _quality(manifest) == ["  quality     not measured: the source model was not run"]
     package = own_copy(half)
     (package / QUALITY).unlink()
-    with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its original"):
+    with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its source model"):
         evaluate(package, parse_chain("cpu"), manifest=manifest)
 
 

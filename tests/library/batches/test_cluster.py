@@ -176,7 +176,7 @@ def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered
 def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
-    with pytest.raises(PackageError, match="worker on .* is not that of the command"):
+    with pytest.raises(PackageError, match="worker on .*differs from the command"):
         files.answer(replace(files.setup(), contents="0"))
 
 

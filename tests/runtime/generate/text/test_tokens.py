@@ -393,7 +393,7 @@ def test_a_package_without_a_tokenizer_says_that_ids_will_do(package_copy):
 def test_a_damaged_tokenizer_is_a_package_error(package_copy):
     folder = package_copy()
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(PackageError, match="tokenizer does not load"):
+    with pytest.raises(PackageError, match="tokenizer cannot be loaded"):
         load_text(folder)
 
 
