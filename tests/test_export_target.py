@@ -60,7 +60,7 @@ def test_adapters_for_a_provider_that_would_not_read_them(
 ) -> None:
     adapter = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
     done = exporting("--target", "openvino", "--target-default", "--with-adapters", f"own={adapter}")
-    refused(done, 2, "--with-adapters: openvino takes inputs that have a default for constants", "--static-shapes")
+    refused(done, 2, "--with-adapters: openvino treats inputs with defaults as constants", "--static-shapes")
 
 
 @pytest.mark.usefixtures("stand_ins")

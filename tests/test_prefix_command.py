@@ -128,7 +128,7 @@ def test_a_folder_of_another_exporter_is_known_by_its_files(tmp_path, capsys, ch
 def test_a_prefix_of_another_package_is_refused(pair, kept, capsys):
     assert generate(pair, REST, REST, "--prefix", kept) == 1
     err = capsys.readouterr().err
-    assert f"{kept}: of another package" in err and "save it again with this package" in err
+    assert f"{kept}: saved with another package" in err and "save it again with this package" in err
     assert "--save-prefix" not in err, "it cannot be given with --prefix"
 
 

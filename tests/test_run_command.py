@@ -178,7 +178,7 @@ def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
     files = tuple(each for each in manifest.files if not each.name.startswith("tokenizer"))
     write_manifest(folder, manifest.model_copy(update={"files": files, "tokenizer": "none"}))
     assert run(["run", str(folder), "hi", "--provider", "cpu", "--raw"]) == 1
-    assert "no tokenizer; give the prompt as token ids" in (err := capsys.readouterr().err) and "--token-ids" in err
+    assert "no tokenizer; pass the prompt as token ids" in (err := capsys.readouterr().err) and "--token-ids" in err
     short = ("--provider", "cpu", "--max-new-tokens", 3, "--token-ids")
     assert len(texts(capsys, "run", folder, "1,2,3", *short).split()) == 3
     assert run(["run", str(DEMO_CHECKPOINT), "not ids", "--token-ids"]) == 2, "before an export"
