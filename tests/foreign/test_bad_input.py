@@ -225,7 +225,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ("max_length = true\n", "max_length: Input should be a valid integer"),
         (f"batch_size = {'9' * 400}\n", "batch_size"),
         (f"batch_size = {'9' * 5000}\n", "not TOML"),
-        (f"a = {'[' * 3000}{']' * 3000}\n", "nested too deep"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "nested too deeply"),
         ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )

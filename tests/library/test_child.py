@@ -158,5 +158,5 @@ def test_a_report_that_was_made_outlives_a_crash_whose_message_names_the_provide
     engine._worker.process.send_signal(signal.SIGSEGV)
     with pytest.raises(partita.ProviderError, match="crashed during verification") as caught:
         model.verify()
-    assert "load the package again, or leave webgpu out of the chain" in str(caught.value)
+    assert "load the package again, or remove webgpu from the chain" in str(caught.value)
     assert model.report() == report

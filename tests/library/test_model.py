@@ -355,7 +355,7 @@ def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model)
     generation = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
     assert repr(generation) == "<partita.Generation: 0 new tokens, not started>"
     next(generation)
-    assert repr(generation) == "<partita.Generation: 1 new tokens, going on>"
+    assert repr(generation) == "<partita.Generation: 1 new tokens, running>"
     assert repr(generation.run()) == "<partita.Generation: 3 new tokens, length>"
     report = model.report()
     nodes = len(report.phases[0].nodes)
