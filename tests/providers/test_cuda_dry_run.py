@@ -669,7 +669,7 @@ def test_a_function_that_nobody_looked_at_is_named(tmp_path: Path):
 def test_a_provider_for_another_cuda_is_refused(tmp_path: Path):
     require("elftools")
     library = fake_provider(tmp_path / "ort", soname="libcudart.so.12", function="cudaMalloc")
-    refused(r"built for another CUDA \(libcudart\.so\.12\); the dry run covers CUDA 13", library, tmp_path / "c")
+    refused(r"built for another CUDA version \(libcudart\.so\.12\); the dry run covers CUDA 13", library, tmp_path / "c")
 
 
 def test_a_library_without_a_stand_in_is_named(tmp_path: Path):
@@ -774,7 +774,7 @@ def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):
     assert "libcudart.so.13 in this process is not a stub" in done.stderr
     other = {**environment, standins.BUILD_VARIABLE: "another"}
     done = run_child(GUARD.format("ensure_child"), other, succeed=False)
-    assert f"in this process is {stand_ins.build}, where another was meant" in done.stderr
+    assert f"in this process is {stand_ins.build} instead of another" in done.stderr
 
 
 def test_a_real_run_refuses_stand_ins(stand_ins: StandIns):

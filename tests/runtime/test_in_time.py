@@ -33,7 +33,7 @@ def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
 
 def test_work_that_never_stops_is_left(monkeypatch):
     monkeypatch.setattr(patience, "STOP_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "_left", [])
+    monkeypatch.setattr(patience, "_running", [])
     ended = threading.Event()
 
     def work() -> None:

@@ -296,10 +296,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized_whole(server, 
 
 def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatch):
     monkeypatch.setattr("partita.runtime.generate.text.chat_templates.RENDER_SECONDS", 1.0)
-    full = server.models["tiny"].reading.text._full.native
+    text = server.models["tiny"].reading.text
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with monkeypatch.context() as patch:
-        patch.setattr(full, "chat_template", endless)
+        patch.setattr(text, "_template", (endless, {}))
         error = said(server.post(CHAT, body_of(CHAT)), 400)
     assert "gave no answer within 1 s" in error["message"] and error["param"] == "messages"
     assert server.post(CHAT, body_of(CHAT)).status_code == 200

@@ -227,7 +227,7 @@ def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opene
 
 def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
     runner = opened(graph="rope", rereads_at=20)
-    with pytest.raises(GenerationError, match="24 tokens cannot be kept as a prefix: the rotary frequencies"):
+    with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
         saved(Engine(runner), SYSTEM)
     engine = Engine(runner)
     prefix = saved(engine, SYSTEM[:10])

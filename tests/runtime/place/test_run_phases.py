@@ -406,7 +406,7 @@ def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
 def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
     """Figures of runs that ended before it hold, without the profile, which ONNX Runtime writes at the end."""
     monkeypatch.setattr(in_time, "STOP_SECONDS", 0.05)
-    monkeypatch.setattr(in_time, "_left", [])
+    monkeypatch.setattr(in_time, "_running", [])
     runs, ended, run = [0], threading.Event(), Binding.run
 
     def hang(binding: Binding) -> None:
