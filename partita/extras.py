@@ -53,7 +53,7 @@ INSTALL_RUNTIME = Remedy(
     otherwise=Remedy("for providers other than CPU exactly one of {others} in place of {plain}"),
 )
 UNINSTALL = Remedy(
-    "they overwrite each other's files; uninstall all, then install one wheel:",
+    "they overwrite each other's files; uninstall all, then install one wheel",
     ("pip", "uninstall", "--yes", "{owners}"),
 )
 INSTALL_VERSIONS = Remedy("", ("pip", "install", "{versions}"))

@@ -280,7 +280,7 @@ def test_two_packages_are_compared_on_each_chain(
 ) -> None:
     fails(capsys, 2, "is listed twice", "bench", package, "--provider", "cpu", "--against", package)
     chain = ("--against", other, "--provider", "cpu", "--baseline", "webgpu")
-    fails(capsys, 2, "which are: cpu", "bench", package, *chain)
+    fails(capsys, 2, "not among the measured chains: cpu", "bench", package, *chain)
     folder = tmp_path / "reports"
     given = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK, "--report", folder, "--baseline", NO_DEVICE)
     found = measured(capsys, package, *given)

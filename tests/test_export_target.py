@@ -68,7 +68,11 @@ def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
     code, out, _ = exporting("--target", "cuda")
     assert code == 0
     (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
-    assert "onnx24 (auto: cuda takes " in reason and "gqa takes " in reason and "not GroupQueryAttention (2)" in reason
+    assert (
+        "onnx24 (auto: cuda supports " in reason
+        and "gqa supports " in reason
+        and "not GroupQueryAttention (2)" in reason
+    )
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
     assert line.startswith("  target      cuda (--target), queried over stub libraries") and line.endswith(
         "not run there"
@@ -114,9 +118,9 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
         (("--target", "nosuchprovider"), ("--target: unknown provider 'nosuchprovider'", "cpu")),
         (("--target", ""), ("--target is empty",)),
         (("--provider-library", "mine=/nosuch.so", "--target", "mine"), ("--provider-library", "/nosuch.so")),
-        (("--provider-library", "mine=/nosuch.so"), ("--provider-library", "--target names")),
+        (("--provider-library", "mine=/nosuch.so"), ("--provider-library", "needs --target")),
         (("--attention", "gqa", "--provider-option", "cuda.device_id=0"), ("--provider-option", "--target")),
-        (("--attention", "gqa", "--target-default"), ("--target-default", "--target names")),
+        (("--attention", "gqa", "--target-default"), ("--target-default", "needs --target")),
         (("--target", "cpu", "--provider-option", "cuda.device_id=0"), ("cuda",)),
         (("--target", "cpu", "--provider-option", "cpu.nosuchoption=1"), ("nosuchoption",)),
         (("--attention", "nosuchlowering"), ("nosuchlowering", "gqa", "onnx24", "primitives")),

@@ -40,7 +40,7 @@ importlib.metadata.distributions = distributions
 """
 WHEELS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-qnn")
 EXPORT = ("torch", "onnxscript", "onnx-ir")
-FOR_DEVELOPERS = ("dev", "test")
+FOR_DEVELOPERS = ("dev", "docs", "test")
 
 
 @pytest.fixture(scope="session")

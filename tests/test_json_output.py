@@ -79,11 +79,11 @@ def test_a_bench_obeys_its_schema(package, capsys):
 @pytest.mark.parametrize(
     ("arguments", "kind", "code"),
     [
-        (["generate", "absent", "hi", "--provider", "cpu"], "PackageError", 1),
+        (["generate", "absent", "hi", "--provider", "cpu"], "CheckpointError", 1),
         (["verify", "absent", "--provider", "cpu"], "PackageError", 1),
         (["export", "absent", "out"], "CheckpointError", 1),
         (["place", "absent.onnx", "--provider", "cpu"], "PackageError", 1),
-        (["bench", "absent", "--provider", "cpu"], "PackageError", 1),
+        (["bench", "absent", "--provider", "cpu"], "CheckpointError", 1),
         (["report", "show", "absent.json"], "ReportError", 1),
         (["generate", "PACKAGE", "hi", "--provider", "cqu"], "UsageError", 2),
         (["generate", "PACKAGE", "hi", "--top-p", "9"], "UsageError", 2),

@@ -104,7 +104,9 @@ def test_bodies_have_the_nodes_that_run_in_them(tmp_path: Path, text: str, insid
     assert len(phase["bodies"]["on_cpu"]) == phase["bodies"]["nodes"] == inside
     if text is CONSTANT:
         (covers,) = (entry["covers"] for entry in done.json["sources"] if entry["source"] == "model_file")
-        assert "fused into another node: 0, removed: 1" in covers and "do the work of 2 nodes of bodies" in covers
+        assert (
+            "fused into another node: 0, removed: 1" in covers and "execute 2 nodes of control-flow subgraphs" in covers
+        )
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -67,7 +67,7 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
     shown = text_of(machine)
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
-    table = shown.partition("Providers\n")[2].partition("usable: in a process")[0]
+    table = shown.partition("Providers\n")[2].partition("usable: ran")[0]
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line.split()}
     assert lines["cpu"][1:3] == ["yes", "yes"]
     for provider in machine.providers:

@@ -130,5 +130,8 @@ def test_a_prefix_is_of_the_adapter_that_it_was_read_with_and_not_of_its_name(sa
         whole = model.generate([5, 9, 17, 40], adapter="a", max_new_tokens=4, stop_token_ids=()).run()
         assert alike.tokens == whole.tokens
     (folder / "b.onnx_adapter").replace(folder / "a.onnx_adapter")
-    with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match="saved with another package"):
+    with (
+        partita.load(folder, "cpu") as model,
+        pytest.raises(partita.GenerationError, match="saved with another package"),
+    ):
         model.generate([40], prefix=prefix, adapter="a", max_new_tokens=4)

@@ -669,7 +669,9 @@ def test_a_function_that_nobody_looked_at_is_named(tmp_path: Path):
 def test_a_provider_for_another_cuda_is_refused(tmp_path: Path):
     require("elftools")
     library = fake_provider(tmp_path / "ort", soname="libcudart.so.12", function="cudaMalloc")
-    refused(r"built for another CUDA version \(libcudart\.so\.12\); the dry run covers CUDA 13", library, tmp_path / "c")
+    refused(
+        r"built for another CUDA version \(libcudart\.so\.12\); the dry run covers CUDA 13", library, tmp_path / "c"
+    )
 
 
 def test_a_library_without_a_stand_in_is_named(tmp_path: Path):

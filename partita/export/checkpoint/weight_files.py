@@ -143,9 +143,7 @@ def unreadable(error: OSError, path: Path) -> CheckpointError:
 def refuse_dangling(path: Path) -> None:
     """Raise CheckpointError for a dangling link, e.g. of a hub cache copied without its blobs."""
     if path.is_symlink() and not path.exists():
-        raise CheckpointError(
-            f"a broken symbolic link to {path.readlink()}", where=path, remedy=DOWNLOAD
-        )
+        raise CheckpointError(f"a broken symbolic link to {path.readlink()}", where=path, remedy=DOWNLOAD)
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
