@@ -127,8 +127,7 @@ def test_a_reason_that_is_logged_is_its_file_its_word_and_its_rows(copy: Copy) -
         copy,
         "new_moon",
         "Too dark",
-        '    Rank("line", ("new_moon",), "the provider names the cause"),\n'
-        '    Rank("blank_line", ("new_moon",), "as above"),\n',
+        '    Rank("line", ("new_moon",)),\n    Rank("blank_line", ("new_moon",)),\n',
         example='log=("it is too dark for a: new moon",), '
         'patterns=(LogPattern("new_moon", r"it is too dark for (?P<node>\\S+): (?P<why>.+)"),)',
     )
@@ -161,7 +160,7 @@ answer(
     assert "too dark for model.rotary_emb/Gather: new moon" in found["explained"]["out"]
     assert "try again later" in found["explained"]["out"] and "Too dark (new_moon)" in found["shown"]["out"]
     assert (found["checked"]["code"], found["unknown"]["code"]) == (5, 2)
-    assert "## new_moon" in found["documented"] and "| `new_moon` | a log line names the node |" in found["documented"]
+    assert "## new_moon" in found["documented"] and "a log line names the node: `new_moon`" in found["documented"]
     assert copy.touched[1:] == [
         "partita/diagnosis/reasons/new_moon.py",
         "partita/observations/codes.py",

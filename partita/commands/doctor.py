@@ -47,9 +47,9 @@ def describe(result: DoctorResult) -> list[str]:
         **result.packages,
         "default chain": ",".join(machine.default_chain) or "none",
     }
-    for entry in machine.providers:
-        facts[f"provider {entry.name}"] = "usable" if entry.usable else f"{entry.reason}: {entry.evidence}"
-    wide = max(map(len, facts))
-    lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in facts.items()]
+    states = [(each.name, "usable" if each.usable else f"{each.reason}: {each.evidence}") for each in machine.providers]
+    rows = [*facts.items(), *((f"provider {name}", state) for name, state in states)]
+    wide = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in rows]
     problems = [f"problem: {found.reason}: {found.evidence}; {found.remedy}" for found in machine.findings]
     return [*lines, *(problems or ["no problems found"])]

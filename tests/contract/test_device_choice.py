@@ -35,7 +35,7 @@ def loaded(chain, least_bytes, **options):
 
 chosen, not_chosen = (loaded(chain, bytes, process="this", graph_capture=capture) for bytes in (0, 1e9))
 (there, reports), (here, plain) = chosen, not_chosen
-notes = [sum("chosen on the device (" in note for note in each.notes) for each in (*reports, *plain)]
+notes = [sum("selected on the device (" in note for note in each.notes) for each in (*reports, *plain)]
 copies = [
     copy.bytes_per_run for each in reports for copy in each.phases[-1].copies if copy.kind == "session_output"
 ]

@@ -34,7 +34,7 @@ FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
 OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Operators that scale every token by the maximum over all tokens."""
 LOOK = Remedy(
-    "see with `inspect` how its inputs were interpreted, and correct wrong ones in a contract file",
+    "see with inspect how its inputs were interpreted, and correct wrong ones in a contract file",
     options=("--contract", "FILE.toml"),
 )
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
