@@ -115,5 +115,5 @@ def test_a_table_that_is_cut_off_is_told_as_weights_are(tmp_path: Path) -> None:
     )
     with (folder / "model.data").open("r+b") as stream:
         stream.truncate(100)
-    with pytest.raises(PackageError, match="cut off"):
+    with pytest.raises(PackageError, match="truncated"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
