@@ -134,8 +134,7 @@ def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., 
 
 def _help_of(each: Described) -> str:
     """The help text of an option, with the names of arguments in place of options of the command line."""
-    text = re.sub(": {names}", "", each.option.help)
-    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", text)
+    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", each.option.help)
     return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
 
 
