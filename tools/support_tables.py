@@ -26,7 +26,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "qnn": (".venvs/qnn", (), "QNN provider on its emulator"),
 }
 """Provider -> environment, options of `partita support`, and title of the page."""
-SECONDS = "1800"
+SECONDS = "900"
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """SwiftShader, which computes on the CPU: the same kernels as on a GPU, on every machine with Debian's chromium."""
 NO_EARLIER = "There is no earlier table of another version."
@@ -50,13 +50,14 @@ def measure(name: str, environment: str, options: tuple[str, ...], title: str) -
                 difference = (folder / "changes.md").read_text(encoding="utf-8")
         table = (folder / "table.md").read_text(encoding="utf-8")
         (FOLDER / f"{name}.md").write_text(page(title, difference, table), encoding="utf-8")
-        compact = json.dumps(json.loads(current), separators=(",", ":"))
+        compact = json.dumps(json.loads(current), separators=(",", ":")).replace(f"{ROOT}/", "")
         kept.write_bytes(lzma.compress(compact.encode(), preset=9))
 
 
 def page(title: str, *parts: str) -> str:
     """One page of several texts in Markdown, with their headings under its title."""
     text = "\n\n".join(part.strip() for part in parts).replace("<details>", '<details markdown="1">')
+    text = text.replace(f"{ROOT}/", "")
     return f"# {title}\n\n{re.sub('^##(?=#)', '#', text, flags=re.MULTILINE)}\n"
 
 
