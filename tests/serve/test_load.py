@@ -144,6 +144,7 @@ def test_open_requests_are_limited(package):
         assert long.result().status_code == 200
 
 
+@pytest.mark.heavy
 def test_memory_is_flat(server, monkeypatch):
     """What requests of every kind leave behind, as a slope; `library/test_memory.py` has thousands without HTTP."""
     monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
