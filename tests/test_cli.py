@@ -79,7 +79,6 @@ def test_export_says_what_it_made(
         "bytes per token",
         "peak memory",
         "took",
-        "trace",
         "next        partita generate",
     ):
         assert words in out

@@ -267,11 +267,11 @@ def test_a_reason_that_experiments_show_is_its_file_its_word_its_rows_and_its_fa
         copy,
         "alpha_is_not_two",
         "Another alpha",
-        '    Rank("alone", ("alpha_is_not_two",), "an experiment isolates it"),\n'
-        '    Rank("line", ("alpha_is_not_two",), "should a provider say so"),\n'
-        '    Rank("blank_line", ("alpha_is_not_two",), "as above"),\n'
-        '    Rank("vague_line", ("alpha_is_not_two",), "as above"),\n'
-        '    Rank("together", ("alpha_is_not_two",), "as above"),\n',
+        '    Rank("alone", ("alpha_is_not_two",)),\n'
+        '    Rank("line", ("alpha_is_not_two",)),\n'
+        '    Rank("blank_line", ("alpha_is_not_two",)),\n'
+        '    Rank("vague_line", ("alpha_is_not_two",)),\n'
+        '    Rank("together", ("alpha_is_not_two",)),\n',
         fields='factors=("alpha",),\n    ',
         example="log=(), "
         'probe=NodeProbe("a", (Trial("as_is", "", "left", ""), Trial("alpha", "alpha=2", "taken", "")))',
