@@ -100,7 +100,7 @@ VERBS = (
     Verb(
         "inspect",
         "inspection:InspectCommand",
-        "Show what a package holds, without running it.",
+        "Show the contents of a package, without running it.",
         (
             "inspect ./package --against ./other-package",
             "inspect model.onnx --view markdown",

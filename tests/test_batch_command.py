@@ -95,7 +95,7 @@ def test_a_run_that_is_ended_goes_on_and_loses_and_doubles_nothing(summing, tmp_
     process = started(words(summing, source, out))
     said = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 0, said
-    assert f"{len(kept)} rows were answered before" in said and not journal.exists()
+    assert f"{len(kept)} rows already answered by an earlier run" in said and not journal.exists()
     found = read(out)
     assert [row["id"] for row in found] == [row["id"] for row in ROWS]
     assert [row["index"] for row in found] == list(range(COUNT))
@@ -231,11 +231,11 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = " ".join(capsys.readouterr().err.split())
-    assert "every row has its answer, so free disk space and run the same command again" in said
+    assert "all rows are complete: free disk space and run the same command again" in said
     assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
     monkeypatch.setattr("partita.library.engine.scheduler.Scheduler.submit", None)  # nothing is answered again
     assert run(words(summing, source, out)) == 0
-    assert "6 rows were answered before" in capsys.readouterr().err
+    assert "6 rows already answered by an earlier run" in capsys.readouterr().err
     assert not (tmp_path / "out.parquet.partial").exists()
     found = parquet.read_table(out).to_pylist()
     assert [row["tokens"] for row in found] == [known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]]
@@ -275,7 +275,7 @@ def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, ca
     assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 2
     assert "exists already" in capsys.readouterr().err
     assert run(words(summing, Path("-"), tmp_path / "o.jsonl")) == 2
-    assert "stdin, which is closed" in capsys.readouterr().err
+    assert "stdin is closed" in capsys.readouterr().err
 
 
 def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys, monkeypatch):
@@ -286,7 +286,7 @@ def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys,
     monkeypatch.setattr("partita.commands.batch.shutil.copyfileobj", fails)
     assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "the rows cannot be kept" in said and "No space left on device" in said and "TMPDIR" in said
+    assert "cannot store the rows" in said and "No space left on device" in said and "TMPDIR" in said
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -81,9 +81,9 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
 @pytest.mark.parametrize(
     ("text", "options", "code", "says"),
     [
-        ("/nothing\n", (), 2, "/nothing is no command"),
-        ("/save\n", (), 2, "/save: name a file"),
-        ("/report\n", (), 2, "nothing was generated yet"),
+        ("/nothing\n", (), 2, "/nothing is not a command"),
+        ("/save\n", (), 2, "/save: give a file"),
+        ("/report\n", (), 2, "nothing has been generated yet"),
         ("hi\n", ("--resume", "none.json"), 2, "--resume none.json: No such file"),
         ("/save a\0b\n", (), 2, "/save: the name of the conversation contains a NUL byte"),
         ("/save ~nobody-of-this-name/x\n", (), 2, "/save ~nobody-of-this-name/x: "),
@@ -185,12 +185,12 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         dimensions=(40, 120),
     )
-    session.expect("Ctrl-D the session")
+    session.expect("Ctrl-D ends the session")
     session.expect(READY)
-    ends = [r"cut off by Ctrl-C\]", "interrupted; the next answer", r"in the cache\]", pexpect.TIMEOUT]
+    ends = [r"interrupted by Ctrl-C\]", "interrupted; the next reply", r"cache: \d+ of \d+ tokens\]", pexpect.TIMEOUT]
     for seconds in (0.3, 0.1, 0.05, 0.2, 0.02, 0.5):  # too early it finds the prompt, and too late no answer
         session.send("/reset\r")
-        session.expect("begins anew")
+        session.expect("started a new conversation")
         session.expect(READY)
         session.send("the value\r")
         session.expect(r"\x1b\[\?2004l")
@@ -205,11 +205,11 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     session.send(f"/save {kept}\r")
     session.expect(r"conversation: .*\(\d messages\)")
     session.send("/nothing\r")
-    session.expect("/nothing is no command")
+    session.expect("/nothing is not a command")
     session.send("/reset\r")
-    session.expect("begins anew")
+    session.expect("started a new conversation")
     session.send("of\r")
-    session.expect(r"\[(\d+) tokens read")
+    session.expect(r"\[(\d+) tokens prefilled")
     assert int(session.match[1]) < 60
     session.expect(READY)
     session.send(f"/report {report}\r")

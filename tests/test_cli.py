@@ -220,13 +220,13 @@ def test_prompts_that_cannot_be_used(
     fails(capsys, 1, "the cache holds 64", "generate", package, "x y z " * 40)
     fails(capsys, 2, "not UTF-8", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
-    fails(capsys, 2, "stdin is not UTF-8 text (byte 3)", "generate", package, "-")
+    fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
 
 
 def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ",".join(["5"] * 64)
-    err = fails(capsys, 1, "which leaves no room for a completion", "generate", package, ids, "--token-ids")
-    assert "has 64 tokens and the cache holds 64, " in err and "--max-length 128" in err
+    err = fails(capsys, 1, "which leaves no room for new tokens", "generate", package, ids, "--token-ids")
+    assert "has 64 tokens, but the cache length is 64,  " in err and "--max-length 128" in err
     out, err = succeeds(capsys, "generate", package, ids[2:], "--token-ids", "--json")
     assert json.loads(out)["rows"][0]["finish_reason"] in ("cache_full", "stop")
     assert len(json.loads(out)["rows"][0]["tokens"]) == 1
@@ -261,7 +261,7 @@ def test_a_batch_that_reads_its_prompts_whole_says_so(
     report = tmp_path / "r.json"
     arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
     _, err = succeeds(capsys, *arguments, "--prefill-chunk", 512, "--report", report)
-    assert ("--prefill-chunk 512 is ignored: a run of this package takes 7" in err) != fewer
+    assert ("--prefill-chunk 512 is ignored: this package uses 7" in err) != fewer
     assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
 
 
@@ -307,7 +307,7 @@ def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.Cap
     spoil_known_answer(own_package)
     assert run(["verify", str(own_package), "--provider", "cpu"]) == 4
     out, err = capsys.readouterr()
-    assert "FAILED: mismatch with its model on CPUExecutionProvider" in out and "unverified" not in out
+    assert "FAILED: outputs differ from the source model's on CPUExecutionProvider" in out and "unverified" not in out
     assert "first difference in decode" in err and err.count("\n") == 1
 
 

@@ -127,7 +127,7 @@ def test_the_help_shows_choices_and_is_as_wide_as_the_terminal(capsys, monkeypat
 
 def test_a_size_that_is_beyond_all_numbers_is_refused():
     assert read_size("1.5 GB") == 1_500_000_000 and read_size("2KiB") == 2048
-    with pytest.raises(typer.BadParameter, match="'9{40}' is more than anything has; write it as 600MiB or 2GiB"):
+    with pytest.raises(typer.BadParameter, match="'9{40}' is too large; write e.g. 600MiB or 2GiB"):
         read_size("9" * 400)
 
 

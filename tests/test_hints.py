@@ -82,7 +82,7 @@ def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys,
         "place": ["--report", file],
     }
     assert run([str(word) for word in [verb, package, "-e", "cpu", *given[verb]]]) == 0
-    (command,) = re.findall(r"see it with: (.*)\)\n", capsys.readouterr().err)
+    (command,) = re.findall(r"show it with: (.*)\)\n", capsys.readouterr().err)
     program, *words = shlex.split(command)
     assert program == "partita" and words[-1] == str(file)
     assert run(words) == 0

@@ -85,7 +85,10 @@ def test_paths_sequences_and_mappings_have_one_type() -> None:
         (PlaceOptions("m", runs=0), "`runs` is 0; it must be between 1 and 1,000"),
         (PlaceOptions("m", runs=True), "`runs` is True; it must be an integer"),
         (PlaceOptions("m", runs=1 << 2000), "`runs` is an integer of more than 300 digits"),
-        (PlaceOptions("m", probe_seconds=float("nan")), "`probe_seconds` is nan; it must be between 0, for no"),
+        (
+            PlaceOptions("m", probe_seconds=float("nan")),
+            r"`probe_seconds` is nan; it must be between 0 \(no experiments\)",
+        ),
         (PlaceOptions("m", run_seconds=0.0), "`run_seconds` is 0.0; it must be above 0 and at most 86,400"),
         (PlaceOptions(3), "`model` is 3; it must be a path"),  # type: ignore[arg-type]
         (PlaceOptions("m", pins="cpu:x"), "`pins` must be a list of strings, not the string 'cpu:x'"),

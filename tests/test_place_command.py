@@ -76,7 +76,7 @@ def press_ctrl_c(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("where", "cut_short", "says"),
     [
-        ("partita.runtime.lab.probes.probe_run", "experiments", "experiments on nodes that fell back were"),
+        ("partita.runtime.lab.probes.probe_run", "experiments", "experiments on fallback nodes were"),
         ("partita.runtime.ort.session.Binding.run", "runs", "run 1 of 3 was interrupted"),
     ],
 )

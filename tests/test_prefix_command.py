@@ -97,7 +97,7 @@ def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, 
     capsys.readouterr()
     assert generate(folder, *given[kind], "--save-prefix", file) == 0
     line = " ".join(capsys.readouterr().err.split())
-    program, *words = shlex.split(line.partition("go on with it: ")[2].removesuffix(")"))
+    program, *words = shlex.split(line.partition("continue with: ")[2].removesuffix(")"))
     assert ("--max-length" in words) is (kind == "folder")
     prompt = "9" if "--token-ids" in words else " w9"
     assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
@@ -164,21 +164,21 @@ def _metadata(file: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("a", "b", "--save-prefix", "f"), 2, "--save-prefix keeps one text"),
-        (("a", "--chat", "--save-prefix", "f"), 2, "give --system in place of --chat"),
-        (("a", "--save-prefix", "f", "--report", "r.json"), 2, "--report cannot be given with it"),
-        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "looks at no limits of placement"),
+        (("a", "b", "--save-prefix", "f"), 2, "--save-prefix stores one text"),
+        (("a", "--chat", "--save-prefix", "f"), 2, "give --system instead of --chat"),
+        (("a", "--save-prefix", "f", "--report", "r.json"), 2, "omit --report"),
+        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "checks no placement limits"),
         (
             ("a", "--save-prefix", "f", "-n", "5", "--seed", "1"),
             2,
-            "--seed and --max-new-tokens cannot be given with it",
+            "omit --seed and --max-new-tokens",
         ),
         (
             ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
             2,
             "--address cannot be combined with",
         ),
-        (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),
+        (("a", "--system", "b", "--prefix", "f"), 2, "omit --system"),
         (("", "--save-prefix", "f"), 1, "the prompt is empty"),
         (("a b c d e f g h", "--save-prefix", "/dev/full"), 1, "/dev/full: cannot write the prefix: No space left"),
     ],
@@ -261,7 +261,7 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 0
     assert capsys.readouterr().out == wanted and found[2] == found[1]
     for words, code, says in (
-        (("--prefix", long["system"], "--system", "a"), 2, "leave out --system"),
+        (("--prefix", long["system"], "--system", "a"), 2, "omit --system"),
         (("--prefix", long["text"]), 2, "no system message"),
         (("--prefix", tmp_path / "none"), 1, "not a readable prefix"),
         (("--prefix", said), 1, "not a readable prefix"),
@@ -270,4 +270,4 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
         assert says in capsys.readouterr().err
     said.write_text(said.read_text().replace(LONG, "another"))
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 2
-    assert "does not begin with the system message of --prefix" in capsys.readouterr().err
+    assert "does not start with the system message of --prefix" in capsys.readouterr().err

@@ -399,7 +399,7 @@ def test_a_longer_cache_is_not_longer_than_the_model_supports(
     ids = ",".join(["5"] * (most - 1))
     assert cli.run(["generate", given["PACKAGE"], ids, "--token-ids", "--provider", "cpu"]) == 0
     (only,) = alternatives(refused(most))
-    assert only.text == f"shorten it: the model supports at most {most} positions" and not only.command
+    assert only.text == f"shorten the prompt: the model supports at most {most} positions" and not only.command
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_real_tokenizers_are_within_the_limits(changes, most, tmp_path):
     [
         ({"normalizer": replace("a", "a" * 10_000)}, "a" * 500_000, "the text is too long"),
         ({"normalizer": {"type": "NFKD"}}, "\ufdfa" * 300_000, "the text is too long"),
-        ({"pre_tokenizer": split("(a|aa){20}c")}, "a" * 5_000, "the tokenizer takes more than 1 s"),
+        ({"pre_tokenizer": split("(a|aa){20}c")}, "a" * 5_000, "the tokenizer needs more than 1 s"),
         ({"pre_tokenizer": split("(a+)+c")}, "a" * 5_000, "retry-limit-in-match over"),
     ],
 )
@@ -228,6 +228,6 @@ def test_only_generation_asks_whether_a_text_fits(tmp_path):
     document = "return the value " * 30_000
     assert len(text.encode(document, fits=False)) > 30_000
     with pytest.raises(
-        TooLongError, match="it has 510,000 bytes; the limit is 16 tokens of prompt and output together"
+        TooLongError, match="it has 510,000 bytes; the limit is 16 tokens for prompt and completion together"
     ):
         text.encode(document)

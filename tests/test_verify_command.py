@@ -36,7 +36,7 @@ def printed(status: str, width: int = 80) -> str:
 
 def test_one_that_fails_is_not_headed_with_the_word_for_one_that_nobody_checked() -> None:
     heading = printed("unverified").splitlines()[0]
-    assert heading == "pkg: FAILED: mismatch with its model on WebGpuExecutionProvider"
+    assert heading == "pkg: FAILED: outputs differ from the source model's on WebGpuExecutionProvider"
     assert printed("verified").splitlines()[0] == "pkg: verified on WebGpuExecutionProvider"
 
 
@@ -46,4 +46,4 @@ def test_columns_stand_in_line_whatever_a_step_is_called() -> None:
     assert {line.index("logits") for line in rows} == {2 + len("rows of different length") + 2}
     assert len({line.index("1.050e-06") for line in rows}) == 1
     assert [line.split()[-1] for line in rows] == ["equal", "DIFFERENT", "equal", "equal"]
-    assert "1 near tie left out of the token comparison" in " ".join(printed("verified").split())
+    assert "1 near tie excluded from the token comparison" in " ".join(printed("verified").split())

@@ -18,8 +18,8 @@ RATIOS = (
     "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds for a verdict"
 )
 EXPLAINED = (
-    "Memcpy nodes synchronise with the device, then copy; on an asynchronous device other nodes only enqueue work. "
-    "of a step: all node time as part of the median step above"
+    "Memcpy nodes synchronise with the device, then copy; on an asynchronous device other nodes only "
+    "enqueue work. of a step: time of all nodes as a share of the median step above"
 )
 PHASES = ("decode", "prefill")
 
@@ -50,7 +50,7 @@ def _work(bench: Bench) -> Section:
     packages, machine = (bench.package, *bench.others), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
     summary = (
-        f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new ones, greedy, "
+        f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new tokens, greedy, "
         f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens are ignored"
     )
     pairs: list[tuple[str, tuple[str, ...]]] = [
@@ -61,7 +61,7 @@ def _work(bench: Bench) -> Section:
         threads = "" if bench.threads is None else f", --threads {bench.threads}"
         pairs.append(("machine", (f"{machine.cpu}, {plural(machine.logical_cores, 'core')}{threads}",)))
         pairs.append(("runtime", (runtime_name(machine),)))
-    return Section("bench", "Bench", (Pairs("What was run", tuple(pairs)),))
+    return Section("bench", "Bench", (Pairs("Measured configuration", tuple(pairs)),))
 
 
 def _describe(package: PackageFacts) -> str:
@@ -131,7 +131,7 @@ def _say_tokens(entry: Contender, baseline: str | None) -> str:
     if entry.name == baseline:
         return f"baseline{changing}"
     if entry.difference is None:
-        return f"the same{changing}" if entry.same_tokens else NOT_KNOWN
+        return f"same{changing}" if entry.same_tokens else NOT_KNOWN
     return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
 
 
@@ -139,11 +139,11 @@ def _where_time_goes(bench: Bench) -> Iterator[Section]:
     """Placement and host time of the profiled round."""
     blocks: list[Block] = []
     if any(entry.why is not None for entry in bench.contenders):
-        about = "Host time in nodes, in decode runs that were profiled and are not counted"
+        about = "Host time in nodes, in decode runs that were profiled and not counted"
         blocks += [_placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
     blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
     if blocks:
-        yield Section("where", "Where the time goes", tuple(blocks))
+        yield Section("where", "Time by part", tuple(blocks))
 
 
 def _placement(bench: Bench) -> Table:

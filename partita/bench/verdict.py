@@ -119,7 +119,7 @@ def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
     base = contenders[verdict.baseline]
     parts = [_compare(verdict, entry), *entry.unused]
     if entry.difference is not None:
-        parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another output")
+        parts.insert(0, f"{_wrong(entry, base)}, so its speed is for different output")
     if verdict.repeats is False:
         parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
     return "; ".join(parts)
@@ -194,8 +194,9 @@ def _say_time(verdict: Verdict, entry: Contender) -> str:
     assert why is not None
     if time.spender == "outside_nodes":
         text = (
-            f"{whole_percent(time.share)} of its {why.phase} time passes outside its {plural(why.nodes, 'node')}, in "
-            "waiting for a device at the end of a run or in work around the nodes"
+            f"{whole_percent(time.share)} of its {why.phase} time passes outside its "
+            f"{plural(why.nodes, 'node')}, waiting for the device at the end of a run, or in work around "
+            "the nodes"
         )
     else:
         text = f"{whole_percent(time.share)} of the host's time in nodes of its {why.phase} runs is in "

@@ -134,7 +134,7 @@ def run_batch(
                 )
         finally:  # stdout may be full or closed
             if sink is not None and (bar.last is None or not bar.last.tokens):
-                note("nothing was run, so there is no report")
+                note("no rows were processed, so there is no report")
             elif sink is not None:
                 reason = "error" if error else "interrupted" if interrupted else "stop"
                 cut_short = write_report(
@@ -163,9 +163,9 @@ def check_cluster_options(options: GenerateOptions) -> None:
     if options.input is None:
         raise UsageError("--address is for prompt files; give --input and --output")
     if not re.fullmatch(r"auto|local|\S+:\d+", options.address or ""):
-        raise UsageError(f"--address {options.address}: give auto, local or HOST:PORT, as `ray start` prints it")
+        raise UsageError(f"--address {options.address}: use auto, local or HOST:PORT, as printed by `ray start`")
     if options.prefix or options.report or options.limits.given():
-        raise UsageError("--address cannot be combined with --prefix, --report and limits of placement; leave them out")
+        raise UsageError("--address cannot be combined with --prefix, --report or placement limits; omit them")
     import_ray()
 
 
@@ -274,9 +274,9 @@ def _say_end(
         speed = f"{filed.rows_per_second:.1f} rows/s, {filed.tokens_per_second:.1f} tokens/s"
         parts.append(f"{done} and {plural(filed.new_tokens, 'new token')} in {filed.seconds:.1f} s: {speed}")
     if filed.resumed:
-        parts.append(f"{plural(filed.resumed, 'row')} were answered before")
+        parts.append(f"{plural(filed.resumed, 'row')} already answered by an earlier run")
     if filed.errors:
-        parts.append(f"{plural(filed.errors, 'row')} with an error in place of an answer")
+        parts.append(f"{plural(filed.errors, 'row')} with an error instead of a completion")
     note(fold("; ".join([*parts, f"answers: {filed.output}"]), sys.stderr, 2))
 
 
@@ -287,7 +287,7 @@ def rows_file(source: Path) -> Iterator[Path]:
         yield source
         return
     if sys.stdin is None:
-        raise UsageError("--input - reads rows from stdin, which is closed; name a file")
+        raise UsageError("--input -: stdin is closed; give a file")
     if sys.stdin.isatty():
         note("note: reading rows from the terminal, a JSON object per line, until Ctrl-D on a line of its own")
     with ExitStack() as stack:
@@ -298,7 +298,7 @@ def rows_file(source: Path) -> Iterator[Path]:
                 shutil.copyfileobj(sys.stdin.buffer, kept)
         except OSError as error:
             raise ResourceError(
-                f"--input -: the rows cannot be kept ({error.strerror}); set TMPDIR to a folder with room, or "
-                "put the rows into a file"
+                f"--input -: cannot store the rows ({error.strerror}); set TMPDIR to a folder with free "
+                "space, or put the rows into a file"
             ) from error
         yield file

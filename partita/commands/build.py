@@ -270,14 +270,14 @@ def read_path(text: str) -> Path:
 def _in_utf8(text: str) -> str:
     """The text. Bytes that are not UTF-8 are surrogates in it, which ONNX Runtime and JSON cannot write."""
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise typer.BadParameter("the name is not UTF-8 text; choose another one")
+        raise typer.BadParameter("the name is not UTF-8; use another name")
     return text
 
 
 def not_empty(text: str) -> str:
     """The text. An empty path would be the current folder, which no user means by an unset variable."""
     if not text:
-        raise typer.BadParameter("it is empty; name a file or folder, or leave it out")
+        raise typer.BadParameter("the value is empty; give a file or folder, or omit the option")
     return text
 
 
@@ -285,7 +285,7 @@ def read_pair(text: str) -> str:
     """NAME=FILE as it is written, with a file behind the name."""
     name, equals, file = _in_utf8(text).partition("=")
     if equals and not file:
-        raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
+        raise typer.BadParameter(f"{name!r} has no file; write {name}=FILE")
     return text
 
 
@@ -293,10 +293,10 @@ def read_size(text: str) -> int:
     """Bytes: 600MiB, 2 GiB, 1.5GB, 5000000. Raises BadParameter."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in SIZES:
-        raise typer.BadParameter(f"{text!r} is no size; write it as 600MiB, 2GiB or a number of bytes")
+        raise typer.BadParameter(f"{text!r} is not a size; write e.g. 600MiB, 2GiB or a number of bytes")
     number = float(found[1]) * SIZES[found[2]]
     if not math.isfinite(number):
-        raise typer.BadParameter(f"{text[:40]!r} is more than anything has; write it as 600MiB or 2GiB")
+        raise typer.BadParameter(f"{text[:40]!r} is too large; write e.g. 600MiB or 2GiB")
     return int(number)
 
 
@@ -313,7 +313,7 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
             example = "`shapes=x=1,3,224,224` or `shapes=batch=1`"
             raise UsageError(f"{written}: write NAME=SIZES, e.g. {example}")
         if name in found:
-            raise UsageError(f"{written}: {name} is given twice; give it once")
+            raise UsageError(f"{written}: {name} is set twice; set it once")
         try:
             found[name] = tuple(map(int, listed.split(","))) if listed.strip() else ()
         except ValueError as error:
@@ -341,7 +341,7 @@ def split_folders(texts: Sequence[str]) -> dict[str, Path]:
         if not (name and equals):
             raise UsageError(f"`with_adapters`: {text[:80]!r} is not NAME=FOLDER")
         if name in found:
-            raise UsageError(f"`with_adapters`: {name} is given more than once")
+            raise UsageError(f"`with_adapters`: {name} is set twice; set it once")
         found[name] = Path(folder)
     return found
 
@@ -352,7 +352,7 @@ def split_inputs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, _, file = text.partition("=")
         if name in found:
-            raise UsageError(f"`inputs={text}`: {name} is given twice; give it once")
+            raise UsageError(f"`inputs={text}`: {name} is set twice; set it once")
         found[name] = file
     return found
 

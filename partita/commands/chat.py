@@ -43,14 +43,14 @@ from partita.signals import PRESSED_SECONDS
 SCHEMA = "partita.chat/1"
 """Of what /save writes."""
 HELP = {
-    "/help": "these lines",
-    "/reset": "begin anew, with the same system message",
-    "/system": "TEXT: begin anew with another one",
+    "/help": "show these commands",
+    "/reset": "start a new conversation with the same system message",
+    "/system": "TEXT: start a new conversation with this system message",
     "/save": "FILE: write the conversation, for chat --resume",
-    "/report": "[FILE]: what ran where since the session began, in short, or the partition report in a file",
-    "/exit": "end the session, as Ctrl-D does",
+    "/report": "[FILE]: summary of the placement in this session; with FILE, write the partition report",
+    "/exit": "end the session (or Ctrl-D)",
 }
-KEYS = "Enter sends; Alt-Enter or a backslash at the end begins another line; // sends a message that begins with /"
+KEYS = "Enter sends; Alt-Enter, or a backslash at the end of a line, adds a line; // sends a message that starts with /"
 GENERATE = Remedy("use it without one", ("partita", "generate", "{package}", "PROMPT"))
 ROLES = frozenset({"system", "user", "assistant"})
 
@@ -87,7 +87,7 @@ def _system(options: ChatOptions) -> str | None:
     if options.prefix is None:
         return None if options.system is None else argument_text(options.system, "--system")
     if options.system is not None:
-        raise UsageError("--prefix has the system message, if there is one; leave out --system")
+        raise UsageError("--prefix already contains the system message; omit --system")
     return system_of(read_said(options.prefix))
 
 
@@ -101,8 +101,8 @@ def _begin(options: ChatOptions, system: str | None) -> list[Message]:
     messages = read_conversation(options.resume)
     if messages[: len(begins)] != begins:
         raise UsageError(
-            f"--resume {options.resume}: the conversation does not begin with the system message of --prefix; leave "
-            "that out"
+            f"--resume {options.resume}: the conversation does not start with the system message of "
+            "--prefix; omit --prefix"
         )
     return messages
 
@@ -115,11 +115,11 @@ def read_conversation(file: Path) -> list[Message]:
         if said["schema"] != SCHEMA or not all(
             entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages
         ):
-            raise ValueError("no conversation")
+            raise ValueError("not a conversation")
     except OSError as error:
-        raise UsageError(f"--resume {file}: {error.strerror or error}; name a file that /save has written") from error
+        raise UsageError(f"--resume {file}: {error.strerror or error}; give a file written by /save") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--resume {file}: not a conversation; name a file that /save has written") from error
+        raise UsageError(f"--resume {file}: not a conversation; give a file written by /save") from error
     return messages
 
 
@@ -147,7 +147,7 @@ def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message
         text.encode_messages([*messages, {"role": "user", "content": "a"}])
     except UsageError as error:
         raise UsageError(
-            "the tokenizer has no chat template, so there is no conversation",
+            "the tokenizer has no chat template, which chat requires",
             where=options.package,
             remedy=GENERATE.filled(package=options.package),
         ) from error
@@ -174,7 +174,7 @@ class Session:
         session goes on, else raised.
         """
         if self.lines.typed:
-            note(f"{KEYS}\n/help shows the commands; Ctrl-C ends an answer, Ctrl-D the session")
+            note(f"{KEYS}\n/help shows the commands; Ctrl-C stops the reply, Ctrl-D ends the session")
         while (line := self.lines.read()) is not None:
             word = line.split(maxsplit=1)[0] if line.strip() else ""
             if word == "/exit" and line.startswith("/"):
@@ -189,7 +189,7 @@ class Session:
             except KeyboardInterrupt:
                 if not self.lines.typed:
                     raise
-                note("interrupted; the next answer reads the conversation anew")
+                note("interrupted; the next reply prefills the whole conversation again")
         return 0
 
     def _turn(self, line: str, word: str) -> int:
@@ -199,7 +199,9 @@ class Session:
         if not line.startswith("/") or line.startswith("//"):
             return self._answer(line.removeprefix("/") if line.startswith("//") else line)
         if word not in self._commands:
-            raise UsageError(f"{word} is no command; /help shows them, and // sends a message that begins with /")
+            raise UsageError(
+                f"{word} is not a command; /help lists the commands, and // sends a message that starts with /"
+            )
         self._commands[word](line[len(word) :].strip())
         return 0
 
@@ -220,18 +222,18 @@ class Session:
     def _figures(self, ticket: Ticket) -> str:
         """A line about an answer: how long it took, and how full the cache is."""
         count, reason = len(ticket.answer.tokens), ticket.answer.finish_reason
-        parts = [f"{self.conversation.read_tokens} tokens read"]
+        parts = [f"{self.conversation.read_tokens} tokens prefilled"]
         if ticket.first_token is not None and ticket.ended is not None:
             parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
             seconds = ticket.ended - ticket.first_token
             few = f" ({TOO_FEW})" if count <= FEW_STEPS else ""
             speed = f"{(count - 1) / seconds:.1f} tokens/s{few}" if count > 1 and seconds > 0 else ""
             parts.append(speed or plural(count, "token"))
-        parts.append(f"{self.conversation.tokens} of {self.conversation.max_length} in the cache")
+        parts.append(f"cache: {self.conversation.tokens} of {self.conversation.max_length} tokens")
         if reason == "interrupted":
-            parts.append("cut off by Ctrl-C")
+            parts.append("interrupted by Ctrl-C")
         if reason == "cache_full":
-            parts.append("it is full: /reset begins anew")
+            parts.append("cache full: /reset starts a new conversation")
         return f"[{'; '.join(parts)}]"
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -243,11 +245,11 @@ class Session:
 
     def _reset(self, rest: str) -> None:
         self.conversation.reset()
-        note("the conversation begins anew")
+        note("started a new conversation")
 
     def _system(self, rest: str) -> None:
         self.conversation.reset(rest)
-        note(f"the conversation begins anew, {'with this' if rest else 'without a'} system message")
+        note(f"started a new conversation {'with this' if rest else 'without a'} system message")
 
     def _save(self, rest: str) -> None:
         file = self._file(rest, "conversation", "/save")
@@ -265,7 +267,7 @@ class Session:
         from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
         if self.last is None or not self._generated:
-            raise UsageError("/report: nothing was generated yet; send a message first")
+            raise UsageError("/report: nothing has been generated yet; send a message first")
         file = self._file(rest, "report", "/report") if rest else None
         report = self.engine.report(
             ReportRequest(
@@ -284,7 +286,7 @@ class Session:
 
     def _file(self, rest: str, what: str, command: str) -> Any:
         if not rest:
-            raise UsageError(f"{command}: name a file behind it")
+            raise UsageError(f"{command}: give a file name after it")
         try:
             path = Path(rest).expanduser()
         except RuntimeError as error:  # ~name of nobody

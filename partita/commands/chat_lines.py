@@ -82,9 +82,7 @@ class PipedLines:
             try:
                 line = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                raise UsageError(
-                    f"stdin is not UTF-8 text ({error.reason}); convert it first, e.g. with iconv"
-                ) from error
+                raise UsageError(f"stdin is not UTF-8 ({error.reason}); convert it first, e.g. with iconv") from error
             if not line.endswith(GOES_ON):
                 return message + line
             message += line.removesuffix(GOES_ON) + "\n"

@@ -41,7 +41,7 @@ def describe(result: DoctorResult) -> list[str]:
         "python": result.python,
         "system": result.operating_system,
         "cpu": f"{result.cpu}, {result.logical_cores} logical cores",
-        "gpu": "; ".join(gpus) or "none that the NVIDIA driver lists",
+        "gpu": "; ".join(gpus) or "none listed by the NVIDIA driver",
         "onnxruntime": f"{wheels}; CUDA {runtime.cuda}" if runtime.cuda else wheels,
         **dict.fromkeys(PACKAGES, "not installed"),
         **result.packages,

@@ -60,7 +60,9 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
     page.put(page.harmless(f"{package}: {manifest.graph.precision} on {result.provider}"))
     stored = manifest.quality
     if stored is not None:
-        page.pairs([("text", f"{stored.text}, {result.tokens:,} tokens predicted, {stored.window_tokens} at a time")])
+        page.pairs(
+            [("text", f"{stored.text}, {result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens")]
+        )
     columns = (words("figure"), Column("here"), Column("at export"))
     page.table(columns, list(_rows(result, stored)))
     page.pairs([("divergence", _bound(result, stored))])
@@ -69,15 +71,15 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
 def _bound(now: Evaluation, stored: Quality | None) -> str:
     """What the divergence that was measured here is."""
     if now.kl_tokens is None or now.kl_share is None:
-        return "not measured here: the package does not keep what that takes; export it again"
+        return "not measured: the package lacks the source model's probabilities; export it again"
     told = (
-        f"here over the {plural(now.kl_tokens, 'likeliest token')} of the source model, which have "
-        f"{now.kl_share:.1%} of its probability, with all others as one: a lower bound"
+        f"here: lower bound from the {plural(now.kl_tokens, 'likeliest token')} of the source model "
+        f"({now.kl_share:.1%} of its probability; all other tokens counted as one)"
     )
     kept = None if stored is None else stored.likely
     if kept is None:
         return told
-    return f"{told}; at export that was {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
+    return f"{told}; at export: {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
 
 
 def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:

@@ -63,7 +63,7 @@ def _cache(manifest: Manifest) -> str:
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
     rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolls)
     parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
-    parts += [f"{human_bytes(rolling)} of layers that keep their window alone"] if rolling else []
+    parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
     return f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
@@ -125,18 +125,18 @@ def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> li
     from partita.export.passes import ORDER
 
     if not passes:
-        return ["  passes      none: the graphs are another exporter's"]
+        return ["  passes      none: the graphs come from another exporter"]
     told = {each.name: each.summary for each in ORDER}
     if manifest is not None and manifest.packed is not None:
         told[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
     if manifest is not None and manifest.narrow is not None:
-        told[NARROW_WEIGHTS] = f"Matrices in {manifest.narrow.dtype}, each behind a Cast to float32"
+        told[NARROW_WEIGHTS] = f"Matrices stored as {manifest.narrow.dtype}, each converted to float32 by a Cast"
     width = max(map(len, told))
     without = () if manifest is None else manifest.graph.without_passes
     places = {name: "-" if name in without else str(passes.get(name, 0)) for name in told}
     rows = [f"    {places[name]:>5} {name:<{width}}  {said}" for name, said in told.items()]
-    rows += [f"    left out: {', '.join(without)}"] if without else []
-    return ["  passes      places changed by each pass over the graph, in their order", *rows]
+    rows += [f"    disabled: {', '.join(without)}"] if without else []
+    return ["  passes      changes made by each pass over the graph, in order", *rows]
 
 
 def _smoke(manifest: Manifest) -> list[str]:
@@ -158,7 +158,7 @@ def _target(manifest: Manifest) -> list[str]:
     told = names[target.verification]
     if target.verification == "not_run":
         smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
-        told = {"ran": "opened and ran there, not verified", "failed": "does not run there"}.get(smoke, told)
+        told = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, told)
     return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told}"]
 
 
@@ -168,8 +168,8 @@ def _quantised(manifest: Manifest) -> list[str]:
     if found is None:
         return []
     return [
-        f"  quantised   {plural(found.weights, 'weight')} of the checkpoint, with {found.method}: {found.taken}; the "
-        "model before that is not known"
+        f"  quantised   {plural(found.weights, 'weight')} of the checkpoint, with {found.method}: "
+        f"{found.taken}; the unquantised model is unknown"
     ]
 
 
@@ -207,8 +207,8 @@ def _prefill(manifest: Manifest) -> list[str]:
     weights = plural(sum(kind.weights for kind in found.packed.kinds), "weight")
     names = " and ".join(dict.fromkeys(kind.precision for kind in found.packed.kinds))
     return [
-        f"  prompts     a graph of their own ({found.reason}): {weights} in {names} more, one scale for each row, "
-        f"{size}, activations {found.packed.activations}"
+        f"  prompts     separate prefill graph ({found.reason}): {weights} more in {names}, one scale per "
+        f"row, {size}, activations {found.packed.activations}"
     ]
 
 
@@ -223,9 +223,9 @@ def _rounded(packed: PackedWeights) -> list[str]:
         judged = next((each for each in mix.tried if each.wider == mix.taken), None)
         told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         lines.append(
-            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to weights of more bits, chosen on "
-            f"{mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} "
-            "written in vain"
+            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, "
+            f"on {mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, "
+            f"{len(mix.missed)} written but not accepted"
         )
     return lines
 
@@ -241,11 +241,11 @@ def explained_mix(packed: PackedWeights | None) -> list[str]:
         for each in mix.tried
     ]
     return [
-        "  widths      KL divergence when these weights alone are rounded",
+        "  widths      KL divergence when only these weights are quantised",
         *rows,
         f"  mixes       measured on {mix.tokens:,} tokens of {mix.text}",
         *tried,
-        *(f"    written and not published: ratio {ratio:.4f}" for ratio in mix.missed),
+        *(f"    written but not published: ratio {ratio:.4f}" for ratio in mix.missed),
     ]
 
 
@@ -254,14 +254,14 @@ def _narrow(manifest: Manifest) -> list[str]:
     kept = manifest.narrow
     if kept is None:
         return []
-    lost = f"{kept.rounded} of them rounded" if kept.rounded else "as the checkpoint has them"
+    lost = f"{kept.rounded} of them rounded" if kept.rounded else "values unchanged"
     matrices = f"{kept.weights} {'matrix' if kept.weights == 1 else 'matrices'}"
     return [f"  stored      {matrices} in {kept.dtype}, {lost}; computed in float32"]
 
 
 def _blocks(kind: PackedKind) -> str:
     """Weights that share a scale."""
-    return f"blocks of {kind.block_size}" if kind.block_size else "one scale for each row"
+    return f"blocks of {kind.block_size}" if kind.block_size else "one scale per row"
 
 
 def _rounded_cache(manifest: Manifest) -> list[str]:
@@ -269,11 +269,11 @@ def _rounded_cache(manifest: Manifest) -> list[str]:
     cache = manifest.rounded_cache
     if cache is None:
         return []
-    rest = f", {plural(len(cache.kept), 'other')} as before" if cache.kept else ""
+    rest = f", {plural(len(cache.kept), 'other')} unchanged" if cache.kept else ""
     return [
-        f"  rounded     {plural(cache.states, 'state')} in {cache.dtype}{rest}: "
-        f"{human_bytes(manifest.graph.cache_bytes)} where {human_bytes(cache.float_bytes)} were; scales from "
-        f"{cache.tokens:,} tokens of {cache.text}"
+        f"  KV cache    {plural(cache.states, 'state')} in {cache.dtype}{rest}: "
+        f"{human_bytes(manifest.graph.cache_bytes)} instead of {human_bytes(cache.float_bytes)}; scales "
+        f"from {cache.tokens:,} tokens of {cache.text}"
     ]
 
 
@@ -283,7 +283,7 @@ def _quality(manifest: Manifest) -> list[str]:
     if found is None:
         unknown = manifest.graph.precision != EXACT.name and manifest.verification.status == "unverified"
         return ["  quality     not measured: the source model was not run"] if unknown else []
-    other = "the source model's" if manifest.source.quantised is None else "that of the stored weights"
+    other = "the source model's" if manifest.source.quantised is None else "the stored weights'"
     return [
         f"  quality     perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
@@ -303,7 +303,7 @@ def _by_twin(manifest: Manifest) -> str:
         return ""
     proved = manifest.verification.proof is not None
     half = manifest.packed is not None and manifest.packed.activations == "fp16" and not proved
-    return f" through the same graph in {'float16' if half else 'float32'}"
+    return f" with the same graph in {'float16' if half else 'float32'}"
 
 
 def _verification(result: Verification) -> str:

@@ -82,21 +82,21 @@ class GenerateOptions(RunGroups, GenerateCommand):
 def check_options(options: GenerateOptions) -> None:
     """Check the options of the loop before anything is read. Raises UsageError."""
     if options.token_ids and (options.is_chat or options.stop):
-        raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
+        raise UsageError("--token-ids uses no tokenizer, so --chat, --system and --stop are not available; omit them")
     if options.save_prefix is not None:
         _check_saving(options)
     if options.prefix is not None and options.system is not None:
-        raise UsageError("--prefix has the system message, if there is one; leave out --system")
+        raise UsageError("--prefix already contains the system message; omit --system")
     if "" in options.stop:
-        raise UsageError("--stop is empty; give the text to stop at")
+        raise UsageError("--stop is empty; give the text that stops the generation")
     if options.input is None and options.output is not None:
-        raise UsageError("--output is for the answers of a file of prompts; give that with --input")
+        raise UsageError("--output is only for --input; give a file of prompts with --input")
     if options.input is not None and options.output is None:
-        raise UsageError("--input needs a file for the answers; give it with --output")
+        raise UsageError("--input needs an output file; give it with --output")
     if options.address is None and options.workers is not None:
-        raise UsageError("--workers is for a cluster; give its address with --address")
+        raise UsageError("--workers is only for a cluster; give its address with --address")
     if options.input is not None and options.prompts:
-        raise UsageError("prompts come from --input or from the command line; give one of them")
+        raise UsageError("prompts come from --input or from the command line; use one of them")
 
 
 def _check_saving(options: GenerateOptions) -> None:
@@ -108,13 +108,13 @@ def _check_saving(options: GenerateOptions) -> None:
     given += [f"`{name}`" for name, value in asked.items() if value is not None]
     given += ["--stop"] * bool(options.stop)
     if given:
-        raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
+        raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
     if options.limits.given():
-        raise UsageError("--save-prefix looks at no limits of placement; leave them out, and check them with place")
+        raise UsageError("--save-prefix checks no placement limits; omit them, or check them with `partita place`")
     if options.is_chat and options.system is None:
-        raise UsageError("--save-prefix of a conversation keeps its system message; give --system in place of --chat")
+        raise UsageError("--save-prefix with --chat stores only the system message; give --system instead of --chat")
     if len(options.prompts) != (options.system is None):
-        raise UsageError("--save-prefix keeps one text: give one prompt, or --system and no prompt")
+        raise UsageError("--save-prefix stores one text; give one prompt, or --system and no prompt")
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:
@@ -145,7 +145,7 @@ def argument_text(text: str, what: str) -> str:
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 text (byte {error.start}); convert it first") from error
+        raise UsageError(f"{what} is not UTF-8 (byte {error.start}); convert it first") from error
     except UnicodeEncodeError:  # another locale than UTF-8 or C, in which it has been read as text
         return text
 
@@ -153,14 +153,14 @@ def argument_text(text: str, what: str) -> str:
 def _read_stdin() -> str:
     """All that stdin holds, without one line end behind it, which echo and editors add. Raises UsageError."""
     if sys.stdin is None:
-        raise UsageError("- reads the prompt from stdin, which is closed; give the prompt as an argument")
+        raise UsageError("prompt -: stdin is closed; give the prompt as an argument")
     if sys.stdin.isatty():
         note("note: reading the prompt from the terminal, until Ctrl-D on a line of its own")
     raw = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
-        raise UsageError(f"stdin holds more than {MOST_BYTES:,} bytes, the longest prompt; give a shorter one")
+        raise UsageError(f"stdin has more than {MOST_BYTES:,} bytes, the maximum for a prompt; shorten it")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); convert it first, e.g. with iconv") from error
+        raise UsageError(f"stdin is not UTF-8 (byte {error.start}); convert it first, e.g. with iconv") from error
     return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")

@@ -43,7 +43,7 @@ from partita.runtime.generate.text.tokens import Text, load_text
 if TYPE_CHECKING:
     from partita.commands.results import GenerateResult
 
-LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
+LIMITS_NOTE = "the package was already opened to check the limits, so memory before loading includes that"
 LIMIT_RUNS = 2
 """Runs per phase that measure the copies of a step."""
 
@@ -61,7 +61,7 @@ def run_generation(
         notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(said, ids))
         say_notes(options, target, model, ids, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
-            say(f"{plural(len(prompts), 'prompt')}; quote the words if they are one prompt")
+            say(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
         printed = Printed(options, target, model, generation, notes)
         printed.follow()
         printed.finish()
@@ -184,7 +184,7 @@ def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, 
     if said is None:
         return ()
     known = [min(len(commonprefix([said.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
-    return (f"{min(known)} tokens of each prompt come from the prefix, and are not read again",)
+    return (f"{min(known)} tokens of each prompt come from the prefix and are not prefilled",)
 
 
 def _ids(tokens: Sequence[int]) -> str:
@@ -318,7 +318,7 @@ def _say_timings(model: Model, generation: Generation) -> None:
         parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s{few}")
     drafts = generation.speculation
     if drafts is not None and drafts.acceptance_rate is not None:
-        speed = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without"
+        speed = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
         parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{speed}")
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
     parts.append(f"finish: {', '.join(reasons)}")
@@ -347,7 +347,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     assert file is not None
     given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
     if given == "":
-        raise GenerationError("the prompt is empty; give some text to keep")
+        raise GenerationError("the prompt is empty; give some text to save")
     with open_model(options, target, manifest, observe=False) as model:
         say_notes(options, target, model)
         saved = model.save_prefix(
@@ -355,7 +355,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
         )
     go_on = shell(("partita", "generate", str(options.package), "PROMPT", "--prefix", str(file), *_as_read(options)))
     read = f"{saved.tokens} tokens, read in {saved.seconds:.2f} s"
-    note(f"prefix: {file} ({read}; {human_bytes(saved.size_bytes)}; go on with it: {go_on})")
+    note(f"prefix: {file} ({read}; {human_bytes(saved.size_bytes)}; continue with: {go_on})")
     return 0
 
 

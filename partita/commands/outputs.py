@@ -42,7 +42,7 @@ def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -
 
 def say_written(what: str, path: Path | str) -> None:
     """A note on where a report or result is, and the command that shows it, as a shell takes it."""
-    note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
+    note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
 def show_and_write(record: Any, folder: str, text: str, sink: Sink | None, what: str, *, as_json: bool) -> None:
@@ -65,7 +65,7 @@ def show_and_write(record: Any, folder: str, text: str, sink: Sink | None, what:
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
     """Raise UsageError when a report and another JSON object would both go to stdout."""
     if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
-        raise UsageError(f"--report {report} and --json would both write to stdout; give --report another file")
+        raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
 
 
 def data_files(model: Path) -> tuple[Path, ...]:
@@ -137,7 +137,7 @@ def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> A
     }
     given = [(option, name) for option, name in named.items() if name is not None]
     if len({name for _, name in given}) > 1:
-        raise UsageError(f"{listing(option for option, _ in given)} select different views; keep one")
+        raise UsageError(f"{listing(option for option, _ in given)} select different views; use one")
     return Asked(given[0][1] if given else usual, None if options.out is None else Path(options.out))
 
 

@@ -57,7 +57,7 @@ def _stderr_columns() -> int:
 
 def _show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per node."""
-    columns = [Column(title, False) for title in ("node", "operator", "module", "would take it", "reason")]
+    columns = [Column(title, False) for title in ("node", "operator", "module", "would run on", "reason")]
     page.table(
         columns,
         [
@@ -84,9 +84,9 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
         for (operator, provider, reason), members in ranked
     ]
     left = ranked[MOST_ROWS:]
-    rest = f"and {sum(len(members) for _, members in left)} more nodes of {len(left)} more kinds" if left else ""
-    columns = (Column("operator", False), Column("nodes"), Column("would take it", False), Column("reason", False))
-    page.table((*columns, Column("for example", False)), cells[:MOST_ROWS], rest)
+    rest = f"and {sum(len(members) for _, members in left)} more nodes in {len(left)} more groups" if left else ""
+    columns = (Column("operator", False), Column("nodes"), Column("would run on", False), Column("reason", False))
+    page.table((*columns, Column("examples", False)), cells[:MOST_ROWS], rest)
 
 
 def _name_some(rows: Sequence[RefusedNode]) -> str:
@@ -116,4 +116,4 @@ def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
         for text in texts[:EVIDENCE]:
             page.line(text, indent=4)
         if len(texts) > EVIDENCE:
-            page.line(f"and {len(texts) - EVIDENCE} more like it", indent=4)
+            page.line(f"and {len(texts) - EVIDENCE} similar lines", indent=4)

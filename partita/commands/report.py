@@ -88,14 +88,14 @@ def diff(options: DiffCommand) -> int:
     """Show what is different in `after`, and return the exit code."""
     before, after = Path(options.before), Path(options.after)
     if before == after == storage.STDIN:
-        raise UsageError("both reports cannot come from stdin; name a file for one of them")
+        raise UsageError("both reports are read from stdin; give a file for one of them")
     from partita.diff.compare import compare
 
     showing = prepare(asked(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
     if found.unrelated and not options.force:
         raise ReportError(
-            f"cannot compare {before} with {after}: {found.unrelated}; --force compares them all the same"
+            f"cannot compare {before} with {after}: {found.unrelated}; add --force to compare them anyway"
         )
     showing.show(found)
     return DIFFERENT if options.exit_code and not found.same else 0
@@ -109,7 +109,7 @@ def check(options: CheckCommand) -> None:
 
     file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:
-        raise UsageError("both reports cannot come from stdin; give one of them as a file")
+        raise UsageError("both reports are read from stdin; give a file for one of them")
     showing = prepare(asked(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
     report = storage.read(file)
     held = gate_of(options, vocabulary(report), baseline=baseline is not None)

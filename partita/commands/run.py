@@ -32,7 +32,7 @@ def run(options: RunCommand) -> int:
             "--token-ids": options.token_ids,
         }
         if given := [name for name, value in unused.items() if value]:
-            raise UsageError(f"{given[0]} is for a prompt; give one")
+            raise UsageError(f"{given[0]} is only for a prompt; give a prompt or omit it")
     package = package_of(options.package, options)
     options = replace(options, package=package, revision=None)
     common = {each.name: getattr(options, each.name) for each in fields(RunOptions)}
@@ -55,7 +55,7 @@ def list_cached(options: CacheListCommand) -> None:
     """Print a line for each package of the cache."""
     found = [(each.name, each.precision, human_bytes(each.size_bytes), each.source) for each in cached_packages()]
     if not found:
-        note("no package is in the cache")
+        note("the cache has no packages")
     wide = [max((len(row[column]) for row in found), default=0) for column in range(3)]
     for row in found:
         write_stdout("  ".join([*(cell.ljust(width) for cell, width in zip(row, wide, strict=False)), row[3]]) + "\n")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from partita.serve.served import Served
 
 KEY_VARIABLE = "PARTITA_API_KEY"
-NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
+NAME_THEM = Remedy(
+    "give each package a name, in the order of the packages", options=("--name", "{first}", "--name", "{second}")
+)
 ONE_ROW = ", so requests wait for each other (export with --batch-size 8 to run 8 at a time)"
 
 
@@ -76,7 +78,7 @@ def run(options: ServeCommand) -> int:
         listening = stack.enter_context(bind(options.host, options.port))
         say_target(target)
         if not keys and not is_loopback(listening):
-            say(f"{options.host} is reachable from other machines, and no API key is required; give --api-key")
+            say(f"{options.host} is reachable from other machines and no API key is set; set one with --api-key")
         models: dict[str, Served] = {}
         for name, package, manifest, prefix in zip(names, packages, manifests, prefixes, strict=True):
             served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line, prefix)
@@ -103,10 +105,10 @@ def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:
     names = tuple(given) or tuple(_name_of(str(model)) for model in models)
     for name in names:
         if not name or not name.isprintable():
-            raise UsageError(f"`name` is {name!r}; it must have characters, and no control characters")
+            raise UsageError(f"`name` is {name!r}; it must be non-empty, without control characters")
         if names.count(name) > 1:
             remedy = NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
-            raise UsageError(f"two models are called {name}", remedy=remedy)
+            raise UsageError(f"two models are named {name}; give them different names", remedy=remedy)
     return names
 
 
@@ -120,7 +122,7 @@ def _check_count(option: str, given: Sequence[object], models: Sequence[object])
     """Raise UsageError unless an option is given for every model or for none."""
     if given and len(given) != len(models):
         raise UsageError(
-            f"`{option}` is given {len(given)} times, for {len(models)} models; give it once for each, in their order"
+            f"`{option}` is given {len(given)} times for {len(models)} models; give it once per model, in their order"
         )
 
 
@@ -129,12 +131,12 @@ def _checked(options: ServeCommand) -> tuple[str, ...]:
     keys = options.api_key or tuple(value for name, value in os.environ.items() if name == KEY_VARIABLE)
     if any(not key.strip() or not key.isprintable() for key in keys):
         given = "--api-key" if options.api_key else KEY_VARIABLE
-        raise UsageError(f"{given} is empty or has characters that no header can hold; give another one")
+        raise UsageError(f"{given} is empty or has characters that an HTTP header cannot contain; use another one")
     for origin in options.allowed_origin:
         scheme, _, host = origin.partition("://")
         if origin != "*" and (not scheme or not host or "/" in host or not origin.isprintable()):
             raise UsageError(
-                f"--allowed-origin {origin}: give scheme, host and port, as in http://localhost:3000, or *"
+                f"--allowed-origin {origin}: write scheme, host and port, e.g. http://localhost:3000, or *"
             )
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
@@ -161,7 +163,7 @@ def _say_ready(url: str, options: ServeCommand, models: dict[str, Served]) -> No
         adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
         rows = f"{plural(served.slots, 'row')} of {served.reading.max_length:,} tokens"
         _write(f"{served.name}: {rows}{ONE_ROW if served.slots == 1 else ''}{adapters}; {verdict}")
-    _write(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
+    _write(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; stop with Ctrl-C or SIGTERM")
     if options.as_json:
         print_record(
             ServeResult(

@@ -31,7 +31,7 @@ def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path
     files = {name: Path(path) for name, path in given.items() if path is not None}
     on_stdout = [name for name, path in files.items() if path == STDOUT]
     if len(on_stdout) + (view != "text") > 1:
-        raise UsageError("two views would go to stdout; give one of them a file")
+        raise UsageError("two views are written to stdout; give a file for one of them")
     places, found = list(files.values()), []
     for index, (name, path) in enumerate(files.items()):
         option = OPTIONS.get(name, f"--{name}")
@@ -50,7 +50,7 @@ def run(options: SupportCommand) -> int:
     if model is None and len(words) == 1 and (only.endswith(".onnx") or Path(only).is_dir()):
         words, model = (), Path(only)
     if [bool(words), model is not None, options.everything].count(True) != 1:
-        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), or a model, or --all; one of them")
+        raise UsageError("name operators (e.g. Cast com.microsoft:MatMulNBits), a model, or --all; use exactly one")
     given = () if model is None else (model, *data_files(model))
     views = _views(options, VIEWS, "support table", read_by(chain_of(chain_options(options)), *given))
     found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
@@ -65,9 +65,9 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
     given = [each for each in described(SupportCommand) if each.name not in shown]
     refused = [each.flag for each in given if getattr(options, each.name) != each.field.default]
     if refused:
-        raise UsageError(f"support diff compares two tables that were written, and takes no {listing(refused)}")
+        raise UsageError(f"support diff compares two tables written by --out; omit {listing(refused)}")
     if len(files) != 2:
-        raise UsageError("support diff compares two tables: partita support diff A.json B.json")
+        raise UsageError("support diff needs two tables: partita support diff A.json B.json")
     from partita.partition_reports import storage
     from partita.support.diff.compare import compare
     from partita.support.records import SCHEMA, SupportTable

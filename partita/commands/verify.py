@@ -61,7 +61,7 @@ def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: b
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
         limits = "" if manifest.foreign is None else "".join(f"; {note}" for note in manifest.foreign.notes)
         raise ParityError(
-            f"{package}: does not compute what its model computes on {result.provider}: {result.detail}{limits}"
+            f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}"
         )
     return 0
 
@@ -75,10 +75,12 @@ def show(package: Path, result: Verification, console: Console) -> None:
     elif result.tolerance is None:
         page.put(page.harmless(f"{package}: {result.detail}"))
     else:
-        page.put(page.harmless(f"{package}: FAILED: mismatch with its model on {result.provider}"), ALARM)
-    ties = f", {plural(result.near_ties, 'near tie')} left out of the token comparison" if result.near_ties else ""
+        page.put(
+            page.harmless(f"{package}: FAILED: outputs differ from the source model's on {result.provider}"), ALARM
+        )
+    ties = f", {plural(result.near_ties, 'near tie')} excluded from the token comparison" if result.near_ties else ""
     if result.rerouted:
-        ties += f", {plural(result.rerouted, 'position')} left out at which rounding chooses other experts"
+        ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"
     told = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{told}{ties}")])
     columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))

@@ -75,9 +75,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = read_json_value(path)
     except (ValueError, OSError) as error:
-        raise PackageError(f"{path}: damaged, it is no JSON ({error})", remedy=GET_AGAIN) from error
+        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=GET_AGAIN) from error
     if not isinstance(raw, dict):
-        raise PackageError(f"{path}: damaged, it holds no JSON object", remedy=GET_AGAIN)
+        raise PackageError(f"{path}: damaged, not a JSON object", remedy=GET_AGAIN)
     return raw
 
 
@@ -99,8 +99,8 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
     if raw.get("is_encoder_decoder") is True:
         raise PackageError(
-            f"{path}: {architecture or raw.get('model_type')} is an encoder-decoder (is_encoder_decoder), which "
-            "Partita does not generate from",
+            f"{path}: {architecture or raw.get('model_type')} is an encoder-decoder (is_encoder_decoder), "
+            "which Partita does not support",
             remedy=DECODERS_ONLY,
         )
     inner = raw.get("text_config")
@@ -148,13 +148,13 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
     others = [name for name in OTHERS if getattr(model, name) is not None]
     if others:
         raise PackageError(
-            f"{path}: the model {model.type!r} has a part {others[0]!r} besides its decoder, which Partita does not "
-            "generate from",
+            f"{path}: the model {model.type!r} has a component {others[0]!r} besides its decoder, which "
+            "Partita does not support",
             remedy=DECODERS_ONLY,
         )
     if decoder.pipeline:
         raise PackageError(
-            f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not generate from",
+            f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not support",
             remedy=DECODERS_ONLY,
         )
     window = decoder.sliding_window or SlidingWindow(slide_key_value_cache=False, slide_inputs=False)

@@ -61,7 +61,9 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     """
     if not is_foreign(folder):
         if choice.given and (folder / MANIFEST).is_file():
-            raise UsageError(f"`{choice.given[0]}` is for folders that Partita did not write; {folder} is a package")
+            raise UsageError(
+                f"`{choice.given[0]}` is only for folders that Partita did not write; {folder} is a package; omit it"
+            )
         return read_manifest(folder)
     from partita.foreign.manifest import infer_manifest
 

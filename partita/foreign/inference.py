@@ -45,7 +45,8 @@ WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 OTHER_INPUT = Remedy(
-    "export it with a supported input, or specify the role of this one in a file", options=("--contract", "FILE.toml")
+    "export the model with a supported input, or specify the role of this input in a file",
+    options=("--contract", "FILE.toml"),
 )
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
@@ -130,7 +131,9 @@ class Inference:
         there = {port.name for graph, _ in self.graphs for port in (*graph.inputs, *graph.outputs)}
         odd = [name for name in self.written.ports if name not in there]
         if odd:
-            raise PackageError(f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which no graph has", remedy=CORRECT)
+            raise PackageError(
+                f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which is in none of the graphs", remedy=CORRECT
+            )
         inputs = {port.name for graph, _ in self.graphs for port in graph.inputs}
         for states in self.written.states:
             if all(layer_in(states.past, name, LAYER) is None for name in inputs):
@@ -149,7 +152,7 @@ class Inference:
             if port.name in self.written.ports:
                 role = self.written.ports[port.name]
                 if not fits(port, role):
-                    raise self.wrong(graph, f"the input {port.declared} cannot be for {role} by its type and rank")
+                    raise self.wrong(graph, f"the input {port.declared} does not have the type and rank of {role}")
                 found[port.name] = Meaning(role, WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
                 # Olive names the last-index input after past lengths.
@@ -179,12 +182,12 @@ class Inference:
         if embeds:
             return self.wrong(
                 graph,
-                f"takes embeddings ({embeds[0]!r}) in place of token ids, so it is a part of a multi-file model, "
-                "which Partita does not generate from",
+                f"takes embeddings ({embeds[0]!r}) instead of token ids, so it is one component of a "
+                "multi-file model, which Partita does not support",
                 OTHER_FILE,
             )
         shown = listing(port.declared for port in graph.inputs[:5]) or "none"
-        return self.wrong(graph, f"no input of token ids was found; its inputs are {shown}", WRITE_CONTRACT)
+        return self.wrong(graph, f"no input for token ids was found; its inputs are {shown}", WRITE_CONTRACT)
 
     def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where it cannot be identified."""
@@ -193,7 +196,9 @@ class Inference:
         found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
-            raise self.wrong(graph, f"no output of logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT)
+            raise self.wrong(
+                graph, f"no output with logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT
+            )
         source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
@@ -235,15 +240,17 @@ class Inference:
         name = states.present.replace("{layer}", str(layer))
         present = graph.output(name)
         if present is None:
-            raise self.wrong(graph, f"has the input {port.name!r}, but not the output {name!r} of the contract")
+            raise self.wrong(graph, f"has the input {port.name!r}, but lacks the output {name!r} of the contract")
         return Pair(port, present, layer, states.kind, WRITTEN)
 
     def check_causal(self, graph: GraphFacts) -> None:
         """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
         said = self.evidence.architecture
         if said and not self.evidence.is_causal:
-            raise self.wrong(graph, f"has no cache, and {said} is not the name of a decoder, so it may not generate")
-        self.notes.append("its graph has no cache: every token runs the whole sequence again")
+            raise self.wrong(
+                graph, (f"has no cache, and {said} is not the name of a decoder, so it may not be able to generate")
+            )
+        self.notes.append("its graph has no cache: every step runs on the whole sequence")
 
     def not_understood(self, graph: GraphFacts, left: Sequence[PortFact]) -> PackageError:
         """The error for inputs that cannot be identified."""
@@ -251,13 +258,13 @@ class Inference:
         others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
         if (sign := called_otherwise(first)) is not None:
             what = (
-                f"the input {first.declared} has the name of {sign.role}, for which Partita feeds {sign.forms}{others}"
+                f"the input {first.declared} is named like {sign.role}, for which Partita supplies {sign.forms}{others}"
             )
             return self.wrong(graph, what, OTHER_INPUT)
         if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
             what = f"the input {first.declared} cannot be identified by its name, type and shape"
         else:
-            what = f"the cache input {first.declared} cannot be identified: no output continues it"
+            what = f"the cache input {first.declared} cannot be identified: it has no matching output"
         return self.wrong(graph, f"{what}{others}", WRITE_CONTRACT)
 
     def check_states(
@@ -272,10 +279,10 @@ class Inference:
         lacking = [pair.present.name for pair in pairs if pair.present.name not in given]
         if lacking:
             raise self.wrong(
-                graph, f"has no output {lacking[0]!r}, which the other graph's cache continues", OTHER_FILE
+                graph, f"lacks the output {lacking[0]!r}, which continues the other graph's cache", OTHER_FILE
             )
         if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
-            raise self.wrong(graph, "lacks cache inputs that the other graph has", OTHER_FILE)
+            raise self.wrong(graph, "lacks cache inputs of the other graph", OTHER_FILE)
 
     def rows_of(self, pair: Pair, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int | None:
         """The axis of a state with one entry per token: of the contract file, else of the graph."""
@@ -303,7 +310,9 @@ class Inference:
         if not isinstance(fixed, int):
             return self.written.batch_size or 1
         if self.written.batch_size not in (None, fixed):
-            raise self.wrong(graph, f"the batch is fixed to {fixed}, but {self.written.batch_size} in the contract")
+            raise self.wrong(
+                graph, f"the batch size is fixed to {fixed}, but is {self.written.batch_size} in the contract"
+            )
         return fixed
 
     def vocab_size(self, logits: PortFact, graph: GraphFacts) -> int:
@@ -311,10 +320,10 @@ class Inference:
         size = logits.shape[-1] if logits.shape else None
         if isinstance(size, int) and self.written.vocab_size not in (None, size):
             said = f"{self.written.vocab_size:,}"
-            raise self.wrong(graph, f"logits have {size:,} tokens, but the contract has {said}", CORRECT)
+            raise self.wrong(graph, f"the logits have {size:,} tokens, but the contract has {said}", CORRECT)
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
-            raise self.wrong(graph, "the size of the vocabulary is unknown", WRITE_CONTRACT)
+            raise self.wrong(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
         return found
 
     def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
@@ -376,8 +385,8 @@ class Inference:
             what = f"mask {whole[0].name!r}" if whole else "number of tokens"
             raise self.wrong(
                 graph,
-                f"{self.evidence.source} requires padded windows of inputs (slide_inputs), and the graph has a fixed "
-                f"{what}, which Partita does not feed so",
+                f"{self.evidence.source} requires padded windows of inputs (slide_inputs), and the graph "
+                f"has a fixed {what}, which Partita does not support",
                 OTHER_FILE,
             )
         self.notes.append("prompts are prefilled in chunks, which may differ from the window size of slide_inputs")
@@ -394,7 +403,7 @@ class Inference:
         named = any(MERGED in file.file for file in files)
         if merged or named or len(files) > 1:
             self.notes.append(
-                "tokens after the first prefill run one at a time: its graph with past may support no more"
+                "tokens after the first prefill run one at a time, because its graph with past may support no more"
             )
             return False
         return batch == 1 or not any(state.in_place for state in states)

@@ -61,8 +61,8 @@ def refuse_other_models(folder: object, names: Sequence[str], genai: str | None 
     odd = [name for stem, name in stems.items() if OTHER_MODELS.search(stem)]
     if odd:
         raise PackageError(
-            f"{folder}: {listing(odd[:5])}: part of an encoder-decoder or multimodal model, which "
-            "Partita does not generate from",
+            f"{folder}: {listing(odd[:5])}: component of an encoder-decoder or multimodal model, which "
+            "Partita does not support",
             remedy=DECODERS_ONLY,
         )
 
@@ -118,14 +118,14 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
             or [each for each in found if any(_is_called(file, variant) for file, _ in each.files)]
         )
         if not named:
-            raise UsageError(f"`variant={variant}`: {folder} has {listing(_names_with_files(found))}")
+            raise UsageError(f"`variant={variant}`: no such variant; {folder} has {listing(_names_with_files(found))}")
     else:
         plain = [each for each in found if not each.variant]
         named = plain or list(found)
     if len(named) > 1:
         first = named[0].name if len({each.name for each in named}) > 1 else named[0].files[0][0]
         raise PackageError(
-            f"{folder}: {len(named)} models could be meant: {listing(_names_with_files(named))}",
+            f"{folder}: {len(named)} models match: {listing(_names_with_files(named))}",
             remedy=CHOOSE.filled(variant=first),
         )
     return named[0]

@@ -37,7 +37,9 @@ def adapter_records(folder: Path, files: Sequence[str]) -> tuple[AdapterRecord, 
     for file in files:
         name = PurePosixPath(file).stem
         if name in found:
-            raise PackageError(f"{folder}: {listing((found[name], file))} are adapters of one name", remedy=NAMED_TWICE)
+            raise PackageError(
+                f"{folder}: {listing((found[name], file))} are adapters with the same name", remedy=NAMED_TWICE
+            )
         found[name] = file
     return tuple(AdapterRecord(name=name, merged=False, file=file) for name, file in found.items())
 

@@ -37,7 +37,7 @@ from partita.package.folder import (
 )
 from partita.package.records import ForeignRecord, Verification
 
-NO_ANSWER = "not written by Partita, so there is no known answer"
+NO_ANSWER = "not exported by Partita, so it has no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {
     "tokenizer.json": "tokenizers",
     "tokenizer_config.json": "transformers",
@@ -78,8 +78,8 @@ def _candidates(folder: Path, names: Sequence[str], evidence: Evidence, written:
         files: tuple[tuple[str, Phase], ...] = tuple((entry.file, entry.phase) for entry in written.files)
         if sorted(phase for _, phase in files) not in (["any"], ["decode", "prefill"]):
             raise UsageError(
-                f"`contract`: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name "
-                "one for any phase, or one for prefill and one for decode"
+                f"`contract`: its files are {listing(f'{file} ({phase})' for file, phase in files)}; "
+                "specify one for all phases, or one for prefill and one for decode"
             )
         files = tuple(sorted(files, key=lambda entry: entry[1] == "decode"))
         return (Candidate("", files),)
@@ -89,7 +89,7 @@ def _candidates(folder: Path, names: Sequence[str], evidence: Evidence, written:
     refuse_other_models(folder, models)
     found = candidates(models)
     if not found:
-        raise PackageError(f"{folder}: {GENAI_CONFIG} names no ONNX file, and none is there")
+        raise PackageError(f"{folder}: {GENAI_CONFIG} names no ONNX file, and the folder contains none")
     return found
 
 

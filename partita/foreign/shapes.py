@@ -25,11 +25,11 @@ WIDTH_AXIS = 3
 """Of keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
 SAY_HOW = Remedy(
-    "specify in a file that it is written at the cursor (grows = false), or that it is no key or value (kind)",
+    "specify in a file that it is written at the cursor (grows = false), or that it is not a key or value (kind)",
     options=("--contract", "FILE.toml"),
 )
-OTHER_CACHE = Remedy("export it with a cache that grows, or that is written at a cursor")
-OTHER_TYPE = Remedy("export it with a cache of floats of 16 or 32 bits, or of whole numbers of 8")
+OTHER_CACHE = Remedy("export it with a cache that grows or is written at a cursor")
+OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
 CORRECT = Remedy("correct the contract file")
 
 
@@ -68,16 +68,17 @@ def length_of(
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:
-            notes.append(f"{short.why}: longer sequences may differ from the model")
+            notes.append(f"{short.why}: results for longer sequences may differ from the model")
             return length
         notes.append(
-            f"{short.why}: the maximum length is {short.length:,} tokens; longer sequences may differ from the model"
+            f"{short.why}: the maximum length is {short.length:,} tokens; results for longer sequences "
+            "may differ from the model"
         )
         return short.length
     if not (fixed or wanted or usual):
         notes.append(f"the maximum length is unknown: {UNKNOWN_LENGTH:,} tokens are used")
     elif length < (most or usual) and not (fixed or wanted):
-        notes.append(f"{evidence.source} allows {most or usual:,} tokens; {length:,} are used")
+        notes.append(f"{evidence.source} supports {most or usual:,} tokens; {length:,} are used")
     return length
 
 
@@ -139,12 +140,12 @@ class Shapes:
         of_batch = batch_axis(self.batch_symbol, pair.past)
         axis = ROWS_AXIS if shared else growing_axis(pair, self.graph, of_batch)
         if in_place and not shared and appends(pair, self.graph):
-            what = f"in_place is true in the contract, but the graph makes {pair.present.name!r} longer at every step"
+            what = f"in_place is true in the contract, but the graph lengthens {pair.present.name!r} at every step"
             raise self._wrong(pair, what, CORRECT)
         if said is not None and said.grows is not None:
             axis = None if said.grows is False else said.grows
         if axis is not None and not 0 <= axis < len(pair.past.shape or ()):
-            raise self._wrong(pair, f"it has no axis {axis}")
+            raise self._wrong(pair, f"it lacks axis {axis}")
         grows = None if in_place else axis
         if grows is None and not in_place and (said is None or (said.grows is None and said.in_place is None)):
             self._check_placed(pair)
@@ -169,14 +170,14 @@ class Shapes:
         if way == "moved":
             raise self._wrong(
                 pair,
-                f"it has a fixed length, and {pair.present.name!r} is a part of it with new rows appended, so each "
-                "step moves all rows, which Partita does not support",
+                f"it has a fixed length, and {pair.present.name!r} is a part of it with appended rows, so "
+                "each step moves all rows, which Partita does not support",
                 OTHER_CACHE,
             )
         if way != "cursor":
             raise self._wrong(
                 pair,
-                f"it has a fixed length, and it is unknown where {pair.present.name!r} gets its new rows",
+                f"it has a fixed length, and the position of new rows in {pair.present.name!r} is unknown",
                 SAY_HOW,
             )
 
@@ -221,7 +222,7 @@ class Shapes:
         if any(size < 1 for size in found):
             raise self._wrong(pair, f"the contract gives it the shape {shown}; sizes are 1 or more", CORRECT)
         if declared is not None and len(declared) != len(found):
-            raise self._wrong(pair, f"the contract gives it the shape {shown}, which has another rank", CORRECT)
+            raise self._wrong(pair, f"the contract gives it the shape {shown}, which has a different rank", CORRECT)
         for axis, (size, fixed) in enumerate(zip(found, declared or found, strict=True)):
             if isinstance(fixed, int) and size != fixed:
                 raise self._wrong(pair, f"the contract gives it the shape {shown}, and axis {axis} is {fixed}", CORRECT)

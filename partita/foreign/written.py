@@ -94,12 +94,12 @@ def read_written(path: Path) -> Written:
         # Through JSON, so that types are strict and arrays become tuples.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
     except RecursionError as error:
-        raise UsageError(f"`contract={path}`: it is nested too deeply") from error
+        raise UsageError(f"`contract={path}`: nested too deeply") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"`contract={path}`: {_place(first['loc'])}: {first['msg']}") from error
     except ValueError as error:  # tomllib raises ValueError for numbers with thousands of digits
-        raise UsageError(f"`contract={path}`: it is not TOML: {error}") from error
+        raise UsageError(f"`contract={path}`: not TOML: {error}") from error
 
 
 def _place(parts: Sequence[int | str]) -> str:

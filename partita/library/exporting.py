@@ -139,7 +139,7 @@ def _warn_without_integer_unit(audience: Audience) -> None:
     if integer_unit() == "":
         audience.note(
             f"`activations=int8`: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
-            "is probably slower here than without it"
+            "is probably slower here than without this option"
         )
 
 

@@ -153,7 +153,7 @@ class Generation:
             try:
                 while engine is not None and not progress.ready and not progress.over:
                     if not engine.step() and not progress.ready and not progress.over:
-                        raise GenerationError("no request can begin; this is a bug in Partita")
+                        raise GenerationError("no request can start; this is a bug in Partita")
             except BaseException as error:
                 self.error = error
                 progress.cancel()

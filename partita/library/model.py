@@ -201,7 +201,7 @@ class Model:
         """
         engine = self._open()
         if (text is None) == (system is None):
-            raise UsageError("a prefix is one text: set text or system")
+            raise UsageError("a prefix contains one text: set text or system")
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         if system is not None:
@@ -232,7 +232,7 @@ class Model:
         found = self._open().verify(given)
         if found.status != "verified" and found.tolerance is not None:
             raise VerificationError(
-                f"{self.folder}: its logits differ from its model's on {found.provider}: {found.detail}", found
+                f"{self.folder}: its logits differ from the source model's on {found.provider}: {found.detail}", found
             )
         return found
 
@@ -284,7 +284,9 @@ class Model:
             self.engine.close()
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError(f"{self.folder}: a loaded model cannot be pickled or copied; load the package there, too")
+        raise ArgumentError(
+            f"{self.folder}: a loaded model cannot be pickled or copied; load the package in the other process"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -342,7 +344,7 @@ class Model:
         common = adapters[0] if len(set(adapters)) == 1 else None
         if given.prefix is not None and len(set(adapters)) > 1:
             raise UsageError(
-                "prefix: it was saved with one adapter, or none, but the prompts have several; use the same for all"
+                "the prefix was saved with one adapter or none, but the prompts use several; use its adapter for all"
             )
         has_text = tokenizer is not None
         texts, tokens = stops(

@@ -98,7 +98,7 @@ def _cache_home(model: str) -> Path:
     """The folder of exported packages. Raises UsageError when there is no cache folder."""
     home = cache_folder(KIND)
     if home is None:
-        raise UsageError(f"{model} has to be exported, and there is no cache folder; name one in {CACHE_VARIABLE}")
+        raise UsageError(f"{model} must be exported, but there is no cache folder; set {CACHE_VARIABLE} to a folder")
     return home
 
 
@@ -142,8 +142,12 @@ def remove_cached(name: str) -> CachedPackage:
     found = [each for each in there if each.name == name] or [each for each in there if each.name.startswith(name)]
     if len(found) != 1:
         names = listing([each.name for each in found or there]) or "none"
-        how_many = "several packages of the cache begin" if found else "no package of the cache begins"
-        raise UsageError(f"{name!r}: {how_many} with that; there are: {names}")
+        how_many = (
+            "several cached packages have a name that begins with it"
+            if found
+            else "no cached package has a name that begins with it"
+        )
+        raise UsageError(f"{name!r}: {how_many}; cached packages: {names}")
     shutil.rmtree(found[0].path)
     return found[0]
 

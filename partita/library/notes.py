@@ -41,9 +41,13 @@ def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
     """A note if the package does not support the requested prefill chunk."""
     if asked is None or asked == chunk.tokens:
         return ()
-    why = "its prefill graph has a fixed size" if chunk.is_fixed else "its attention needs whole prompts in a batch"
+    why = (
+        "its prefill graph has a fixed size"
+        if chunk.is_fixed
+        else "its attention processes whole prompts only in a batch"
+    )
     given = f"`prefill_chunk={asked}`"
-    return (f"{given} is ignored: a run of this package takes {chunk.tokens}, because {why}",)
+    return (f"{given} is ignored: this package uses {chunk.tokens}, because {why}",)
 
 
 def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
@@ -79,8 +83,8 @@ def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | No
         return None
     kinds = sorted({known[token] for token in held})
     return (
-        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: this package "
-        "has only the text decoder and treats it as text"
+        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: "
+        "this package contains only the text decoder and processes the token as text"
     )
 
 

@@ -80,7 +80,7 @@ class Report(records.Report):
         ran = [say_placed([phase], name=short_provider) for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
         over += [] if self.failed is None else ["its run failed"]
-        checks = [] if all(check.passed for check in self.checks) else ["not all of its checks pass"]
+        checks = [] if all(check.passed for check in self.checks) else ["some of its checks failed"]
         return f"<partita.Report of {self.request.verb} {self.request.path}: {'; '.join([*ran, *over, *checks])}>"
 
     def __str__(self) -> str:

@@ -85,7 +85,7 @@ def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
     except ValueError as error:
         raise PackageError(f"{path}: damaged ({error})", remedy=remedy) from error
     if not isinstance(given, dict):
-        raise PackageError(f"{path}: damaged (no object)", remedy=remedy)
+        raise PackageError(f"{path}: damaged (not a JSON object)", remedy=remedy)
     return given
 
 
@@ -97,7 +97,7 @@ def _as_transformers_says(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """
     search = config.get("search", {})
     if not isinstance(search, dict):
-        raise PackageError(f"{path}: damaged, its section 'search' is not an object", remedy=GET_AGAIN)
+        raise PackageError(f"{path}: damaged (its section 'search' is not an object)", remedy=GET_AGAIN)
     sampled = search.get("do_sample") is True and search.get("temperature") != 0 and search.get("top_k") != 1
     return {**search, "do_sample": sampled, "top_p": search.get("top_p") or None}
 

@@ -146,6 +146,6 @@ def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> No
     vocab = getattr(checkpoint.config.get_text_config(), "vocab_size", None)
     if vocab is not None and vocab != manifest.graph.vocab_size:
         raise UsageError(
-            f"`reference={checkpoint.folder}`: a {theirs} with a vocabulary of {vocab:,}, but {folder} "
-            f"is a {ours} with {manifest.graph.vocab_size:,}"
+            f"`reference={checkpoint.folder}`: a {theirs} with a vocabulary of {vocab:,}, but {folder} is "
+            f"a {ours} with {manifest.graph.vocab_size:,}; choose its source model"
         )

@@ -14,8 +14,8 @@ class TargetOptions:
 
     HELP_GROUP = "Provider"
     target: str | None = option(
-        "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
-        "the best usable one.",
+        "Provider to build the package for; it is queried for its best attention lowering. Default: the "
+        "best usable one.",
         metavar="PROVIDER",
         complete="providers",
     )
@@ -44,19 +44,19 @@ class PrecisionOptions:
         default="auto",
     )
     block_size: int | None = option(
-        "int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
+        "int8, int4: number of weights that share a scale: 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
     )
     activations: Literal["fp32", "fp16", "bf16", "int8"] | None = option(
-        "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
-        "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
+        "Data type that weights of 16 bits or less are multiplied in: fp32; fp16 or bf16, also for the "
+        "cache; int8, quantised per token, with --precision int8. Default: what the target has a kernel "
+        "for.",
     )
     prefill_precision: Literal["int8"] | None = option(
         "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
         "processors with fast integer products.",
     )
     requantise: bool = option(
-        "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
-        "stored.",
+        "int8, int4: quantise the weights of a quantised checkpoint again where their stored form cannot be kept.",
         default=False,
         flags=("--requantise", "--requantize"),
     )
@@ -71,12 +71,12 @@ class PrecisionOptions:
         complete="quantisers",
     )
     calibrate: PathText | None = option(
-        "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text."
+        "int8, int4: UTF-8 text to calibrate the weights on; must differ from --quality-text."
     )
     max_perplexity_ratio: float | None = option(
         "int8, int4: keep the perplexity within this ratio of the source model's (e.g. 1.01) by raising the precision "
         "of as few weights as possible.",
-        range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
+        range=Range(most=10, above=1, words="above 1 (no loss) and at most 10"),
     )
     max_weight_size: int | None = option(
         "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
@@ -85,7 +85,7 @@ class PrecisionOptions:
         range=Range(1, words="a number of bytes"),
     )
     cache_precision: Literal["int8"] | None = option(
-        "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+        "int8: store cache keys and values as integers, with scales from the text of --calibrate, else of "
         "--quality-text. Default: the type of the activations.",
     )
 
@@ -100,8 +100,8 @@ class GraphOptions:
         range=Range(2, MAX_TOKENS),
     )
     cache: Literal["fixed", "window", "growing"] = option(
-        "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
-        "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
+        "Layout of the cache: fixed, one buffer written in place; window, the same, but only the window "
+        "in layers with sliding-window attention; growing, as in optimum, for its ORTModelForCausalLM.",
         default="fixed",
     )
     batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
@@ -115,7 +115,7 @@ class GraphOptions:
     opset: int | None = option("ONNX opset. Default: the opset that the attention lowering needs.")
     exporter: str = option("Exporter to use.", default="native", complete="exporters")
     without_pass: Sequence[str] = option(
-        "Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.",
+        "Disable a pass over the graph, to see its effect; repeatable. --explain lists them.",
         default=(),
         metavar="NAME",
     )
@@ -128,8 +128,8 @@ class VerificationOptions:
     HELP_GROUP = "Verification"
     verify: bool = option("Skip the comparison with the source model; the package is marked unverified.", default=True)
     verify_length: int | None = option(
-        "Longest sliding window, attention chunk or trained context that verification crosses, in tokens. "
-        "Default: 1,024.",
+        "Maximum length of sliding windows, attention chunks and trained contexts that verification "
+        "crosses, in tokens. Default: 1,024.",
         range=TOKENS,
     )
     quality_text: PathText | None = option(
@@ -162,7 +162,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
     revision: Revision = None
     adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
     with_adapters: Mapping[str, PathText] | None = option(
-        "PEFT adapter, LoRA, to store next to the weights, for `generate --adapter NAME`; repeatable.",
+        "PEFT adapter (LoRA) to store next to the weights, for `generate --adapter NAME`; repeatable.",
         metavar="NAME=FOLDER",
         text="folders",
     )
@@ -174,7 +174,7 @@ class ExportCommand(ExportOptions):
     """Export a checkpoint to a package and check it against the source model."""
 
     explain: bool = option(
-        "Also print what each pass over the graph does and how often it did it.", default=False, group="Output"
+        "Also print what each pass over the graph does and how many changes it made.", default=False, group="Output"
     )
     as_json: Json = False
 

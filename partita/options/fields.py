@@ -224,7 +224,7 @@ def _checked(each: Described, value: Any) -> Any:
     if each.type not in (int, float):
         return value
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise UsageError(f"`{each.argument}` is an integer of more than 300 digits, which no option takes")
+        raise UsageError(f"`{each.argument}` is an integer of more than 300 digits, above the limit of every option")
     if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):
         kind = "an integer" if each.type is int else "a number"
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {kind}")

@@ -121,7 +121,7 @@ class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, Sou
     probe_seconds: ProbeSeconds = 120.0
 
 
-TokenIdsFlag = Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")]
+TokenIdsFlag = Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; no tokenizer is needed.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class CacheRemoveCommand:
     """Remove a package that `partita run` has exported from the cache folder."""
 
     name: Annotated[
-        str, Option("Its name in `partita cache list`, or the beginning of it.", metavar="NAME", positional=True)
+        str, Option("Name in `partita cache list`, or the beginning of it.", metavar="NAME", positional=True)
     ]
 
 
@@ -161,22 +161,23 @@ class GenerateCommand(PlacementLimits, RunOptions):
 
     HELP_GROUP = "Input"
     prompts: Sequence[str] = option(
-        "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
+        "The prompt; - reads it from stdin, without a trailing newline. Several prompts share the batch.",
         default=(),
         metavar="PROMPT",
         positional=True,
     )
     more_prompts: Sequence[str] = option(
-        "An additional prompt, after the positional ones.", default=(), flags=("--prompt", "-p"), metavar="TEXT"
+        "Another prompt, after the positional ones.", default=(), flags=("--prompt", "-p"), metavar="TEXT"
     )
     input: PathText | None = option(
-        "File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of the "
-        "row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the batch.",
+        "File of prompts, one row each: .jsonl (objects with prompt, messages or tokens, an id and "
+        "options of the row), .txt (one prompt per line) or .parquet; - reads .jsonl from stdin. The rows "
+        "share the batch.",
         short="-i",
     )
     output: PathText | None = option(
-        "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
-        "continues when it is started again.",
+        "Output file for the completions of --input, .jsonl or .parquet, in the order of the rows. To "
+        "continue an interrupted run, start it again.",
         short="-o",
         group="Output",
     )
@@ -187,8 +188,8 @@ class GenerateCommand(PlacementLimits, RunOptions):
         group="Cluster",
     )
     workers: int | None = option(
-        "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
-        "with cuda, else one per machine.",
+        "Worker processes of the cluster, each with the package loaded. Default: one per GPU if cuda "
+        "leads the chain, else one per machine.",
         metavar="N",
         range=Range(1, 10_000),
         group="Cluster",
@@ -210,4 +211,4 @@ class ChatCommand(RunOptions):
     """
 
     HELP_GROUP = "Input"
-    resume: PathText | None = option("Go on with a conversation that /save has written.")
+    resume: PathText | None = option("Continue a conversation written by /save.")

@@ -50,7 +50,7 @@ ProviderOptions = Annotated[
 ProviderLibraries = Annotated[
     Mapping[str, PathText] | None,
     Option(
-        "Shared library of a plugin provider.",
+        "Shared library of a plugin execution provider.",
         ("--provider-library",),
         metavar="NAME=PATH",
         text="libraries",
@@ -66,16 +66,16 @@ ProbeSeconds = Annotated[
     Option(
         "Time budget for probing nodes that fell back; 0 disables probing.",
         metavar="SECONDS",
-        range=Range(0, 3600, "between 0, for no experiments, and 3,600"),
+        range=Range(0, 3600, "between 0 (no experiments) and 3,600"),
         group="Output",
     ),
 ]
 Adapter = Annotated[
     str | None,
-    Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME", group="Model"),
+    Option("Adapter of the package to enable, one of `export --with-adapters`.", metavar="NAME", group="Model"),
 ]
 Prefix = Annotated[
-    PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.", group="Input")
+    PathText | None, Option("Start from a prefix of `generate --save-prefix`, without prefill.", group="Input")
 ]
 Threads = Annotated[
     int | None,
@@ -100,8 +100,8 @@ class ProviderChain:
     providers: Annotated[
         Providers | None,
         Option(
-            "Execution providers in order of preference, comma-separated; no others may run a node. Default: the best "
-            "usable one, then cpu.",
+            "Execution providers in order of preference, comma-separated; nodes run only on these. "
+            "Default: the best usable one, then cpu.",
             ("--provider", "-e"),
             metavar="CHAIN",
             complete="chains",
@@ -124,7 +124,9 @@ class ForeignFolder:
     """Options for a folder that another exporter wrote."""
 
     HELP_GROUP = "Model"
-    variant: str | None = option("Model in a folder of another exporter: q4, fp16 or a file name.", metavar="NAME")
+    variant: str | None = option(
+        "Model to use in a folder of another exporter: q4, fp16 or a file name.", metavar="NAME"
+    )
     contract: PathText | None = option(
         "Meaning of the inputs and outputs of another exporter's model, where it cannot be inferred.",
         metavar="FILE.toml",

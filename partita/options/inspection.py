@@ -36,13 +36,13 @@ class InspectOptions(ForeignFolder):
 
     HELP_GROUP = "Comparison"
     package: Annotated[
-        PathText, Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True)
+        PathText, Option("Package folder, folder of ONNX files, or ONNX file.", metavar="PACKAGE", positional=True)
     ] = field(kw_only=False)
-    against: PathText | None = option("Show the differences of this one.", metavar="PACKAGE")
-    against_variant: str | None = option("As --variant, of the folder after --against.", metavar="NAME")
-    against_contract: PathText | None = option("As --contract, of the folder after --against.", metavar="FILE.toml")
+    against: PathText | None = option("Package, folder or ONNX file to compare with.", metavar="PACKAGE")
+    against_variant: str | None = option("--variant for the folder of --against.", metavar="NAME")
+    against_contract: PathText | None = option("--contract for the folder of --against.", metavar="FILE.toml")
     hashes: bool = option(
-        "Compute the SHA-256 of files for which no manifest and no hub snapshot has one.",
+        "Compute the SHA-256 of files that have none in a manifest or hub snapshot.",
         default=False,
         group="Output",
     )
@@ -63,7 +63,7 @@ class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
 
     HELP_GROUP = "Model"
     reference: str | None = option(
-        "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
+        "Source model (folder or hub id) to compare with, for a folder without a known answer.",
         metavar="CHECKPOINT",
         text="not_empty",
     )

@@ -28,8 +28,7 @@ class ModelOptions:
     model: Annotated[
         PathText,
         Option(
-            "An ONNX file, a package folder written by `partita export`, or the folder of an ONNX decoder that "
-            "another exporter wrote.",
+            "ONNX file, package folder written by `partita export`, or folder of an ONNX decoder of another exporter.",
             metavar="MODEL",
             positional=True,
         ),
@@ -48,12 +47,12 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
         text="shapes",
     )
     inputs: Mapping[str, PathText] | None = option(
-        "Values of an input; the others are generated.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
+        "Values of an input. Default: generated values.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
     )
     runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000), group="Measurement")
     dry_run: DryRun = False
     device: Device = None
-    graph_capture: bool = option("Report whether CUDA graphs could be captured.", default=False, group=DRY_RUN)
+    graph_capture: bool = option("Report whether CUDA graphs can be captured.", default=False, group=DRY_RUN)
     run_seconds: float | None = option(
         "Time limit for the runs of an ONNX file. Default: 120.",
         metavar="SECONDS",
@@ -80,8 +79,8 @@ class SupportOptions:
     operators: Annotated[
         str | Sequence[str] | None,
         Option(
-            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables that --out "
-            "wrote.",
+            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables "
+            "written by --out.",
             metavar="OP|MODEL",
             positional=True,
             text="list",
@@ -97,7 +96,7 @@ class SupportOptions:
             group="Provider",
         ),
     ] = field(default=None, kw_only=False)
-    model: PathText | None = option("Only what this ONNX file needs.")
+    model: PathText | None = option("Only the operators of this ONNX file.")
     provider_options: ProviderOptions = None
     provider_libraries: ProviderLibraries = None
     dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False, group=DRY_RUN)
@@ -116,7 +115,7 @@ class SupportCommand(SupportOptions):
 
     HELP_GROUP = "Output"
     everything: bool = option(
-        "Every operator of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all", group="Input"
+        "All operators of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all", group="Input"
     )
     out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
     markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")

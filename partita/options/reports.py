@@ -79,16 +79,16 @@ class CheckOptions(PlacementLimits):
     HELP_GROUP = "Limits"
     max_unexplained: int | None = option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
     cache_in_place: bool = option(
-        "Require every cache state to stay in one buffer.", default=False, flags=("--require-cache-in-place",)
+        "Require every cache state to stay in the same buffer.", default=False, flags=("--require-cache-in-place",)
     )
     min_tokens_per_second: float | None = option("Minimum decode speed.", range=NUMBER)
     require: Sequence[str] = option(
-        "FIELD OP VALUE, comma-separated; all have to hold in every phase; can be repeated. Nodes: phase, op, "
-        "module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; partitions, copies, "
-        "copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, memcpy_nodes, copy_bytes, "
-        "unavailable, unexplained, cache_in_place, decode_tokens_per_second of the report; with --baseline "
-        "nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, slowdown "
-        "(= != < <= > >=).",
+        "FIELD OP VALUE, comma-separated; all must hold in every phase; can be repeated. Nodes: phase, "
+        "op, module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; "
+        "partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, "
+        "memcpy_nodes, copy_bytes, unavailable, unexplained, cache_in_place, decode_tokens_per_second of "
+        "the report; with --baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, "
+        "lost_cache, wanted_other, slowdown (= != < <= > >=).",
         default=(),
         metavar="CONDITIONS",
     )

@@ -33,12 +33,12 @@ class SamplingValues:
         off=1.0,
     )
     min_p: float | None = sampling_option(
-        "Drop tokens below this fraction of the most likely token's probability; 0 (default) turns this off.",
+        "Drop tokens below this fraction of the probability of the most likely token; 0 (default) turns this off.",
         range=Range(0, 1, "from 0 (off) to 1"),
         off=0.0,
     )
     repetition_penalty: float | None = sampling_option(
-        "From 0.01 to 100; above 1 (default) tokens that already occurred are less likely.",
+        "From 0.01 to 100; above 1, tokens that already occurred are less likely. Default: 1 (off).",
         range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
         off=1.0,
         drawn=False,
@@ -71,7 +71,7 @@ class Sampling(SamplingValues):
 
     HELP_GROUP = "Sampling"
     source: str | None = option(
-        "Sample as the checkpoint's generation_config.json suggests; options given explicitly take precedence.",
+        "Sample as in the checkpoint's generation_config.json; explicit options take precedence.",
         flags=("--sampling",),
         choices=("checkpoint",),
         argument="sampling",

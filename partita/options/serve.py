@@ -28,8 +28,8 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
     packages: Annotated[
         Sequence[PathText],
         Option(
-            "Packages, folders of another exporter, checkpoints, GGUF files or hub ids; each is a model of the API. A "
-            "checkpoint is exported once into the cache folder.",
+            "Packages, folders of another exporter, checkpoints, GGUF files or hub ids; each becomes a "
+            "model of the API. A checkpoint is exported once into the cache folder.",
             metavar="MODEL",
             positional=True,
         ),
@@ -37,17 +37,17 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
     name: Sequence[str] = option(
         "Name of a model in the API, once for each. Default: the last part of MODEL.", default=(), metavar="NAME"
     )
-    host: str = option("Address to listen on; the default accepts clients of this machine only.", default="127.0.0.1")
+    host: str = option("Address to listen on; the default accepts only clients on this machine.", default="127.0.0.1")
     port: int = option(
-        "Port to listen on; 0 for any that is free.",
+        "Port to listen on; 0 for any free port.",
         default=8000,
-        range=Range(0, 65535, "between 1 and 65535, or 0 for any that is free"),
+        range=Range(0, 65535, "between 1 and 65535, or 0 for any free port"),
     )
     api_key: Sequence[str] = option(
-        "Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY.", default=(), metavar="KEY"
+        "API key that clients must send; can be repeated. Default: PARTITA_API_KEY.", default=(), metavar="KEY"
     )
     allowed_origin: Sequence[str] = option(
-        "Origin of web pages that may send requests, or *; can be repeated.", default=(), metavar="ORIGIN"
+        "Origin of web pages that may send requests, or * for all; can be repeated.", default=(), metavar="ORIGIN"
     )
     source: str | None = option(
         "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
@@ -59,20 +59,21 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
     )
     adapter: Adapter = None
     prefix: Sequence[PathText] = option(
-        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each model.",
+        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once per model.",
         default=(),
         metavar="FILE",
         group="Input",
     )
     prefill_chunk: PrefillChunk = None
-    max_queue: int = option(
-        "Maximum number of prompts of a model that wait for a slot.", default=256, range=Range(0, MAX_COUNT)
-    )
+    max_queue: int = option("Maximum number of waiting prompts per model.", default=256, range=Range(0, MAX_COUNT))
     max_body: int = option(
         "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
     )
     timeout: float = option(
-        "Time limit of a request, waiting included.", default=600.0, metavar="SECONDS", range=Range(0.001, WEEK_SECONDS)
+        "Time limit of a request, including waiting.",
+        default=600.0,
+        metavar="SECONDS",
+        range=Range(0.001, WEEK_SECONDS),
     )
     max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
     drain_timeout: float | None = option(

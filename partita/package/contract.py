@@ -160,9 +160,9 @@ class Contract(Record):
     def _runs_every_phase(self) -> Contract:
         for phase in ("prefill", "decode"):
             if sum(file.phase in (phase, "any") for file in self.files) != 1:
-                raise ValueError(f"not one of its files is for {phase}, or more than one is")
+                raise ValueError(f"it needs exactly one file for {phase}")
         for file in self.files:
             roles = {port.role for port in (*file.inputs, *file.outputs)}
             if lacking := {"tokens", "logits"} - roles:
-                raise ValueError(f"{file.file} has no port for {' and '.join(sorted(lacking))}")
+                raise ValueError(f"{file.file} lacks ports for {' and '.join(sorted(lacking))}")
         return self

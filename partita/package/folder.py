@@ -51,7 +51,7 @@ EXPORT_LIKE = replace(
         "{batch_size}",
     ),
 )
-GET_AGAIN = Remedy("get the folder again")
+GET_AGAIN = Remedy("download the folder again")
 HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
 """The export option of these lowerings; others are values of --attention."""
 KNOWN_ANSWER = "known_answer.safetensors"
@@ -102,7 +102,7 @@ SHOWN = 200
 def _word(text: str) -> str:
     """Validate a name without spaces and control characters. Raises ValueError."""
     if not re.fullmatch(r"[\w.+-]{1,64}", text):
-        raise ValueError("must have 1 to 64 letters, digits or any of . + - _")
+        raise ValueError("it must have 1 to 64 letters, digits or any of . + - _")
     return text
 
 
@@ -128,11 +128,11 @@ class QuantisedSource(Record):
     """GPTQ, AWQ, fp8, …"""
     weights: int
     """Number of quantised weights in the checkpoint."""
-    taken: Literal["as stored", "requantised", "dequantised"]
+    taken: Literal["unchanged", "requantised", "dequantised"]
     """The package has the stored integers or codes; quantised them again; or has floats."""
 
 
-LOST_INPUTS = {"images": ("visual", "vision", "image"), "audio": ("audio", "speech")}
+LOST_INPUTS = {"image": ("visual", "vision", "image"), "audio": ("audio", "speech")}
 """Inputs of a multimodal model -> words in the names of the modules that read them."""
 
 
@@ -141,7 +141,7 @@ def left_out(unused: Sequence[str]) -> str:
     more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
     names = " ".join(unused).casefold()
     lost = [given for given, words in LOST_INPUTS.items() if any(word in names for word in words)]
-    cannot = f"; {' and '.join(lost)} cannot be given" if lost else ""
+    cannot = f"; {' and '.join(lost)} input is not supported" if lost else ""
     return f"{', '.join(unused[:5])}{more}{cannot}" if unused else ""
 
 
@@ -343,11 +343,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         raw = parsed_record(read_capped(path))
     except ValueError as error:
-        raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=_remove_first(folder)) from error
+        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=_remove_first(folder)) from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise PackageError(
-            f"{path}: schema is {schema!r}, this Partita reads {SCHEMA!r}; use the Partita that wrote it"
+            f"{path}: the schema is {schema!r}, but this version of Partita reads {SCHEMA!r}; use the "
+            "version that wrote it"
         )
     try:
         return Manifest.model_validate(raw)
@@ -384,7 +385,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)
-            told = "altered since export, its SHA-256 does not match the manifest"
+            told = "changed since export: its SHA-256 does not match the manifest"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         told = f"verified, but its manifest does not list {KNOWN_ANSWER}"
@@ -431,7 +432,7 @@ def refuse_absent(path: Path) -> None:
     except PermissionError as error:
         raise unreadable(path) from error
     if is_lfs_pointer(path):
-        raise PackageError(f"{path}: not the file itself", remedy=lfs_pull(path))
+        raise PackageError(f"{path}: not a regular file", remedy=lfs_pull(path))
 
 
 def unreadable(path: Path) -> PackageError:
@@ -442,7 +443,7 @@ def unreadable(path: Path) -> PackageError:
 def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
     """Raise PackageError when the package was replaced since `manifest` was read."""
     if manifest.foreign is None and read_manifest(folder) != manifest:
-        raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
+        raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -451,10 +452,10 @@ def inside(folder: Path, name: str) -> Path:
     windows = PureWindowsPath(name)
     leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
     if "\\" in name and not leaves:
-        said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} in its place"
+        said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} instead"
         raise PackageError(said, where=folder)
     if leaves:
-        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} leaves the model folder; refusing to follow it")
+        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} is outside the model folder, so it is not followed")
     if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
         raise PackageError(f"{folder / name}: {why}")
     return folder / name
@@ -472,4 +473,4 @@ def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[Pa
         read = (entry.name for entry in home.iterdir() if READ.fullmatch(entry.name)) if names is None else names
         for path in (home, *(home / name for name in sorted(read))):
             if (why := irregular(path, folder)) and not (path == home and why.startswith(KINDS["d"])):
-                raise kind(f"{why}; put the file itself there, or remove it", where=path)
+                raise kind(f"{why}; put a regular file there, or remove it", where=path)

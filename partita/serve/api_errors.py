@@ -60,7 +60,7 @@ def overloaded(message: str, code: str) -> ApiError:
 
 def timed_out(seconds: float) -> ApiError:
     """504: the request took longer than the server's limit."""
-    message = f"The request took longer than the limit of this server, {seconds:g} s; request fewer tokens."
+    message = f"The request exceeded the server's time limit of {seconds:g} s; request fewer tokens."
     return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
@@ -85,7 +85,7 @@ def failed(error: PartitaError | None) -> ApiError:
 
 def internal_error() -> ApiError:
     """500: a bug; details are only logged for the operator."""
-    return ApiError(500, "The server had an error while processing the request.", SERVER)
+    return ApiError(500, "The server had an internal error while processing the request.", SERVER)
 
 
 def sentence(text: str) -> str:

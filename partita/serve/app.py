@@ -151,8 +151,8 @@ def model_names(adapters: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, s
         for adapter in each:
             if adapter in names:
                 raise UsageError(
-                    f"two models are named {adapter}: the adapter of {package}, and another; give the packages other "
-                    "names with `name`, or use separate servers"
+                    f"two models are named {adapter}: the adapter of {package}, and another model; give "
+                    "the packages other names with `name`, or use separate servers"
                 )
             names[adapter] = package, adapter
     return names
@@ -190,7 +190,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         url = f"{request.method} {request.url.path[:200]}"
         known = {
             404: ("unknown_url", f"Unknown request URL: {url}; see /v1/models, /v1/chat/completions, /v1/completions."),
-            405: ("method_not_allowed", f"Not allowed to {url}."),
+            405: ("method_not_allowed", f"Method not allowed: {url}."),
         }
         code, said = known.get(error.status_code, (None, sentence(str(error.detail))))
         return ApiError(error.status_code, said, code=code, headers=error.headers or {}).response()

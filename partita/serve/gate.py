@@ -114,7 +114,7 @@ class Gate:
             return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=close)
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
-            said = f"The origin {origin[:100]} is not allowed; allow it with `allowed_origin` of the server."
+            said = f"The origin {origin[:100]} is not allowed; add it to `allowed_origin` of the server."
             return ApiError(403, said, code="origin_not_allowed")
         if path == OPEN_TO_ALL:
             return None

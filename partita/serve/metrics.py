@@ -51,18 +51,18 @@ class Metrics:
         self.responses = counter("http_responses", "HTTP responses.", ("endpoint", "status"))
         self.open = gauge("http_requests_open", "HTTP requests in progress.", ())
         self.request_seconds = histogram(
-            "request_seconds", "From the arrival of an accepted generation request to its end.", REQUEST_BUCKETS
+            "request_seconds", "Time from accepting a generation request to its end.", REQUEST_BUCKETS
         )
         self.first_token_seconds = histogram(
-            "time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds", "Time from submission to the first token.", FIRST_TOKEN_BUCKETS
         )
         self.between_seconds = histogram(
-            "inter_token_seconds", "Between tokens of a completion, after the first.", BETWEEN_BUCKETS
+            "inter_token_seconds", "Time between tokens of a completion, after the first.", BETWEEN_BUCKETS
         )
-        self.queue_seconds = histogram("queue_seconds", "From submission to a row.", FIRST_TOKEN_BUCKETS)
+        self.queue_seconds = histogram("queue_seconds", "Time from submission to a row.", FIRST_TOKEN_BUCKETS)
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self.new_tokens = counter("generated_tokens", "Tokens generated.")
-        self.ended = counter("prompts_ended", "Prompts by finish reason.", ("model", "reason"))
+        self.ended = counter("prompts_ended", "Completions by finish reason.", ("model", "reason"))
         self.refused = counter("requests_refused", "Requests rejected because a queue or the server was full.")
         """Model whose queue was full; empty if too many requests were open."""
         self.slots = gauge("slots", "Rows of the batch.")
@@ -73,12 +73,12 @@ class Metrics:
         self.nodes = gauge("nodes", "Nodes by their provider.", ("model", "phase", "provider"))
         self.off_provider = gauge("nodes_off_provider", "Nodes that are not on the first provider of the chain.", phase)
         self.copies = gauge(
-            "copies_per_token", "Copies between memories in one run, which generates a token per row.", phase
+            "copies_per_token", "Copies between memories in one run, which generates one token per row.", phase
         )
         self.copy_bytes = gauge(
-            "copy_bytes_per_token", "Bytes of these copies; copies of unknown size are omitted.", phase
+            "copy_bytes_per_token", "Bytes of these copies; copies of unknown size are excluded.", phase
         )
-        self.in_place = gauge("cache_in_place", "1 if every cache state stays in its buffer, else 0.")
+        self.in_place = gauge("cache_in_place", "1 if every cache state stays in the same buffer, else 0.")
         self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
         """Placement gauges, by model."""
 

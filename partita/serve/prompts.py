@@ -40,8 +40,8 @@ def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work
     limit, most_tokens = reading.max_length, body.max_tokens
     if most_tokens is not None and most_tokens > limit:
         raise invalid(
-            f"max_tokens is too large: {most_tokens:,}. The maximum of this model is {limit:,} tokens of prompt and "
-            "completion together.",
+            f"max_tokens is too large: {most_tokens:,}. This model supports at most {limit:,} tokens for "
+            "prompt and completion together.",
             "max_tokens",
         )
     _check_ids(body.stop_token_ids, reading, "stop_token_ids")

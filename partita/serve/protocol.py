@@ -241,7 +241,7 @@ class ChatBody(Body):
     def _check_chat(self) -> ChatBody:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         if self.top_logprobs and not self.logprobs:
-            raise _of_field("invalid_value", "top_logprobs", "it needs 'logprobs' to be true")
+            raise _of_field("invalid_value", "top_logprobs", "it requires 'logprobs' to be true")
         return self
 
 
@@ -273,7 +273,7 @@ class CompletionBody(Body):
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionBody:
         if self.best_of not in (None, self.n):
-            raise _of_field("unsupported_value", "best_of", f"this server only supports the value of 'n', {self.n}")
+            raise _of_field("unsupported_value", "best_of", f"this server supports only the value of 'n', {self.n}")
         if self.echo and self.logprobs is not None:
             said = "this server does not support log-probabilities of an echoed prompt"
             raise _of_field("unsupported_value", "logprobs", said)

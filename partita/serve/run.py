@@ -253,8 +253,8 @@ class Server:
         limits = self._endpoints.limits
         limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
         asyncio.get_running_loop().call_later(limit, self._end_now)
-        answered = f"{plural(self._gate.open, 'open request')} {'is' if self._gate.open == 1 else 'are'} answered"
-        self._log(f"{signal.Signals(number).name}: ending; {answered}, unless it comes again")
+        answered = f"waiting for {plural(self._gate.open, 'open request')}"
+        self._log(f"{signal.Signals(number).name}: shutting down; {answered}; repeat the signal to stop now")
 
     def _end_now(self) -> None:
         """End open responses with an error, then close every connection, because a client may read nothing."""

@@ -159,7 +159,7 @@ class Served:
         one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             self._run(work)
-        notes, limits = ("made at the start of a server",), self._serving.placement
+        notes, limits = ("created when the server started",), self._serving.placement
         request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
         report = self._new_report(request)
         if report.probing is not None:
@@ -192,7 +192,7 @@ class Served:
         Raises ProviderError when the placement exceeds the limits, and the errors of the run.
         """
         self._run(self._first)
-        notes = ("made when it was loaded again",)
+        notes = ("created when the model was reloaded",)
         self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
 
     def _run(self, work: Work) -> None:
@@ -249,7 +249,7 @@ class Served:
         try:
             in_time(self._close, lambda: None, END_SECONDS)
         except LateError:
-            self._log(f"{self.name}: a step, a report or a tokenization does not end and is abandoned")
+            self._log(f"{self.name}: a step, a report or a tokenization did not end and was abandoned")
 
     def _close(self) -> None:
         if self._thread.is_alive():
@@ -323,8 +323,8 @@ def open_served(
             audience.note(line)
         served = Served(name, engine, reading, serving, metrics, log, prefix)
         if known:
-            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} copy its states")
-        with audience.busy(f"a first run of {name}"):
+            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
+        with audience.busy(f"first run of {name}"):
             served.start()
     except BaseException:
         engine.close()
@@ -366,8 +366,8 @@ def _notes(engine: Engine, manifest: Manifest) -> list[str]:
     notes += inferred(manifest)
     if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
         notes.append(
-            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the rows are "
-            "free; completions do not change"
+            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the "
+            "rows are free; completions are unaffected"
         )
     return notes
 

@@ -181,7 +181,9 @@ def test_other_tokens_come_before_the_speed():
     wrong = lane("webgpu", FAST)
     turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.turns)
     (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
-    assert said.startswith("webgpu differs from the tokens of cpu from new token 3 on, so its speed is that of another")
+    assert said.startswith(
+        "webgpu differs from the tokens of cpu from new token 3 on, so its speed is for different output"
+    )
     first, _ = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
     assert first.same_tokens is False and first.difference is not None
     assert (first.difference.position, first.difference.token, first.difference.baseline_token) == (2, 9, 7)

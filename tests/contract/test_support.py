@@ -138,7 +138,7 @@ def test_a_budget_that_is_too_small_is_said(environment, target, partita):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["Relux", "--provider", "cpu"], "no operator is named 'Relux'"),
+        (["Relux", "--provider", "cpu"], "operator 'Relux' is unknown"),
         (["--provider", "cpu"], "--all"),
         (["Relu", "--provider", "cpu,webgpu"], "name one provider"),
         (["diff", "only.json"], "two tables"),

@@ -127,13 +127,13 @@ def many(count, kinds):
 
 def test_many_nodes_are_grouped_by_operator():
     text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE), (GPU,)))
-    assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 more like it" in text
+    assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 similar lines" in text
     assert len(text.splitlines()) < 20
 
 
 def test_a_long_table_is_cut_and_says_so():
     text = render_refusal(rows_of(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE), (GPU,)))
-    assert f"and 60 more nodes of {100 - MOST_ROWS} more kinds" in text
+    assert f"and 60 more nodes in {100 - MOST_ROWS} more groups" in text
 
 
 def test_a_name_cannot_drive_the_terminal():

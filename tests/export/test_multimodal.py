@@ -168,7 +168,7 @@ def test_a_placeholder_in_the_prompt_is_told(
     base = ["generate", str(package), "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
     for prompt, told in (("1,5,9", False), (f"1,{token},9", True)):
         assert run([*base, prompt]) == 0
-        note = f"the prompt has token {token}, a placeholder for an image: this package has only the text decoder"
+        note = f"the prompt has token {token}, a placeholder for an image: this package contains only the text decoder"
         assert (note in capsys.readouterr().err) is told
 
 
@@ -181,13 +181,15 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     package = exported(tiny("qwen2_vl"), attention="gqa")
     manifest = read_manifest(package)
     said = package_facts(package, manifest).left_out
-    assert said.startswith("visual (") and said.endswith("; images cannot be given")
+    assert said.startswith("visual (") and said.endswith("; image input is not supported")
     assert partita.inspect(package).model.left_out == said
-    assert run(["inspect", str(package)]) == 0 and "images cannot be given" in " ".join(capsys.readouterr().out.split())
+    assert run(["inspect", str(package)]) == 0 and "image input is not supported" in " ".join(
+        capsys.readouterr().out.split()
+    )
     opened: Any = SimpleNamespace(opened=SimpleNamespace(chain=(), idle=()))
     assert f"not in the package: {said}" in _notes(opened, manifest)
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json"), "--json"]) == 0
-    assert "images cannot be given" in " ".join(partita.Report.read(tmp_path / "r.json").to_text().split())
+    assert "image input is not supported" in " ".join(partita.Report.read(tmp_path / "r.json").to_text().split())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
         (("mtp (1 tensor, 16 B)",), "mtp (1 tensor, 16 B)"),
         (
             ("audio_tower (2 tensors)", "vision_tower"),
-            "audio_tower (2 tensors), vision_tower; images and audio cannot be given",
+            "audio_tower (2 tensors), vision_tower; image and audio input is not supported",
         ),
         (tuple("abcdefg"), "a, b, c, d, e and 2 more"),
     ],

@@ -189,7 +189,7 @@ def test_a_pass_can_be_left_out(
     arguments += ["--without-pass", "fused_norms", "--without-pass", "activations", "--no-verify", "--explain"]
     assert command_line(arguments) == 0
     told = capsys.readouterr().out
-    assert "    - fused_norms" in told and "left out: fused_norms, activations" in told
+    assert "    - fused_norms" in told and "disabled: fused_norms, activations" in told
     manifest = read_manifest(package)
     assert manifest.graph.without_passes == ("fused_norms", "activations")
     found = {node.op_type for node in onnx.load(package / "model.onnx", load_external_data=False).graph.node}

@@ -28,4 +28,4 @@ def test_explain_names_every_pass_with_its_places() -> None:
 
 
 def test_explain_says_when_another_exporter_ran_no_passes() -> None:
-    assert explained({}) == ["  passes      none: the graphs are another exporter's"]
+    assert explained({}) == ["  passes      none: the graphs come from another exporter"]

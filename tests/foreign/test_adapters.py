@@ -103,7 +103,7 @@ def test_the_command_and_inspect_show_them(sample: Sample, capsys: pytest.Captur
 def test_a_folder_without_adapters_says_what_is_missing(sample: Sample) -> None:
     for folder, said in (
         (with_lora(sample("optimum")), r"no \*.onnx_adapter"),
-        (sample("merged"), "no inputs that an"),
+        (sample("merged"), "no inputs for adapter values"),
     ):
         with partita.load(folder, "cpu") as model, pytest.raises(partita.UsageError, match=said):
             model.generate(PROMPT, max_new_tokens=1, adapter="travel")

@@ -116,6 +116,6 @@ def test_an_input_that_has_the_name_of_a_role_and_not_its_form(mask: str, tmp_pa
     """A mask that says for every token which others it sees is no cache, which is what its rank looks like."""
     text = SUMMED.replace("int64[1] past_len,", f"int64[1] past_len, {mask} attention_mask,")
     with pytest.raises(
-        PackageError, match=r"attention_mask .* has the name of mask, for which Partita feeds bool or int32"
+        PackageError, match=r"attention_mask .* is named like mask, for which Partita supplies bool or int32"
     ):
         open_folder(folder_of(text, tmp_path / "odd"))

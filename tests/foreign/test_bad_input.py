@@ -210,7 +210,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
     [
         ("max_length = ", "not TOML"),
         ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
-        ('[ports]\nattention_mask = "cache_branch"\n', "cannot be for cache_branch"),
+        ('[ports]\nattention_mask = "cache_branch"\n', "does not have the type and rank of cache_branch"),
         ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "model.onnx (decode)"),
         ('[[files]]\nfile = "../model.onnx"\n', "leaves"),
         ('[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\ngrows = 9\n', "axis 9"),
@@ -218,7 +218,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', but no graph has this input"),
-        (KEYS + "in_place = true\n", "in_place is true in the contract, but the graph makes 'present.0.key' longer"),
+        (KEYS + "in_place = true\n", "in_place is true in the contract, but the graph lengthens 'present.0.key'"),
         ("vocab_size = 7\n", "but the contract has 7"),
         ('[[files]]\nfile = ""\n', "files.0.file"),
         ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
@@ -312,7 +312,7 @@ def test_cut_weights_of_a_folder_are_not_exported_over(sample: Sample) -> None:
         stream.truncate(100)
     with pytest.raises(PackageError, match="truncated: it has 100 bytes.*") as caught:
         read_model_file(folder / "model.onnx", folder)
-    assert str(caught.value).endswith("get the folder again")
+    assert str(caught.value).endswith("download the folder again")
 
 
 def test_a_model_that_genai_config_names_is_missing(sample: Sample) -> None:
@@ -359,7 +359,7 @@ def test_folders_of_other_models_are_refused_by_the_names_of_their_files(file: s
 def test_a_model_of_images_is_refused_by_genai_config(sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", model__vision={"filename": "vision.onnx"})
-    assert "has a part 'vision' besides its decoder" in refused(folder)
+    assert "has a component 'vision' besides its decoder" in refused(folder)
 
 
 def test_a_graph_that_takes_embeddings_is_refused(sample: Sample) -> None:

@@ -154,7 +154,7 @@ def test_positions_in_three_dimensions_of_a_picture_are_one_for_text(which: int,
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
     odd = folder_of(text.replace(IN_THREE, IN_THREE.replace("3", "4")), tmp_path / "odd")
-    with pytest.raises(PackageError, match=r"position_ids .* has the name of positions, .* or as \[3,\?,\?\]"):
+    with pytest.raises(PackageError, match=r"position_ids .* is named like positions, .* or as \[3,\?,\?\]"):
         open_folder(odd)
 
 
@@ -170,7 +170,7 @@ def test_rows_that_move_are_refused(tmp_path: Path) -> None:
 )
 def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "odd")
-    with pytest.raises(PackageError, match="it is unknown where 'present_key_0' gets its new rows.*--contract"):
+    with pytest.raises(PackageError, match="the position of new rows in 'present_key_0' is unknown.*--contract"):
         open_folder(folder)
     contract = tmp_path / "contract.toml"
     contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')

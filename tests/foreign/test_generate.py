@@ -33,13 +33,13 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
     assert cli.run([*words, "--max-length", "16"]) == 1
     said = capsys.readouterr().err
     assert (
-        "the cache holds 16; shorten it, or open the folder with a longer cache: --max-length 64" in said
+        "the cache length is 16; shorten the prompt, or open the folder with a longer cache: --max-length 64" in said
         and "export" not in said
     )
     with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
         model.generate([5] * 40)
     assert "--max-length 64" in str(caught.value)
-    words_of_the_model = "64; shorten it: the model supports at most 64 positions$"
+    words_of_the_model = "64; shorten the prompt: the model supports at most 64 positions$"
     with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match=words_of_the_model):
         model.generate([5] * 70)
 

@@ -55,7 +55,7 @@ def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("window", "code", "told"),
     [
-        (40, 4, "FAILED: mismatch with its model"),
+        (40, 4, "FAILED: outputs differ from the source model's"),
         (1500, 0, "verified (not exercised: sliding window of 1500 tokens) on CPU"),
     ],
 )

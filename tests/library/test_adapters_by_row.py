@@ -161,7 +161,7 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
         assert found == tuple(known((*SYSTEM, *prompt), "loud", 4, ("key",)) for prompt in prompts)
         with pytest.raises(GenerationError, match="saved with adapter loud, but this run uses adapter small"):
             model.generate(prompts, adapter="small", prefix=file)
-        with pytest.raises(UsageError, match="was saved with one adapter, or none, but the prompts have several"):
+        with pytest.raises(UsageError, match="was saved with one adapter or none, but the prompts use several"):
             model.generate(prompts, adapter=["loud", None], prefix=file)
 
 

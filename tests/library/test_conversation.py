@@ -124,7 +124,7 @@ def test_what_the_cache_does_not_hold_is_refused_and_the_conversation_is_as_it_w
     turn(conversation, "7 8")
     before = list(conversation.messages)
     for count in (LENGTH, LENGTH - 10):
-        with pytest.raises(GenerationError, match=f"the cache holds {LENGTH}"):
+        with pytest.raises(GenerationError, match=f"the cache length is {LENGTH}"):
             conversation.ask(" ".join("1" * count))
     assert conversation.messages == before
     wanted = conversation._text.encode_messages([*before, {"role": "user", "content": "9"}])

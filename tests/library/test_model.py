@@ -277,7 +277,7 @@ def test_any_number_of_prompts_is_answered_in_order_whatever_the_batch_size(pack
             drawn = model.generate(prompts, max_new_tokens=4, stop_token_ids=(), temperature=1.0, seed=5).run()
             found.append((drawn.texts, model.generate(prompts, max_new_tokens=4, stop_token_ids=()).tokens))
             report = model.report(probe_seconds=0)
-            assert any("7 requests took turns" in note for note in report.notes)
+            assert any("7 requests shared the rows" in note for note in report.notes)
     assert found[0] == found[1] == found[2] and len(set(found[0][1])) == 7
 
 
@@ -287,7 +287,7 @@ def test_generations_share_the_batch_and_none_ends_another(model):
     next(first)
     second = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     assert second.text and second.tokens == first.run().tokens == whole
-    assert any("2 requests took turns" in note for note in model.report(probe_seconds=0).notes)
+    assert any("2 requests shared the rows" in note for note in model.report(probe_seconds=0).notes)
     first = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     with pytest.raises(partita.GenerationError, match="running with another prefill_chunk"):
         model.generate(PROMPT, max_new_tokens=N, prefill_chunk=2)
@@ -541,7 +541,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
         ({"prompts": b"bytes"}, "prompts is of type bytes"),
         ({"prompts": [{"role": "user"}]}, "a prompt is"),
         ({"stop": ""}, "`stop` is empty"),
-        ({"prompts": "a\ud83d"}, "half of a surrogate pair, '\\ud83d', at position 1"),
+        ({"prompts": "a\ud83d"}, "an unpaired surrogate,  '\\ud83d', at position 1"),
     ],
 )
 def test_a_wrong_argument_is_a_sentence(model, arguments, says):
@@ -679,7 +679,7 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
             partita.generate_file(model, source, out)
         out.unlink()
         partita.generate_file(model, source, out, max_new_tokens=5, stop_token_ids=())
-        assert any("2 requests took turns" in note for note in model.report(probe_seconds=0).notes)
+        assert any("2 requests shared the rows" in note for note in model.report(probe_seconds=0).notes)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["text"] for row in rows][:2] == [expected, None] and "empty" in rows[1]["error"]
     assert (done.rows, done.errors, done.resumed) == (3, 1, 0) and heard[-1] == (3, 3)

@@ -46,7 +46,7 @@ def test_a_report_of_what_goes_on_with_a_prefix_adds_up(pair: Path, tmp_path: Pa
 def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         for text, system in ((None, None), ("a", "b")):
-            with pytest.raises(partita.ArgumentError, match="a prefix is one text"):
+            with pytest.raises(partita.ArgumentError, match="a prefix contains one text"):
                 model.save_prefix(tmp_path / "f", text, system=system)
         with pytest.raises(partita.ArgumentError, match="inside"):
             model.save_prefix(package / "f", "a")

@@ -183,7 +183,7 @@ def test_path_that_leaves_the_package(folder, name):
     (folder.parent / "secret").write_bytes(b"secret")
     edit(folder, files=[FileRecord(name=name, size_bytes=6, sha256="0" * 64).model_dump()])
     message = refusal(folder, hashes=False)
-    assert "leaves the model folder" in message and repr(name) in message
+    assert "is outside the model folder" in message and repr(name) in message
 
 
 def test_symbolic_links(folder, tmp_path_factory):
@@ -227,7 +227,7 @@ def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
         (folder / "model.onnx").unlink()
     else:
         (folder / "model.onnx").write_bytes(b"another graph")
-    with pytest.raises(PackageError, match="was replaced by another export while it was read"):
+    with pytest.raises(PackageError, match="was replaced by another export during reading"):
         check_files(folder, before, hashes=True)
 
 
@@ -243,8 +243,8 @@ def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
         (("graph", "states", 0, "shape"), [-1], "graph.states.0.shape.0: Input should be greater"),
         (("graph", "states", 0, "layer"), 10**18, "graph.states.0.layer"),
         (("graph", "files", 0, "inputs", 0, "dtype"), "complex128", "numpy has no type"),
-        (("graph", "files", 0, "outputs"), [], "model.onnx has no port for logits"),
-        (("graph", "files", 0, "inputs"), [], "model.onnx has no port for tokens"),
+        (("graph", "files", 0, "outputs"), [], "model.onnx lacks ports for logits"),
+        (("graph", "files", 0, "inputs"), [], "model.onnx lacks ports for tokens"),
         (("graph", "files", 0, "nodes"), -1, "graph.files.0.nodes"),
         (("graph", "opsets"), {"": 10**9}, "graph.opsets."),
         (("graph", "attention"), "\x1b]0;title\x07", "graph.attention"),

@@ -53,7 +53,7 @@ def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
     ("search", "said"),
     [
         ({**DRAWS, "top_p": 3}, r"genai_config\.json: top_p is 3, which is not a valid sampling setting"),
-        ([1], r"genai_config\.json: damaged, its section 'search' is not an object; get the folder again"),
+        ([1], r"genai_config\.json: damaged \(its section 'search' is not an object\); download the folder again"),
     ],
     ids=str,
 )

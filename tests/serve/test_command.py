@@ -100,7 +100,7 @@ def test_sigterm_answers_what_is_open_and_ends_with_0(package, prefix):
         assert all(answer.status_code in (200, 503) for answer in outcomes)
         assert code == 0 and "SIGTERM: ending" in err and "Traceback" not in err
         assert f"serving package on {command.told['url']}/v1" in err and "on CPUExecutionProvider" in err
-        assert f"tokens of {prefix} copy its states" in " ".join(err.split())
+        assert f"tokens of {prefix} reuse its states" in " ".join(err.split())
 
 
 @pytest.mark.heavy
@@ -172,9 +172,9 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
         (["PACKAGE", "--timeout", "0"], 2, "--timeout is 0"),
         (["PACKAGE", "--api-key", ""], 2, "--api-key"),
         (["PACKAGE", "--allowed-origin", "app.example"], 2, "--allowed-origin app.example"),
-        (["PACKAGE", "--allowed-origin", "https://app.example/page"], 2, "give scheme, host and port"),
-        (["PACKAGE", "PACKAGE"], 2, "two models are called package"),
-        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times, for 2 models"),
+        (["PACKAGE", "--allowed-origin", "https://app.example/page"], 2, "write scheme, host and port"),
+        (["PACKAGE", "PACKAGE"], 2, "two models are named package"),
+        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times for 2 models"),
         (["PACKAGE", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

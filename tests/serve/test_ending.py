@@ -131,5 +131,5 @@ def test_the_command_ends_beside_a_step_that_does_not(package: Path, tmp_path: P
         began = time.monotonic()
         code, err = command.end(signal.SIGTERM)
         assert answer.result().status_code == 503
-        assert code == 0 and "and is abandoned" in err and "Traceback" not in err
+        assert code == 0 and "and was abandoned" in err and "Traceback" not in err
         assert time.monotonic() - began < 20

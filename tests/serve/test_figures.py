@@ -158,7 +158,7 @@ def test_a_server_tells_what_experiments_told_in_every_report(package: Path, mon
         health = server.get("/health").json()
     assert health == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
     assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
-    assert first["notes"][0] == "made at the start of a server"
+    assert first["notes"][0] == "created when the server started"
     assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
     assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
     known, new = later["fallbacks"]

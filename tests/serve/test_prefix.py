@@ -59,4 +59,4 @@ def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tm
     monkeypatch.undo()
     given = ["serve", package, package, "--name", "a", "--name", "b", "--prefix", prefix, "--provider", "cpu"]
     assert cli.run([str(word) for word in given]) == 2
-    assert "--prefix is given 1 times, for 2 models" in " ".join(capsys.readouterr().err.split())
+    assert "--prefix is given 1 times for 2 models" in " ".join(capsys.readouterr().err.split())

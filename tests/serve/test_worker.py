@@ -106,7 +106,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     until(lambda: apart.get("/health").status_code == 200)
     assert is_well(apart)
     assert 'provider="GPU"' not in apart.get("/metrics").text
-    assert "made when it was loaded again" in apart.get("/report").text
+    assert "created when the model was reloaded" in apart.get("/report").text
 
 
 def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

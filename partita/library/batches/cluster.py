@@ -115,7 +115,13 @@ class Worker:
         folder, choice, where = setup.package, setup.choice, setup.where
         manifest = open_folder(folder, choice)
         if _contents(folder, manifest) != setup.contents:
-            raise PackageError("the package or the version of Partita differs from the command's", where=folder)
+            raise PackageError(
+                (
+                    "the worker has another package or another version of Partita than the command; "
+                    "install the same version, and share the package folder"
+                ),
+                where=folder,
+            )
         target = read_chain_options(where)
         model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))
         engine = model.scheduler(

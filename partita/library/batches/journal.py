@@ -134,14 +134,14 @@ class Journal:
                 temporary.replace(target)
             elif not filecmp.cmp(temporary, target, shallow=False):  # otherwise a run was interrupted right here
                 raise UsageError(
-                    f"{self.output}: was created by another program; move it away and run the same command again to "
-                    "write the answers"
+                    f"{self.output}: was replaced by another program; move it away and run the same "
+                    "command again to write the completions"
                 )
         except OSError as error:
             what = "free disk space" if error.errno in FULL else "fix the cause"
             raise ResourceError(
-                f"{self.output}: cannot be written ({error.strerror or error}); every row has its answer, so {what} "
-                "and run the same command again"
+                f"{self.output}: cannot be written ({error.strerror or error}); all rows are complete: "
+                f"{what} and run the same command again"
             ) from error
         finally:
             with suppress(OSError):
@@ -210,8 +210,8 @@ class Journal:
         if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
             what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
             raise UsageError(
-                f"{self.path}: contains answers of another run: {what}; finish that run with its own options, "
-                "remove the file to begin again, or choose another `output`"
+                f"{self.path}: contains completions of another run: {what}; finish that run with its own "
+                "options, remove the file to begin again, or choose another `output`"
             )
         return seed
 

@@ -93,8 +93,8 @@ def check_unchanged(source: InputFile, journal: Path) -> None:
     """Raise GenerationError if the file has changed since it was checked."""
     if stamp_of(source.path) != source.stamp:
         raise GenerationError(
-            f"{source.path}: has changed while its rows were answered; the answers so far are in {journal}: restore "
-            "the file and run the same command again, or remove the answers"
+            f"{source.path}: changed during the run; the completions so far are in {journal}: restore the "
+            "file and run the same command again, or remove the completions"
         )
 
 

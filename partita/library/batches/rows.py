@@ -181,7 +181,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given != "messages" and is_list(value):
         ids = [_as_whole(token) for token in value]
         if not all(map(_is_whole, ids)):
-            raise UsageError(f"{given} is a list of other values than token ids")
+            raise UsageError(f"{given} is a list, but not of token ids")
         if data.get("system") is not None:
             raise UsageError(f"system cannot be put before token ids; pass {given} as text, or omit system")
         return ids_after(prefix, ids)

@@ -178,10 +178,10 @@ def _build(
     contenders = build_contenders(lanes, baseline)
     notes = [NOT_ALONE] if len(lanes) > 1 else []
     if asked is not None and asked != baseline:
-        notes.append(f"`baseline={asked}` was not measured" + (f"; {baseline} is used instead" if baseline else ""))
+        notes.append(f"`baseline={asked}` was not measured" + (f"; using {baseline} instead" if baseline else ""))
     if interrupted:
         complete = len(complete_rounds(lanes))
-        partly = "" if complete else "; the figures are of the first round, as far as it ran"
+        partly = "" if complete else "; figures are from the incomplete first round"
         notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
     for subject in subjects:
         which = "this package" if len(subjects) == 1 else subject.name

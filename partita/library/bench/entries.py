@@ -237,7 +237,7 @@ def _one_prompt(given: str | Sequence[int]) -> str | tuple[int, ...]:
     """The prompt of every row. Raises UsageError for several."""
     rows = prompt_rows(given)
     if len(rows) != 1:
-        raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which every row of the batch gets")
+        raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which is used for every row of the batch")
     return rows[0]
 
 

@@ -26,7 +26,8 @@ from partita.runtime.generate.text.tokens import Text
 
 CLOSED = "this model is closed; load the package again"
 FORKED = (
-    "this model was loaded before this process was forked, and its threads do not exist here; load the package here"
+    "this model was loaded before this process was forked, and its threads do not exist here; load the "
+    "package in this process"
 )
 BUSY = (
     "requests of this model are running with another prefill_chunk, adapter, prefix or speculation; read them to their "
@@ -250,7 +251,7 @@ class EngineState:
         """Do nothing: there is no worker process."""
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
+        raise ArgumentError("a scheduler cannot be pickled or copied; load the package in the other process")
 
     def _check_open(self) -> None:
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""

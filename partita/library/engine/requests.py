@@ -212,9 +212,7 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
     check_budget(work.sampling.max_new_tokens or 0)
     checked(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
-        raise UsageError(
-            f"`logprobs` is {work.logprobs}; it must be between 0 and {vocab_size}, the size of the vocabulary"
-        )
+        raise UsageError(f"`logprobs` is {work.logprobs}; it must be between 0 and the vocabulary size, {vocab_size}")
     names = [record.name for record in manifest.switchable]
     if work.adapter is not None and work.adapter not in names:
         there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"

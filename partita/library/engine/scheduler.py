@@ -309,7 +309,7 @@ class Scheduler(EngineState, ABC):
             tell([(ticket, self._over(ticket, "error", error))])
             return
         except Exception as error:  # e.g. out of memory
-            said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
+            said = GenerationError(f"it could not start: {type(error).__name__}: {error}")
             self.lost_by = self.lost_by or said  # not specific to this request
             tell([(ticket, self._over(ticket, "error", said))])
             raise

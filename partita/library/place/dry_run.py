@@ -32,7 +32,7 @@ NOT_REAL = (
     "times: nothing is computed on a device, so there are none",
     "sizes that depend on values: unknown, and marked so",
     "memory use, and everything that depends on free memory",
-    "the device profile: it simulates device properties; no placement was seen to depend on it",
+    "the device profile: it sets device properties, which have not been seen to change the placement",
 )
 
 
@@ -115,7 +115,7 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     evidence = f"ONNX Runtime opens the session with {CAPTURE_OPTION}=1"
     if warned:
         evidence = one_line(warned[0].rpartition("] ")[2])
-    evidence += "; a run may still fail to be captured"
+    evidence += "; capturing a run may still fail"
     fatal = Counter(node.why for node in blocking if node.cause != "elsewhere" or not warned)
     if fatal:
         reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in fatal.items())

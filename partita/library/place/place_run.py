@@ -34,10 +34,10 @@ from partita.runtime.place.run_phases import Placed, Where, place_model, place_p
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
-NO_EXPERIMENTS = "no experiments were made: native code crashed in them, too"
+NO_EXPERIMENTS = "no experiments were made: native code crashed in them as well"
 FAILED_DRY = (
-    "a failed run is no finding in a dry run: values computed on the device read as zeros; sizes "
-    "known only from a run are missing, but everything decided before the run is valid"
+    "a failed run is no evidence in a dry run: values computed on the device read as zeros; sizes known "
+    "only from a run are missing; all decisions before the run are valid"
 )
 
 

@@ -70,10 +70,10 @@ def _check_options(options: PlaceOptions) -> None:
                 raise UsageError(f"`{name}` is for ONNX files; {why}")
     elif Choice.of(options).given:
         name = Choice.of(options).given[0]
-        raise UsageError(f"`{name}` is for foreign folders, not for a file")
+        raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:
-            raise UsageError(f"`{name}` needs a dry run; add `dry_run=True`")
+            raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
         needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
         raise UsageError(f"{needs}: only CUDA can be placed without its device")

@@ -35,7 +35,7 @@ def with_probes(
         with audience.busy(TITLE):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
-        note = "experiments on nodes that fell back were interrupted, so the report has none"
+        note = "experiments on fallback nodes were interrupted, so the report contains none"
         facts = replace(facts, interrupted=(*facts.interrupted, "experiments"))
     except OSError as error:
         note = f"experiments on nodes that fell back could not be made: {error.strerror or error}"

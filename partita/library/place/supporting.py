@@ -98,7 +98,7 @@ def chain_options(options: SupportOptions) -> ProviderChain:
 def _check_options(options: SupportOptions) -> None:
     """Check options that need no provider. Raises UsageError."""
     if _operators(options) and options.model is not None:
-        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), a `model`, or `all`: exactly one of them")
+        raise UsageError("name operators (e.g. Cast, com.microsoft:MatMulNBits), a `model`, or `all`; use exactly one")
     if options.device is not None and not options.dry_run:
         raise UsageError("`device` needs a dry run; add `dry_run=True`")
     if options.dry_run and options.provider is None:
@@ -143,7 +143,7 @@ def _graph_of(path: Path) -> Path:
     check_folder(path)
     found = next((path / name for name in GRAPHS if (path / name).is_file()), None)
     if found is None:
-        raise PackageError(f"{path}: it has no {listing(GRAPHS)}; choose an ONNX file, or an exported package")
+        raise PackageError(f"{path}: contains no {listing(GRAPHS)}; choose an ONNX file, or an exported package")
     return found
 
 
@@ -160,7 +160,7 @@ def _named(name: str) -> list[tuple[str, str]]:
     if not fitting:
         spelled = [f"{pair[0]}:{pair[1]}" if pair[0] else pair[1] for pair in known]
         hint = did_you_mean(nearest(name, spelled, 0.5)).strip() or "operators are named as in ONNX files, e.g. MatMul"
-        raise UsageError(f"no operator is named {name!r}; {hint}")
+        raise UsageError(f"operator {name!r} is unknown; {hint}")
     return fitting
 
 

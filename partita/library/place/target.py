@@ -126,11 +126,11 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     """
     chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
-        raise UsageError(f"`target={name}`: name one provider; a package is exported for one, and still runs on others")
+        raise UsageError(f"`target={name}`: name one provider; a package is exported for one and also runs on others")
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         what = f"`target_libraries`: {unused[0]} is not the provider"
-        raise UsageError(f"{what} that `target` names ({chain[0].name})")
+        raise UsageError(f"{what} named by `target` ({chain[0].name})")
     return chain[0]
 
 

@@ -67,9 +67,9 @@ def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
     """Raise ProviderError when decode steps differ in more than the values of their inputs."""
     mask = port_by_role(graph, "mask")
     if contract.rereads:
-        raise _refused(path, ["it has no KV cache, so every step has a longer input"])
+        raise _refused(path, ["it has no KV cache, so the input grows with every step"])
     if any(moves(state) for state in contract.states):
-        raise _refused(path, ["its cache grows with every token, so the shapes of every step differ"])
+        raise _refused(path, ["its cache grows with every token, so shapes change with every step"])
     if mask is not None and not all(isinstance(size, int) for size in mask.shape[1:]):
         raise _refused(path, [f"its input {mask.name} grows with every step"])
 

@@ -198,7 +198,7 @@ def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any
     if result.get("offered") == []:
         return no_device(provider, resolution.library or Path(provider.name))
     if not result.get("correct"):
-        return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is wrong")
+        return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is incorrect")
     return None
 
 
@@ -246,7 +246,7 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
             return DefaultChain((resolution.provider, cpu), "; ".join(parts), tuple(skipped))
         skipped += [] if tried.usable else [tried.resolution]
         why = f"could not start ({tried.resolution.reason})"
-        failed[name] = "is usable, but on the CPU: there is no GPU" if tried.usable else why
+        failed[name] = "is usable, but only on the CPU: there is no GPU" if tried.usable else why
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
     parts = [f"{name} {why}" for name, why in failed.items()]
     parts += [f"{listing(absent)}: not in this build"] if absent else []

@@ -34,7 +34,7 @@ FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
 OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 """Operators that scale every token by the maximum over all tokens."""
 LOOK = Remedy(
-    "see with inspect how its inputs were interpreted, and correct wrong ones in a contract file",
+    "check with inspect how its inputs were interpreted, and correct wrong ones in a contract file",
     options=("--contract", "FILE.toml"),
 )
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
@@ -162,8 +162,8 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
     furthest = max(_differ(*pair) for pair in pairs)
     if furthest > far:
         raise PackageError(
-            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread with "
-            "later tokens; the model is an encoder and cannot generate",
+            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread with later "
+            "tokens; the model is an encoder and cannot generate text",
             remedy=DECODERS_ONLY,
         )
 

@@ -45,9 +45,9 @@ class RunLateError(GenerationError):
 
     def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
         super().__init__(
-            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; the node "
-            "placement is valid, but there are no measurements; set other values with `inputs=NAME=FILE.npy`, or "
-            "a longer limit with `run_seconds`"
+            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; the "
+            "node placement is valid, but measurements are missing; set other values with "
+            "`inputs=NAME=FILE.npy`, or a longer limit with `run_seconds`"
         )
 
 
@@ -158,8 +158,8 @@ def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
     """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
-        f"{model.path}: {how}, on {_whose_values(model, given)}; the model opens without a run, so the node "
-        "placement is valid; set other values with `inputs=NAME=FILE.npy`"
+        f"{model.path}: {how}, on {_whose_values(model, given)}; the model opens without a run, so the "
+        "node placement is valid; set other values with `inputs=NAME=FILE.npy`"
     )
 
 

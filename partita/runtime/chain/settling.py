@@ -30,7 +30,9 @@ WHOLE = 20_000
 LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
 """The name of a provider library in a load error."""
 OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
-CRASHED = Remedy("use another provider, or check whether this provider starts alone", ("partita", "providers"))
+CRASHED = Remedy(
+    "use another provider, or check whether this provider starts without the others", ("partita", "providers")
+)
 START_MODEL = Path("start.onnx")
 """The name of `PROBE_MODEL` in messages; there is no such file."""
 
@@ -209,7 +211,7 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
         return found
     named = " and ".join(f"{name}={options[name]}" for name in rejected)
     them = "it" if len(rejected) == 1 else "them"
-    evidence = f"it does not start with {named}, but does without {them}: {found.evidence}"
+    evidence = f"it does not start together with {named}, but does without {them}: {found.evidence}"
     return failure(resolution.provider, "option_rejected", evidence)
 
 

@@ -100,7 +100,9 @@ def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | N
     for graph in read:
         size = graph.facts.size_bytes
         if size > PROTOBUF_LIMIT_BYTES:
-            why = f"{size:,} bytes; ONNX Runtime opens no ONNX file above 2 GiB; store its weights as external data"
+            why = (
+                f"{size:,} bytes; ONNX Runtime cannot open an ONNX file above 2 GiB; store its weights as external data"
+            )
             found.append(PackageError(f"{folder / graph.facts.file}: {why}"))
         found += _wrong_data(folder, graph)
     if manifest is None:
@@ -401,7 +403,7 @@ def licence_of(folder: Path) -> LicenceFacts:
         title = next((line[:120] for line in lines if any(letter.isalnum() for letter in line)), "")
         if title:
             return LicenceFacts(name=title, source=name)
-    return LicenceFacts(name=None, source=f"no licence in {CARDS[0]}, and no {LICENCES[0]} file")
+    return LicenceFacts(name=None, source=f"no licence in {CARDS[0]} and no {LICENCES[0]} file")
 
 
 def _beginning(folder: Path, name: str) -> str:

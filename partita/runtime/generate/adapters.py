@@ -42,7 +42,7 @@ class Adapters:
             record = next(record for record in self.manifest.switchable if record.name == name)
             if record.file is None:
                 raise PackageError(
-                    f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT
+                    f"{self.folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
                 )
             remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
             self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files, remedy)
@@ -77,12 +77,12 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
     for name, (buffer, shape) in read_adapter(path, remedy).items():
         port = ports.get(name)
         if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
-            asked = "no graph has it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
+            asked = "no graph uses it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
             wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {asked}")
         found[name] = buffer
     if wrong or not found:
         more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
-        why = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it has no values"
+        why = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it contains no values"
         raise PackageError(f"{path}: not an adapter of this package: {why}", remedy=remedy)
     return found
 

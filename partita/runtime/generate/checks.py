@@ -15,14 +15,14 @@ from partita.remedies import Remedy
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
 PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
 """Value of an option that only the user knows."""
-SHORTEN = Remedy("shorten it")
+SHORTEN = Remedy("shorten the prompt")
 SHORTEN_OR_ANEW = replace(
     SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
 )
 SHORTEN_OR_ALLOW = replace(
     SHORTEN, otherwise=Remedy("open the folder with a longer cache", options=("--max-length", "{max_length}"))
 )
-SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
+SHORTEN_TO_MODEL = Remedy("shorten the prompt: the model supports at most {positions} positions")
 BEGIN_WITH_ONE = Remedy("pass one or more tokens")
 BEGIN = Remedy("pass at least one token")
 
@@ -67,9 +67,9 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
     if not len(prompt):
         raise GenerationError(f"{where} is empty", remedy=BEGIN)
     if len(prompt) + answered > limits.max_length:
-        full = ", which leaves no room for a completion" if len(prompt) == limits.max_length else ""
+        full = ", which leaves no room for new tokens" if len(prompt) == limits.max_length else ""
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
+            f"{where} has {len(prompt)} tokens, but the cache length is {limits.max_length}{full}",
             remedy=room_for(len(prompt), limits),
         )
     if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
@@ -98,16 +98,12 @@ def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
         return
     merged = [record.name for record in manifest.adapters if record.merged]
     if names:
-        hint = f"choose one of {', '.join(names)}, or leave it out"
+        hint = f"choose one of {', '.join(names)}, or omit it"
     elif merged:
-        hint = f"{', '.join(merged)} is merged into its weights; leave it out"
+        hint = f"{', '.join(merged)} is merged into its weights; omit it"
     elif manifest.foreign is not None:
         takes = manifest.foreign.adapter_inputs
-        hint = (
-            "it contains no *.onnx_adapter file"
-            if takes
-            else "its graph has no inputs that an adapter gives values for"
-        )
+        hint = "it contains no *.onnx_adapter file" if takes else "its graph has no inputs for adapter values"
     else:
         hint = "it has none; export it with `with_adapters`"
     raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {hint}")

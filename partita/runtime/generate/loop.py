@@ -221,7 +221,7 @@ class Engine:
         """The request of a row. Raises GenerationError for a free row."""
         entry = self.rows[index]
         if entry is None:
-            raise GenerationError(f"row {index} of the batch is free")
+            raise GenerationError(f"row {index} of the batch is free; start a prompt in it first")
         return entry
 
     # --- steps --------------------------------------------------------------------------------------------------------

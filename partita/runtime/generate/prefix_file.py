@@ -150,10 +150,10 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                     remedy=SAVE_AGAIN,
                 )
             if not 0 < math.prod(file.get_slice("tokens").get_shape()) <= MOST_TOKENS:
-                raise ValueError(f"it has no tokens, or more than {MOST_TOKENS:,}")
+                raise ValueError(f"it contains no tokens, or more than {MOST_TOKENS:,}")
             tokens, about = file.get_tensor("tokens"), dict(parsed_record(metadata["said"]))
             if tokens.ndim != 1 or tokens.dtype != np.int64 or tokens.min() < 0 or "package" not in metadata:
-                raise ValueError("its tokens are not token ids, or it names no package")
+                raise ValueError("its tokens are not token ids, or it does not name a package")
             if not all(value is None or isinstance(value, str) for value in about.values()):
                 raise ValueError("text, system and adapter are not strings")
             return tokens, about, metadata

@@ -98,9 +98,9 @@ def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *
     common = min(common_tokens(prefix.tokens, known), len(known) - 1)
     if common < count and not cache.saves(common, count):
         raise GenerationError(
-            f"the prompt has {plural(common, 'token')} in common with a prefix of {count}, and recurrent or "
-            "sliding-window states cannot be cut to these; end the prefix at a token boundary, e.g. a line end, and "
-            "put more text after it"
+            f"the prompt shares only {plural(common, 'token')} with a prefix of {count}, and recurrent or "
+            "sliding-window states cannot be cut there; end the prefix at a token boundary, e.g. a line "
+            "end, and put more text after it"
         )
     kept = cut(prefix, common, cache)
     cache.load_row(row, common, kept.states)

@@ -108,8 +108,8 @@ def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) 
     unknown = [provider.name for provider in chain if not provider.rolling_caches]
     if unknown and any(state.rolls for state in contract.states):
         raise ProviderError(
-            f"{folder}: some layers have a sliding-window cache, and {unknown[0]} is not known to support it; "
-            "use another provider, or export with `cache=fixed`"
+            f"{folder}: some layers have a sliding-window cache, which {unknown[0]} is not known to "
+            "support; use another provider, or export with `cache=fixed`"
         )
 
 

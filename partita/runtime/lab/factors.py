@@ -77,7 +77,7 @@ def kind_of(name: str) -> str:
     """The variations of a factor as text; empty for the unchanged node."""
     named = {
         AS_IS: "",
-        COMBINED: "two at once",
+        COMBINED: "two factors together",
         OTHER_FORM: "other nodes of the operator",
         OPTION: "provider options",
         NEIGHBOURS: "neighbouring nodes",

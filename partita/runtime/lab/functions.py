@@ -17,7 +17,7 @@ from partita.runtime.place.tensor_types import sizes_of, tensor_type
 if TYPE_CHECKING:
     import onnx
 
-NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators contains it"
+NO_FUNCTION = "ONNX Runtime gave it no name, and none of the file's functions contains it"
 
 
 @dataclass(slots=True)

@@ -52,11 +52,11 @@ ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY
 CAST = "InsertedPrecisionFreeCast"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
 CASTS = (
-    "the CPU provider runs it between casts that ONNX Runtime inserts, because the CPU provider has no kernel for the "
-    "type either"
+    "the CPU provider runs it between casts inserted by ONNX Runtime, because the CPU provider has no "
+    "kernel for the type either"
 )
 AS_FUNCTION = "only as the nodes of its function"
-NO_NODE_LEFT = "folded before a run: no node of it remains"
+NO_NODE_LEFT = "folded before the run: no node of it remains"
 NOT_CLAIMED = "it is not among the nodes that the provider supports"
 TOLERANCE = 1e-3
 """Relative and absolute tolerance; half precision is accurate to 1e-3."""

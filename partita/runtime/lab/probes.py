@@ -42,10 +42,10 @@ AT_FAULT = frozenset({"initialisation_failed"})
 FIX = Remedy(
     "declare fixed sizes in the file: for the model's inputs or, if these are fixed, for the outputs of its nodes"
 )
-WITHOUT_SWITCH = Remedy("remove {switch}, without which it opens this graph")
-REJECTED_REMEDY = Remedy("change the part that it fails on, or use another provider; it opens other graphs")
-OPENS_WHEN_FIXED = "with all shapes static the provider opens this graph; unchanged, it fails on it"
-CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or at exit"
+WITHOUT_SWITCH = Remedy("remove {switch}; without it the provider opens this graph")
+REJECTED_REMEDY = Remedy("change the part that fails, or use another provider; this provider opens other graphs")
+OPENS_WHEN_FIXED = "the provider opens the graph with all shapes static; unchanged, it fails"
+CRASHED_LATER = "in an experiment the provider opened the graph, so it crashes later, in a run or at exit"
 NOTHING_RUN = SessionFacts(
     file="",
     phases=("run",),
@@ -205,7 +205,7 @@ def probe_not_opened(
         return error
     listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
     named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
-    rest = "; the rest opens" if rejected is not None and rejected.rest_opens else ""
+    rest = "; it opens the rest" if rejected is not None and rejected.rest_opens else ""
     return NotOpenedError(f"{error.what}; it fails on node {named}{rest}", error.path, remedy=error.remedy)
 
 

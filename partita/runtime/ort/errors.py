@@ -65,7 +65,10 @@ NEWER_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supp
 LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}; nothing else needs to change")
 ESCAPES = re.compile(r"escapes (the )?model directory", re.IGNORECASE)
 WITHOUT_LINKS = Remedy(
-    "this ONNX Runtime follows no links out of the folder: use a newer version, or a copy of the folder without links",
+    (
+        "this version of ONNX Runtime does not follow links out of the folder: use a newer version, or a copy "
+        "of the folder without links"
+    ),
     ("cp", "-rL", "{folder}", "COPY"),
 )
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")

@@ -51,8 +51,8 @@ def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> di
         text = f"{given}={os.fspath(path)}"
         name, file = name_and_file(text, by_name)
         if name not in by_name or not file:
-            names = listing(by_name) if by_name else "none, it has no inputs"
-            raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is an input: {names}")
+            names = listing(by_name) if by_name else "none (it has no inputs)"
+            raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is one of: {names}")
         if name in values:
             raise UsageError(f"`inputs={text}`: {name} is set twice; set it once")
         values[name] = _read_array(text, by_name[name], Path(file))

@@ -131,7 +131,7 @@ def read_onnx(path: Path) -> OnnxModel:
     try:
         return _describe(path, proto)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not define
-        raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
+        raise PackageError(f"{path}: damaged: it can be parsed, but not processed ({error}); {AGAIN}") from error
 
 
 def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:

@@ -133,4 +133,4 @@ def but_for(compared: Sequence[Comparison]) -> str:
     count, positions = (sum(len(entry.set_aside) for entry in counted), sum(len(entry.errors) for entry in counted))
     if not count:
         return ""
-    return f", except {count} of {plural(positions, 'position')}, where rounding changes the selected experts"
+    return f", except {count} of {plural(positions, 'position')}, where rounding selects other experts"

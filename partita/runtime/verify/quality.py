@@ -255,10 +255,13 @@ def _no_figures(folder: Path, manifest: Manifest) -> PackageError:
         return PackageError(f"{folder}: it has no {QUALITY}, because Partita did not export it")
     if PRECISIONS[manifest.graph.precision] is not EXACT:
         return PackageError(
-            f"{folder}: the package has no {QUALITY}: it was exported without its source model, or by an older Partita",
+            (
+                f"{folder}: the package has no {QUALITY}: it was exported without its source model, or by an "
+                "older version of Partita"
+            ),
             remedy=FROM_CHECKPOINT,
         )
     return PackageError(
-        f"{folder}: the package has no {QUALITY}: fp32 packages are not measured; use `partita verify` to compare "
-        "it with its source model"
+        f"{folder}: the package has no {QUALITY}: quality is not measured for fp32 packages; use `partita "
+        "verify` to compare it with its source model"
     )

@@ -371,7 +371,7 @@ def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str =
     shapes = answer.prefill_logits.shape[1:] == (vocab,) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not 0 < len(answer.prefill_logits) <= count or count + steps > runner.contract.max_length:
         raise PackageError(
-            f"{folder / name}: does not belong to this package; its shapes do not match", remedy=FROM_CHECKPOINT
+            f"{folder / name}: does not belong to this package: its shapes do not match", remedy=FROM_CHECKPOINT
         )
 
 

@@ -230,7 +230,7 @@ class Worker:
         except EOFError:
             pass
         except Exception as error:  # noqa: BLE001 - otherwise it would be lost
-            wrong = f"sent a message that cannot be handled ({type(error).__name__}: {error})"
+            wrong = f"sent an invalid message ({type(error).__name__}: {error})"
         self.lost = lost = self._outcome(wrong)
         while self._calls:
             with suppress(KeyError):

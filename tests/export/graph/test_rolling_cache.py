@@ -235,5 +235,5 @@ def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> No
 
 
 def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:
-    with pytest.raises(PartitaError, match="webgpu is not known to support it"):
+    with pytest.raises(PartitaError, match="which webgpu is not known to support"):
         load_runner(pair[0], parse_chain("webgpu,cpu"))

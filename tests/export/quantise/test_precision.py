@@ -251,7 +251,7 @@ def test_evaluate_measures_the_same_without_the_original(tiny_checkpoint: TinyCh
     assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
     assert math.isclose(now.top1_agreement, stored.top1_agreement, rel_tol=1e-6)
     plain = exported(tiny_checkpoint("llama", tied=True))
-    with pytest.raises(PartitaError, match=r"has no quality\.safetensors: fp32 packages are not measured"):
+    with pytest.raises(PartitaError, match=r"has no quality\.safetensors: quality is not measured for fp32 packages"):
         evaluate(plain, parse_chain("cpu"))
 
 

@@ -97,7 +97,7 @@ def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, expor
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
     manifest = read_manifest(package)
     assert manifest.quality is None and _quality(manifest) == [] and not (package / QUALITY).exists()
-    with pytest.raises(PackageError, match="fp32 packages are not measured"):
+    with pytest.raises(PackageError, match="quality is not measured for fp32 packages"):
         evaluate(package, parse_chain("cpu"))
 
 
@@ -135,7 +135,7 @@ def test_a_package_of_before_has_no_divergence_to_repeat(
     now = evaluate(package, parse_chain("cpu"))
     assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
     text = shown(package, read_manifest(half), now)
-    assert "not measured here: the package does not keep what that takes" in text and ">=" not in text
+    assert "not measured: the package lacks the source model's probabilities" in text and ">=" not in text
 
 
 def save_figures(package: Path, figures: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def test_text_and_json_have_the_divergence(half: Path, capsys: pytest.CaptureFix
     stored = read_manifest(half).quality
     assert stored is not None and stored.likely is not None
     assert f">= {stored.likely.kl_mean:.1e}" in text and f"{stored.kl_mean:.1e}" in text
-    assert "a lower bound" in text and f"{stored.likely.share:.1%}" in text
+    assert "lower bound" in text and f"{stored.likely.share:.1%}" in text
     assert cli.run(["evaluate", str(half), "--provider", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kl_mean_at_least"] == pytest.approx(stored.likely.kl_mean, rel=1e-3)

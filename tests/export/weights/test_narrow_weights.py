@@ -132,7 +132,7 @@ def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
     assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
     out, err = capsys.readouterr()
     assert why in err and f"--activations {precision}" in err
-    assert f"in {dtype}, as the checkpoint has them; computed in float32" in out and "narrow_weights" in out
+    assert f"in {dtype}, values unchanged; computed in float32" in out and "narrow_weights" in out
     assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
 
 

@@ -141,7 +141,9 @@ def test_a_driver_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path)
         lines = lines_of(files.out)
         assert not files.out.exists()
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
-    assert done.returncode == 0 and "rows were answered before" in " ".join(done.stderr.split()), done.stderr
+    assert done.returncode == 0 and "rows already answered by an earlier run" in " ".join(done.stderr.split()), (
+        done.stderr
+    )
     files.check()
 
 
@@ -176,7 +178,7 @@ def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered
 def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
-    with pytest.raises(PackageError, match="worker on .*differs from the command"):
+    with pytest.raises(PackageError, match="worker on .*another version of Partita than the command"):
         files.answer(replace(files.setup(), contents="0"))
 
 
@@ -229,7 +231,7 @@ def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
     ("more", "said"),
     [
         (("--workers", "2"), "give its address with --address"),
-        (("--address", "nowhere"), "give auto, local or HOST:PORT"),
+        (("--address", "nowhere"), "use auto, local or HOST:PORT"),
         (("--address", "auto", "--workers", "0"), "must be between 1"),
         (("--address", "auto", "--max-cpu-nodes", "0"), "--address cannot be combined with"),
         (("--address", "auto", "--report", "r.json"), "--address cannot be combined with"),

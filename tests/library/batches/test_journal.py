@@ -204,7 +204,7 @@ def test_an_output_that_this_run_did_not_write_is_left_alone(out):
         Journal(out, RUN, 5, ROWS)
     out.unlink()
     begun(out)
-    with Journal(out, RUN, 5, ROWS) as journal, pytest.raises(UsageError, match="was created by another program"):
+    with Journal(out, RUN, 5, ROWS) as journal, pytest.raises(UsageError, match="was replaced by another program"):
         journal.publish(lambda file, written: out.write_bytes(b"theirs"))
     assert out.read_bytes() == b"theirs" and sorted(out.parent.iterdir()) == [out, journal_path(out)]
 

@@ -47,7 +47,7 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
     floats = asked({"tokens": [4.0, 5.0], "stop_token_ids": [2.0]}, text)
     assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
-    with pytest.raises(UsageError, match="a list of other values than token ids"):
+    with pytest.raises(UsageError, match="a list, but not of token ids"):
         asked({"tokens": [4.5]}, text)
     with pytest.raises(UsageError, match="system cannot be put before token ids"):
         asked({"tokens": [4, 5], "system": "Be terse"}, text)
@@ -102,7 +102,7 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 5}, "must be a string"),
-        ({"prompt": [1, "a"]}, "of other values than token ids"),
+        ({"prompt": [1, "a"]}, "not of token ids"),
         ({"tokens": "1 2"}, "must be token ids"),
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user"}]}, "role and content"),

@@ -106,11 +106,11 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
         found = answered(engine, rows)
     ends = ["length", "error", "error", "error", "cache_full", "length", "error"]
     assert [row["finish_reason"] for row in found] == ends
-    assert "48 tokens and the cache holds 48, which leaves no room for a completion" in found[6]["error"]
+    assert "48 tokens, but the cache length is 48, which leaves no room for new tokens" in found[6]["error"]
     assert found[0]["tokens"] == known_tokens([3, 4], 9, ALL) and found[5]["tokens"] == known_tokens([9], 9, ALL)
     assert [row["id"] for row in found[:2]] == [None, "empty"]
     assert "empty" in found[1]["error"] and found[2]["error"] == "line 3 is not JSON"
-    assert "49 tokens and the cache holds 48" in found[3]["error"] and found[4]["error"] is None
+    assert "49 tokens, but the cache length is 48" in found[3]["error"] and found[4]["error"] is None
 
 
 def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
@@ -194,7 +194,7 @@ def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_pat
                 os.utime(file.source, ns=(0, 0))
 
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        with pytest.raises(GenerationError, match=r"in\.jsonl: has changed while .*out\.jsonl\.partial"):
+        with pytest.raises(GenerationError, match=r"in\.jsonl: changed during .*out\.jsonl\.partial"):
             file.run(engine, changes)
         assert not file.out.exists()
         file.source.write_text(file.text)

@@ -336,7 +336,7 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
     for prompt, match in (
         ((), "empty"),
         ((1,) * (LENGTH + 1), "the cache holds 48; "),
-        ((1,) * LENGTH, "48 tokens and the cache holds 48, which leaves no room for a completion; "),
+        ((1,) * LENGTH, "48 tokens, but the cache length is 48, which leaves no room for new tokens; "),
         ((VOCAB,), "vocabulary"),
     ):
         with pytest.raises(GenerationError, match=match):
@@ -448,7 +448,7 @@ def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypat
     report = engine.report(ReportRequest(finish_reason="stop", complete=False))
     assert report.totals is not None and report.totals.prompt_tokens == sum(map(len, PROMPTS[:3]))
     assert all(check.passed for check in report.checks)
-    assert any("3 requests took turns in the rows" in note for note in report.notes)
+    assert any("3 requests shared the rows" in note for note in report.notes)
     if not child:
         assert any("of 12 steps" in note for note in report.notes)
     run(scheduler)

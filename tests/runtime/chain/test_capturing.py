@@ -70,7 +70,7 @@ def test_logits_that_cannot_be_read_back_are_named():
 @pytest.mark.parametrize(
     ("described", "said"),
     [
-        (contract(rereads=True), "has a longer input"),
+        (contract(rereads=True), "input grows with every step"),
         (contract(state=KEY.model_copy(update={"grows": 2})), "grows with every token"),
         (contract(Port(name="mask", role="mask", shape=(1, "T"), dtype="int64")), "mask grows with every step"),
     ],

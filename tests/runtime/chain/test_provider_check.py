@@ -181,7 +181,7 @@ def assert_gone(pid: int) -> None:
 def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
     resolution = Resolution(known_providers()["webgpu"], "active")
     wrong = outcome(result={"error": None, "correct": False, "output": [[0.0, 0.0], [0.0, 0.0]]})
-    assert "it computed [[0.0, 0.0], [0.0, 0.0]], which is wrong" in (
+    assert "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect" in (
         judge(resolution, wrong).resolution.evidence or ""
     )
     strict = "graph nodes that are assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
@@ -238,7 +238,7 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
     assert (disguised.usable, disguised.software) == (True, True)
     found = best_chain(("WebGpuExecutionProvider", "CPUExecutionProvider"), (disguised,))
     assert [entry.name for entry in found.chain] == ["cpu"] and found.skipped == (), "it could start"
-    assert "webgpu is usable, but on the CPU: there is no GPU" in found.reason
+    assert "webgpu is usable, but only on the CPU: there is no GPU" in found.reason
     for hardware in (["CPU", "GPU"], []):
         real = judge(resolution, outcome(result={**ran, "hardware": hardware}))
         assert (real.usable, real.software) == (True, False)
@@ -259,7 +259,7 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
     assert set(every) - set(reported) == {"enable_skip_layer_norm_strict_mode"}
     found = judge(Resolution(cuda, "active"), seen)
     assert not found.usable
-    assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is wrong"
+    assert found.resolution.evidence == "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_an_option_is_to_blame_where_the_provider_starts_without_it(
     found = by_experiment(Resolution(OPENVINO, "active", options=options), UNCLEAR)
     if named:
         assert found.reason == "option_rejected" and "stoi" in found.evidence
-        assert f"it does not start with {named}" in found.evidence
+        assert f"it does not start together with {named}" in found.evidence
     else:
         assert found is UNCLEAR
 

@@ -150,7 +150,7 @@ def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
     ("change", "says"),
     [
         ({"file": "other.onnx"}, "other.onnx: missing from the package"),
-        ({"file": "../decoder.onnx"}, "leaves the model folder"),
+        ({"file": "../decoder.onnx"}, "is outside the model folder"),
         ({"inputs": ()}, "inputs and outputs differ from the manifest: ids"),
     ],
 )

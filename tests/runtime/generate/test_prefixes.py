@@ -218,7 +218,7 @@ def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opene
     engine = Engine(opened())
     prefix = saved(engine, SYSTEM)
     for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
-        with pytest.raises(GenerationError, match="states cannot be cut to these"):
+        with pytest.raises(GenerationError, match="states cannot be cut there"):
             engine.join(Request(prompt, greedy, 4, prefix=prefix))
         assert engine.rows == [None]
     engine.join(Request(PROMPTS[0], greedy, 4, prefix=prefix))

@@ -153,7 +153,7 @@ def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runn
 def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_runner):
     runner = open_runner()
     limit = runner.contract.max_length
-    is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens and the cache holds {limit}.*--max-length")
+    is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens, but the cache length is {limit}.*--max-length")
 
 
 def is_refused(runner, prompts, says):

@@ -225,7 +225,7 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
     switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
     _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
     assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
-    assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1, without which it opens this graph"
+    assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1; without it the provider opens this graph"
     assert chain[0].remedy.otherwise is not None, "or change the graph"
     assert asked == [("htp_bf16_enable", "0", [5], False)]
 

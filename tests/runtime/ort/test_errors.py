@@ -119,7 +119,7 @@ def test_a_windows_path_of_external_data_is_said_to_be_one(tmp_path: Path, locat
     with pytest.raises(PackageError) as caught:
         partita.place(tmp_path / "model.onnx", "cpu")
     wanted = PureWindowsPath(location).as_posix()
-    assert f"the path {location!r} is a Windows path; write {wanted!r} in its place" in str(caught.value)
+    assert f"the path {location!r} is a Windows path; write {wanted!r} instead" in str(caught.value)
     model.graph.initializer[0].external_data[0].value = wanted
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     (tmp_path / wanted).parent.mkdir(exist_ok=True)

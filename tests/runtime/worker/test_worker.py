@@ -163,7 +163,7 @@ def test_a_callback_that_fails_ends_it(monkeypatch):
 
     with Worker(MODULE, on_event=refuse) as worker:
         worker.send("push", 1)
-        with pytest.raises(WorkerLostError, match="cannot be handled .ValueError: no"):
+        with pytest.raises(WorkerLostError, match="invalid message .ValueError: no"):
             worker.call("add")
 
 

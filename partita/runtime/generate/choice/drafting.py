@@ -335,8 +335,8 @@ def _takes_no_several(runner: Runner) -> str | None:
         return "its graphs take a fixed number of tokens; export without `static_shapes`"
     if not graphs.appends(live):
         return (
-            f"at batch size {contract.batch_size} its attention supports one token per step, and a row has no step of "
-            "its own; export with `batch_size=1`, or with `attention=onnx24`"
+            f"at batch size {contract.batch_size} its attention supports one token per step, and rows "
+            "have no separate steps; export with `batch_size=1`, or with `attention=onnx24`"
         )
     return "its graph computes the logits of the last token only"
 

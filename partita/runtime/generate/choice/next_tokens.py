@@ -111,7 +111,7 @@ class NextTokens:
         """
         cache = self.cache
         if spoilt:
-            row.stop_drafting("a rejected draft token gave values that are not finite")
+            row.stop_drafting("a rejected draft token produced values that are not finite")
         if spoilt and row.finish is None and cache.wipe(index):
             cache.release_row(index)
             row.read_again()

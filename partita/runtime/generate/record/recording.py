@@ -116,8 +116,8 @@ class Recording:
         for device, found in zip(self._outputs, replayed, strict=True):
             if not _agree(_copy(device), found):
                 raise ProviderError(
-                    "graph capture is not possible: a replayed step does not compute the result of the step itself, "
-                    "so the provider does not capture all of this graph",
+                    "graph capture is not possible: a replayed step computes a different result, so the "
+                    "provider does not capture the whole graph",
                     remedy=WITHOUT,
                 )
         self._confirmed = True

@@ -79,12 +79,12 @@ def _open_notes(recorder: Recorder) -> tuple[str, ...]:
     """Notes on the measurements when requests take turns."""
     if recorder.requests is None:
         return ()
-    turns = f"{plural(recorder.requests, 'request')} took turns in the rows of the batch"
+    turns = f"{plural(recorder.requests, 'request')} shared the rows of the batch"
     notes = (f"{turns}; prompt tokens and new tokens are totals",)
     if not recorder.forgotten:
         return notes
     known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
-    return (*notes, f"times and speed are of {known:,} of {every:,} steps: the last steps and the profiled steps")
+    return (*notes, f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps")
 
 
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:
@@ -98,14 +98,14 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
         if not runner.cache.padding_is_safe:
             why += ", or would need padding, which these states do not support"
         notes.append(
-            f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
+            f"{tokens} prompt tokens were prefilled one at a time with {file}, because a chunk of "
             f"{runner.capacity.chunk} {why}; they count as prefill steps"
         )
     again = [step for step in runner.steps if step.again]
     if again:
         tokens = sum(step.row_tokens for step in again)
         limit = runner.contract.rereads_at
-        why = "after a rejected draft token gave values that are not finite"
+        why = "after a rejected draft token produced values that are not finite"
         if limit is not None:
             why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
         notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
@@ -134,8 +134,9 @@ def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
     if not phases:
         return ()
     return (
-        f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded model is profiled "
-        "once: node times, copies and bytes are from these runs; steps, tokens and speed are of the last generation",
+        f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded "
+        "model is profiled once: node times, copies and bytes are from those runs, and steps, tokens and "
+        "speed from the last generation",
     )
 
 

@@ -13,7 +13,7 @@ MOST_CHARACTERS = 4096
 def check_stops(stops: Sequence[str]) -> None:
     """Raise UsageError for a stop string that is empty or too long."""
     if not all(stops):
-        raise UsageError("`stop` is empty; pass the text to stop at")
+        raise UsageError("`stop` is empty; pass the text that stops the generation")
     longest = max(map(len, stops), default=0)
     if longest > MOST_CHARACTERS:
         raise UsageError(f"`stop` has {longest:,} characters; the maximum is {MOST_CHARACTERS:,}")

@@ -156,7 +156,7 @@ class Text:
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
             raise UsageError(
-                "`chat` needs a chat template, which the tokenizer lacks; leave it out",
+                "`chat` needs a chat template, which the tokenizer lacks; omit `chat`",
                 where=self._folder,
             )
         names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
@@ -181,7 +181,7 @@ class Text:
         except (KeyboardInterrupt, SystemExit, GenerationError):
             raise
         except LateError as error:
-            raise GenerationError(f"the tokenizer takes more than {seconds:.0f} s for this text") from error
+            raise GenerationError(f"the tokenizer needs more than {seconds:.0f} s for this text") from error
         except BaseException as error:  # e.g. no unknown token in the vocabulary, or a panic in Rust
             said = " ".join(str(error).split())[:200]
             raise GenerationError(f"the tokenizer cannot encode this text: {said}") from error
@@ -274,7 +274,9 @@ def _panics_hidden() -> Iterator[None]:
 
 
 def _too_long(size: int, most_tokens: int | None) -> TooLongError:
-    most = f"{MOST_BYTES:,} bytes" if most_tokens is None else f"{most_tokens:,} tokens of prompt and output together"
+    most = (
+        f"{MOST_BYTES:,} bytes" if most_tokens is None else f"{most_tokens:,} tokens for prompt and completion together"
+    )
     return TooLongError(f"the text is too long: it has {size:,} bytes; the limit is {most}")
 
 
@@ -284,8 +286,7 @@ def _unicode(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the text has half of a surrogate pair, {text[error.start]!a}, at position {error.start}; "
-            "use whole characters"
+            f"the text has an unpaired surrogate, {text[error.start]!a}, at position {error.start}; remove it"
         ) from error
     return text
 
