@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from partita.diagnosis.evidence import Context, Finding, Ground
+from partita.diagnosis.evidence import GROUNDS, Context, Finding, Ground
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import PROVIDER_CODES, ReasonCode
 from partita.observations.facts import NodeProbe
@@ -91,8 +91,8 @@ def ranks() -> dict[tuple[ReasonCode, Ground], int]:
     return places
 
 
-def explain(context: Context) -> tuple[Reason, Finding]:
-    """The reason that goes first by the table, and its finding.
+def findings(context: Context) -> list[tuple[Reason, Finding]]:
+    """Every reason that applies, with its finding, in the order of the table: the first one decides.
 
     Raises LookupError when no reason answers, which `unexplained` rules out, or when one finds what it does not list in
     `found_on`.
@@ -104,7 +104,24 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     for reason, finding in answers:
         if (reason.code, finding.ground) not in places:
             raise LookupError(f"{reason.code} by {finding.ground} has no rank in {__name__}.PRECEDENCE")
-    return min(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+    return sorted(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+
+
+def explain(context: Context) -> tuple[Reason, Finding]:
+    """The reason that decides, and its finding. Raises what `findings` raises."""
+    return findings(context)[0]
+
+
+def describe_rank(code: str, ground: str) -> str:
+    """A finding's rank and ground as text, e.g. `rank 5: an experiment on the node in isolation`.
+
+    Empty for a finding that the table does not have, as in reports of other versions.
+    """
+    for number, rank in enumerate(PRECEDENCE, 1):
+        if rank.ground == ground and code in rank.codes:
+            within = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
+            return f"rank {number}{within}: {GROUNDS[rank.ground]}"
+    return ""
 
 
 def shown_by(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
