@@ -100,7 +100,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model without a file. `folder`: folder of the external data."""
     proto, defaults = without_defaults(with_unique_names(_inlined(proto)))
-    fixed = tensor_types(proto, sizes)
+    fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
     constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds known values, too
     return Graph(
@@ -108,7 +108,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         folder=folder,
         nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
-        types=tensor_types(proto),
+        types=tensor_types(proto, by_runtime=True),
         fixed=fixed,
         folded=known_values(proto, fixed),
         given=defaults,
