@@ -43,7 +43,7 @@ CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """A source file of the CPU provider's kernels. Other providers use its headers, too."""
 NEIGHBOUR = re.compile(rf"{AUXILIARY}\d+")
 """Name prefix of neighbouring nodes."""
-ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\d*`")
+ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\w*`")
 """A message of QNN about a node."""
 CAST = "InsertedPrecisionFreeCast"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
