@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from partita.commands.results import printed
 from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.precedence import PRECEDENCE, explain
+from partita.diagnosis.precedence import explain, rows
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.machine.records import MachineReport
 from partita.package.folder import Manifest
@@ -81,7 +81,7 @@ def reasons_text() -> str:
 def precedence_text() -> Iterator[str]:
     """The table of precedence, as a list."""
     yield PRECEDENCE_HEAD
-    for number, rank in enumerate(PRECEDENCE, 1):
+    for number, rank in enumerate(rows(), 1):
         codes = ", ".join(f"`{code}`" for code in rank.codes)
         yield f"{number}. {GROUNDS[rank.ground]}: {codes}"
     yield ""
