@@ -93,12 +93,12 @@ class Variant:
     """An output with a signed type; empty if none is known."""
     passed_on: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
-    internal: frozenset[str] = frozenset()
-    """Of these, tensors of other types than usual floats: some providers reject such types as graph outputs only."""
     made: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs with the sizes of the run, if known."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs whose sizes the experiment declares, because they depend on values."""
+    internal: frozenset[str] = frozenset()
+    """Outputs of `passed_on` of other types than usual floats: some providers reject such types as graph outputs only."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for an omitted input."""
