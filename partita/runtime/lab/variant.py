@@ -98,7 +98,7 @@ class Variant:
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs whose sizes the experiment declares, because they depend on values."""
     internal: frozenset[str] = frozenset()
-    """Outputs of `passed_on` of other types than usual floats: some providers reject such types as graph outputs only."""
+    """Outputs of `passed_on` of unusual types: some providers reject them as graph outputs only."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for an omitted input."""
