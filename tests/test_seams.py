@@ -111,15 +111,14 @@ answer(
     assert copy.touched == ["partita/providers/lunar.py"]
 
 
-def add_reason(copy: Copy, code: str, title: str, rows: str, *, fields: str = "", example: str) -> None:
-    """Its file, its word among the codes, which are a closed type, and its rows in the table."""
+def add_reason(copy: Copy, code: str, title: str, *, fields: str = "", example: str) -> None:
+    """Its file, and its code, whose place among the codes is its rank."""
     text = REASON.format(code=code, title=title, fields=fields, example=example)
     copy.add(f"partita/diagnosis/reasons/{code}.py", text)
     copy.edit("partita/observations/codes.py", '    "not_claimed",\n', f'    "{code}",\n    "not_claimed",\n')
-    copy.edit("partita/diagnosis/precedence.py", '    Rank("nothing",', f'{rows}    Rank("nothing",')
 
 
-def test_a_reason_that_is_logged_is_its_file_its_word_and_its_rows(copy: Copy) -> None:
+def test_a_reason_that_is_logged_is_its_file_and_its_code(copy: Copy) -> None:
     """And whoever logs it has the pattern: here a provider that is added, too."""
     pattern = '\n        LogPattern("new_moon", r"it is too dark for (?P<node>\\S+): (?P<why>.+)"),'
     copy.add("partita/providers/lunar.py", PROVIDER.format(more=pattern))
@@ -127,7 +126,6 @@ def test_a_reason_that_is_logged_is_its_file_its_word_and_its_rows(copy: Copy) -
         copy,
         "new_moon",
         "Too dark",
-        '    Rank("line", ("new_moon",)),\n    Rank("blank_line", ("new_moon",)),\n',
         example='log=("it is too dark for a: new moon",), '
         'patterns=(LogPattern("new_moon", r"it is too dark for (?P<node>\\S+): (?P<why>.+)"),)',
     )
@@ -160,11 +158,10 @@ answer(
     assert "too dark for model.rotary_emb/Gather: new moon" in found["explained"]["out"]
     assert "try again later" in found["explained"]["out"] and "Too dark (new_moon)" in found["shown"]["out"]
     assert (found["checked"]["code"], found["unknown"]["code"]) == (5, 2)
-    assert "## new_moon" in found["documented"] and "a log line names the node: `new_moon`" in found["documented"]
+    assert "## new_moon" in found["documented"] and "`cpu_preferred`, `new_moon`" in found["documented"]
     assert copy.touched[1:] == [
         "partita/diagnosis/reasons/new_moon.py",
         "partita/observations/codes.py",
-        "partita/diagnosis/precedence.py",
     ]
 
 
@@ -262,16 +259,11 @@ report("two.json")
 """
 
 
-def test_a_reason_that_experiments_show_is_its_file_its_word_its_rows_and_its_factor(copy: Copy) -> None:
+def test_a_reason_that_experiments_show_is_its_file_its_code_and_its_factor(copy: Copy) -> None:
     add_reason(
         copy,
         "alpha_is_not_two",
         "Another alpha",
-        '    Rank("alone", ("alpha_is_not_two",)),\n'
-        '    Rank("line", ("alpha_is_not_two",)),\n'
-        '    Rank("blank_line", ("alpha_is_not_two",)),\n'
-        '    Rank("vague_line", ("alpha_is_not_two",)),\n'
-        '    Rank("together", ("alpha_is_not_two",)),\n',
         fields='factors=("alpha",),\n    ',
         example="log=(), "
         'probe=NodeProbe("a", (Trial("as_is", "", "left", ""), Trial("alpha", "alpha=2", "taken", "")))',
@@ -300,6 +292,5 @@ answer(
     assert copy.touched == [
         "partita/diagnosis/reasons/alpha_is_not_two.py",
         "partita/observations/codes.py",
-        "partita/diagnosis/precedence.py",
         "partita/runtime/lab/factors.py",
     ]

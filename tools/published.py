@@ -15,31 +15,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from partita.commands.results import printed
-from partita.diagnosis.evidence import Ground
-from partita.diagnosis.precedence import PRECEDENCE, explain
+from partita.diagnosis.evidence import GROUNDS
+from partita.diagnosis.precedence import explain, rows
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.machine.records import MachineReport
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
 
-GROUNDS: dict[Ground, str] = {
-    "pin": "a pin covers the node",
-    "nowhere": "no source has the node's provider",
-    "line": "a log line names the node",
-    "vague_line": "a log line names the node, without the detail",
-    "blank_line": "a log line with an empty node name",
-    "graph_line": "a log line about the graph",
-    "alone": "an experiment on the node in isolation",
-    "together": "an experiment with several changes of the node",
-    "forms": "experiments with other nodes of the operator",
-    "alone_said": "the provider's error for the node in isolation",
-    "alone_left": "the provider fails on the graph, and does not support the node in isolation",
-    "part": "bisection of the graph",
-    "budget": "a budget, and no other cause",
-    "origin": "the ONNX file has no such node",
-    "entry": "the provider did not start",
-    "nothing": "no evidence",
-}
 PRECEDENCE_HEAD = """## Precedence
 
 When several reasons apply, the first entry of this list decides, and within an entry the first code.
@@ -99,7 +81,7 @@ def reasons_text() -> str:
 def precedence_text() -> Iterator[str]:
     """The table of precedence, as a list."""
     yield PRECEDENCE_HEAD
-    for number, rank in enumerate(PRECEDENCE, 1):
+    for number, rank in enumerate(rows(), 1):
         codes = ", ".join(f"`{code}`" for code in rank.codes)
         yield f"{number}. {GROUNDS[rank.ground]}: {codes}"
     yield ""

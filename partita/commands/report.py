@@ -81,7 +81,7 @@ def explain(options: ExplainCommand) -> None:
         if found.matches or view.view == "json":
             showing.show(found)
         raise UsageError(f"{file}: {say_no_single(found)}")
-    showing.show(found)
+    showing.show(found if options.all or view.view == "json" else found.without_lost())
 
 
 def diff(options: DiffCommand) -> int:

@@ -7,7 +7,7 @@ nothing here, and no reason, knows another reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,24 +19,42 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
 Ground = Literal[
-    "pin",  # the user's pin
-    "nowhere",  # that no source shows where the node runs
-    "line",  # a line of the log that names the node
-    "vague_line",  # such a line that does not say what of the node it is about
-    "blank_line",  # such a line with a blank where the name would be, for a node that ONNX Runtime gave none
-    "graph_line",  # a line of the log about the graph as a whole
-    "alone",  # experiments on the node alone, with at most one thing changed
-    "together",  # experiments on the node alone, with several things changed
-    "forms",  # experiments with other nodes of its operator, where no change to the node helped
-    "alone_said",  # what the provider said while it failed over the node alone
-    "alone_left",  # experiments on the node alone, which the provider leaves before it fails over the graph
-    "part",  # the smallest part of the graph over which the provider fails
-    "budget",  # the user's budget, and that there is no other cause
-    "origin",  # the graph of the file, which has no such node
-    "entry",  # what became of the provider itself
+    "pin",
+    "nowhere",
+    "line",
+    "vague_line",
+    "blank_line",
+    "graph_line",
+    "alone",
+    "together",
+    "forms",
+    "alone_said",
+    "alone_left",
+    "part",
+    "budget",
+    "origin",
+    "entry",
     "nothing",
 ]
-"""Where a finding comes from."""
+"""Source of a finding; `GROUNDS` describes each."""
+GROUNDS: Mapping[Ground, str] = {
+    "pin": "a pin covers the node",
+    "nowhere": "no source has the node's provider",
+    "line": "a log line names the node",
+    "vague_line": "a log line names the node, without the detail",
+    "blank_line": "a log line with an empty node name",
+    "graph_line": "a log line about the graph",
+    "alone": "an experiment on the node in isolation",
+    "together": "an experiment with several changes of the node",
+    "forms": "experiments with other nodes of the operator",
+    "alone_said": "the provider's error for the node in isolation",
+    "alone_left": "the provider fails on the graph, and does not support the node in isolation",
+    "part": "bisection of the graph",
+    "budget": "a budget, and no other cause",
+    "origin": "the ONNX file has no such node",
+    "entry": "the provider did not start",
+    "nothing": "no evidence",
+}
 MARK = re.compile(r"""\\?[:'"\],;](?![?*{])""")
 """What can follow a name in a pattern, and is there always."""
 OWN_NAMES = {

@@ -1,17 +1,17 @@
 """Which reason a node gets when several apply: one ordered table, each row with why it stands where it stands.
 
-A reason is its file in `reasons/` and its row here. Reasons state what they find and on which ground; only this table
-compares them.
+A reason is its file in `reasons/` and its code in `partita.observations.codes`, whose order decides within a row.
+Reasons state what they find and on which ground; only this table compares them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from partita.diagnosis.evidence import Context, Finding, Ground
+from partita.diagnosis.evidence import GROUNDS, Context, Finding, Ground
 from partita.diagnosis.reasons.base import Reason, load_reasons
-from partita.observations.codes import PROVIDER_CODES, ReasonCode
+from partita.observations.codes import CODES, ReasonCode
 from partita.observations.facts import NodeProbe
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
@@ -22,77 +22,78 @@ class Rank:
     """Findings of these codes by this ground, before all rows below; the first code before the others."""
 
     ground: Ground
-    codes: tuple[ReasonCode, ...]
+    codes: tuple[ReasonCode, ...] = ()
+    """Empty: every code that is found on this ground and is in no other row of it, in the order of the codes."""
 
 
-NAMES_THE_CAUSE: tuple[ReasonCode, ...] = (
-    "pinned_by_user",
-    "over_budget",
-    "attribute_unsupported",
-    "dynamic_shape",
-    "no_kernel_type",
-    "no_kernel_version",
-    "cpu_preferred",
-)
 PRECEDENCE: tuple[Rank, ...] = (
-    Rank("pin", ("pinned_by_user",)),
+    Rank("pin"),
     # The node may be on the preferred provider.
-    Rank("nowhere", ("unexplained",)),
+    Rank("nowhere"),
     # The line names node and cause, and comes from the provider itself.
-    Rank("line", NAMES_THE_CAUSE),
-    Rank("blank_line", NAMES_THE_CAUSE),
+    Rank("line"),
+    Rank("blank_line"),
     # One change isolates the cause; a line with `no kernel` does not name operator, version or type.
-    Rank("alone", ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported")),
-    # Sizes last: they are fixed along with every other change.
-    Rank("together", ("no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape")),
-    Rank("vague_line", ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape")),
-    Rank("forms", ("no_kernel_type", "attribute_unsupported")),
-    Rank("alone_said", ("no_kernel_op",)),
-    Rank("alone_left", ("no_kernel_op",)),
+    Rank("alone"),
+    Rank("together"),
+    # Sizes are fixed along with every other change.
+    Rank("together", ("dynamic_shape",)),
+    Rank("vague_line"),
+    Rank("forms"),
+    Rank("alone_said"),
+    Rank("alone_left"),
     # A provider that fails on the graph has placed no node.
-    Rank("part", ("subgraph_rejected",)),
+    Rank("part"),
     # A provider that did not start has placed no node.
-    Rank("entry", (*PROVIDER_CODES, "dynamic_shape")),
+    Rank("entry"),
     # A node that ONNX Runtime added has no operator in the model.
-    Rank("origin", ("runtime_inserted",)),
+    Rank("origin"),
     Rank("alone", ("no_kernel_op",)),
     Rank("line", ("no_kernel_op",)),
     Rank("alone", ("subgraph_rejected",)),
     Rank("line", ("subgraph_rejected",)),
-    Rank("budget", ("over_budget",)),
+    Rank("budget"),
     Rank("alone", ("not_claimed",)),
     Rank("line", ("not_claimed",)),
     # A line without a node name may be about another node of the operator.
     Rank("blank_line", ("no_kernel_op", "subgraph_rejected", "not_claimed")),
-    Rank("graph_line", ("subgraph_rejected",)),
-    Rank("nothing", ("unexplained",)),
+    Rank("graph_line"),
+    Rank("nothing"),
 )
 
 
 @cache
-def ranks() -> dict[tuple[ReasonCode, Ground], int]:
-    """The place of every finding in the table.
+def rows() -> tuple[Rank, ...]:
+    """The table with the codes of every row. Raises ValueError when a code has no row, or a row no code."""
+    found = {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
+    named = {(code, rank.ground) for rank in PRECEDENCE for code in rank.codes}
+    table = tuple(
+        rank
+        if rank.codes
+        else replace(rank, codes=tuple(code for code in CODES if (code, rank.ground) in found - named))
+        for rank in PRECEDENCE
+    )
+    placed = {(code, rank.ground) for rank in table for code in rank.codes}
+    for pairs, problem in ((found - placed, "has no rank"), (placed - found, "has a rank and is never found")):
+        if pairs:
+            listed = ", ".join(f"{code} by {ground}" for code, ground in sorted(pairs))
+            raise ValueError(f"{listed} {problem} in {__name__}.PRECEDENCE")
+    return table
 
-    Raises ValueError when one has two, or none, or when a row stands for what no reason can find.
-    """
+
+@cache
+def ranks() -> dict[tuple[ReasonCode, Ground], int]:
+    """The place of every finding in the table. Raises ValueError when one has two, and the errors of `rows`."""
     places: dict[tuple[ReasonCode, Ground], int] = {}
-    for code, ground in ((code, rank.ground) for rank in PRECEDENCE for code in rank.codes):
+    for code, ground in ((code, rank.ground) for rank in rows() for code in rank.codes):
         if (code, ground) in places:
             raise ValueError(f"{code} by {ground} has two ranks")
         places[code, ground] = len(places)
-    found = {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
-    for pairs, problem in (
-        (found - set(places), "has no rank"),
-        (set(places) - found, "has a rank and is never found"),
-    ):
-        if pairs:
-            named = ", ".join(f"{code} by {ground}" for code, ground in sorted(pairs))
-            raise ValueError(f"{named} {problem} in {__name__}.PRECEDENCE")
     return places
 
 
-def explain(context: Context) -> tuple[Reason, Finding]:
-    """The reason that goes first by the table, and its finding.
+def findings(context: Context) -> list[tuple[Reason, Finding]]:
+    """Every reason that applies, with its finding, in the order of the table: the first one decides.
 
     Raises LookupError when no reason answers, which `unexplained` rules out, or when one finds what it does not list in
     `found_on`.
@@ -104,7 +105,24 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     for reason, finding in answers:
         if (reason.code, finding.ground) not in places:
             raise LookupError(f"{reason.code} by {finding.ground} has no rank in {__name__}.PRECEDENCE")
-    return min(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+    return sorted(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+
+
+def explain(context: Context) -> tuple[Reason, Finding]:
+    """The reason that decides, and its finding. Raises what `findings` raises."""
+    return findings(context)[0]
+
+
+def describe_rank(code: str, ground: str) -> str:
+    """A finding's rank and ground as text, e.g. `rank 5: an experiment on the node in isolation`.
+
+    Empty for a finding that the table does not have, as in reports of other versions.
+    """
+    for number, rank in enumerate(rows(), 1):
+        if rank.ground == ground and code in rank.codes:
+            within = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
+            return f"rank {number}{within}: {GROUNDS[rank.ground]}"
+    return ""
 
 
 def shown_by(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:

@@ -182,7 +182,8 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
         also = ", with another option neither" if any(OPTION in trial.parts for trial in forms) else ""
         forms = [trial for trial in forms if OPTION not in trial.parts]
         own = sum(not trial.parts for trial in forms)
-        failed = [trial for trial in forms if trial.outcome in FAILED]
+        # A crash does not show that the provider has the operator: its neighbour or ONNX Runtime may be the cause.
+        failed = [trial for trial in forms if trial.outcome in FAILED - {"crashed"}]
         if alike:
             # Operator, version and types are the same: what is left are attributes, inputs and shapes.
             decides = "in the types of this one, so its attributes, inputs or shapes decide"

@@ -61,6 +61,10 @@ class Skipped(Record):
     """Probes of this node with this provider, the unchanged node first."""
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    ground: str = ""
+    """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
+    lost: tuple[Skipped, ...] = ()
+    """The other reasons that evidence was found for, in the order of precedence; without probes of their own."""
 
 
 class Fallback(Record):
@@ -82,6 +86,10 @@ class Fallback(Record):
     """Probes of this node, the unchanged node first."""
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    ground: str = ""
+    """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
+    lost: tuple[Skipped, ...] = ()
+    """The other reasons that evidence was found for with the preferred provider, in the order of precedence."""
     skipped: tuple[Skipped, ...] = ()
     """The other providers of the chain before the node's provider, in order."""
     cost: FallbackCost | None = None
@@ -98,6 +106,8 @@ class Fallback(Record):
             remedy=self.remedy,
             trials=self.trials,
             unprobed=self.unprobed,
+            ground=self.ground,
+            lost=self.lost,
         )
         return (first, *self.skipped)
 

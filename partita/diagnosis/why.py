@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from partita.diagnosis.evidence import Context
-from partita.diagnosis.precedence import explain
+from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_verdict import fullest
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Fallback, Skipped
@@ -103,16 +103,24 @@ def why(
 ) -> Skipped:
     """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
     context = _context_of(index, name, op_type, provider, skipped, twin=twin)
-    reason, finding = explain(context)
+    found = [
+        Skipped(
+            provider=skipped.provider,
+            reason=reason.code,
+            evidence_kind=finding.kind,
+            evidence=finding.evidence,
+            remedy=finding.remedy or reason.remedy,
+            ground=finding.ground,
+        )
+        for reason, finding in findings(context)
+    ]
     probe = context.probe
-    return Skipped(
-        provider=skipped.provider,
-        reason=reason.code,
-        evidence_kind=finding.kind,
-        evidence=finding.evidence,
-        remedy=finding.remedy or reason.remedy,
-        trials=tuple(map(TrialRecord.taken_from, probe.trials)) if probe is not None else (),
-        unprobed=probe.unprobed if probe is not None else "",
+    return found[0].model_copy(
+        update={
+            "trials": tuple(map(TrialRecord.taken_from, probe.trials)) if probe is not None else (),
+            "unprobed": probe.unprobed if probe is not None else "",
+            "lost": tuple(each for each in found[1:] if each.evidence_kind != "none"),
+        }
     )
 
 

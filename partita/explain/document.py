@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from partita.diagnosis.precedence import describe_rank
 from partita.diagnosis.records import Fallback, Skipped, Trial
 from partita.explain.node_explanation import Cause, Explanation, Matches, Place
 from partita.explain.words import headline, places_by_phase, reason_in, say_no_single
@@ -226,7 +227,18 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
             rows += [] if at else [(f"cost in {entry.phase}", _say_cost(entry)) for entry in entries]
             pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
-            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_trials(why)))
+            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_trials(why), *_lost(why)))
+
+
+def _lost(why: Skipped) -> Iterator[Block]:
+    """The reasons that lost, with their evidence and why they lost."""
+    own = describe_rank(why.reason, why.ground) or "unknown rank"
+    for entry in why.lost:
+        rank = describe_rank(entry.reason, entry.ground) or "unknown rank"
+        rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("lost by", f"{rank}; {why.reason}: {own}")]
+        yield Group(
+            f"{entry.reason} lost", (Pairs("Reason that lost", tuple((name, (value,)) for name, value in rows)),)
+        )
 
 
 def _capture(explanation: Explanation) -> Iterator[Section]:

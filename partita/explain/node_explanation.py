@@ -95,6 +95,16 @@ class Explanation(Record):
     run_failed: str | None = None
     """Why the run failed, so that the node may not run; null if it did not."""
 
+    def without_lost(self) -> Explanation:
+        """The explanation with the deciding reasons only."""
+        fallbacks = tuple(
+            entry.model_copy(
+                update={"lost": (), "skipped": tuple(each.model_copy(update={"lost": ()}) for each in entry.skipped)}
+            )
+            for entry in self.fallbacks
+        )
+        return self.model_copy(update={"fallbacks": fallbacks})
+
 
 class Match(Record):
     """One of several nodes that match part of a name."""

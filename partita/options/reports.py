@@ -50,6 +50,7 @@ class ExplainCommand:
 
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
+    all: bool = option("Also the reasons that lost by precedence, with their evidence.", default=False)
     view: str | None = view_option("partita.explain.document")
     out: Out = None
     as_json: Json = False

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.session_index import CONTROL_FLOW, Claims, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode
 from partita.observations.records import PhaseName, Source
@@ -90,7 +91,9 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
-    """Nodes that sources place differently, that no source places, or that are in one of two graphs only."""
+    """Nodes that sources place differently, that no source places, that are in one of two graphs only, or whose log
+    line an experiment contradicts.
+    """
     found = []
     for name in index.order:
         claims = index.claims[name]
@@ -99,7 +102,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
             detail = _describe(claims) if claims else "no source names a provider for this node"
             sources = tuple(claims) or (index.order_source,)
             found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
-    return (*found, *_unlike_graphs(index, phase), *_unlike_copies(index, phase))
+    return (*found, *_unlike_graphs(index, phase), *_unlike_copies(index, phase), *_unlike_probes(index, phase))
 
 
 def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
@@ -130,6 +133,21 @@ def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     detail = f"{logged} inserted according to the log, {planned} in the plan"
     sources: tuple[Source, ...] = ("native_log", "plan_file")
     yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
+
+
+def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+    """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
+    for provider, known in index.facts.providers.items():
+        patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
+        for name, probe in known.probes.items():
+            first = next(iter(probe.trials), None)
+            lines = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
+            if first is None or first.outcome != "taken" or first.unfolded or name in index.twins:
+                continue
+            if (line := next(lines, None)) is not None:
+                detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
+                sources: tuple[Source, ...] = ("native_log", "probe")
+                yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
 
 
 def _describe(claims: Claims) -> str:

@@ -165,6 +165,7 @@ def test_a_provider_that_fails_over_other_nodes_of_the_operator_may_have_it():
     shown = conclude(probe(LEFT, other("left"), other("failed"), other("timed_out")))
     assert shown is not None and shown.code == "attribute_unsupported"
     assert "it fails on 2 of 3 other nodes of this operator" in shown.evidence
+    assert code(LEFT, other("left"), other("crashed")) == "no_kernel_op"
 
 
 def test_other_nodes_of_the_operator_count_for_nothing_where_a_change_helps():

@@ -11,11 +11,20 @@ from rich.console import Console
 from partita.diagnosis.records import FallbackCost, Trial
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.explain.words import headline, say_no_single
+from partita.observations import facts
 from partita.observations.records import Probing
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
-from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    MISSING_FIRST_CHAIN,
+    mixed_session,
+    report_of,
+    run_facts,
+)
 
 GATHER, DET = "model.rotary_emb/Gather", "model.layers.0.self_attn/Det"
 SIGMOID, MUL = "model.rotary_emb/Expand", "model.layers.0.mlp/Mul"
@@ -274,3 +283,27 @@ def test_a_node_of_a_run_that_failed_is_only_placed():
     assert headline(explained(report, MUL)).endswith("; ITS RUN FAILED")
     assert "FAILED" not in headline(explained(mixed(), MUL))
     assert "the report does not show that the node runs: no kernel" in words(explained(report, MUL))
+
+
+def test_all_shows_the_reasons_that_lost_and_why():
+    """The log says that there is no kernel, an experiment that another type is supported: the experiment decides."""
+    trials = (facts.Trial("as_is", "", "left", ""), facts.Trial("type", "int32 in place of int64", "taken", ""))
+    found = explained(
+        report_of(run_facts(mixed_session(probes={GATHER: facts.NodeProbe(GATHER, trials)})), GPU_CHAIN), GATHER
+    )
+    (entry, _) = found.fallbacks
+    assert (entry.reason, [each.reason for each in entry.lost]) == ("no_kernel_type", ["no_kernel_op"])
+    assert "Op type: Gather" in entry.lost[0].evidence
+    out = words(found, 400)
+    assert "no_kernel_op lost" in out and "a log line names the node; no_kernel_type: rank " in out
+    assert "an experiment on the node in isolation" in out
+    assert "lost" not in words(found.without_lost(), 400)
+
+
+def test_an_experiment_that_contradicts_the_log_is_a_conflict_of_sources():
+    taken = facts.NodeProbe(GATHER, (facts.Trial("as_is", "", "taken", ""),))
+    session = mixed_session(probes={GATHER: taken})
+    (conflict, _) = report_of(run_facts(session)).disagreements
+    assert conflict.node == GATHER and conflict.sources == ("native_log", "probe")
+    unfolded = facts.NodeProbe(GATHER, (facts.Trial("as_is", "", "taken", "", unfolded=True),))
+    assert not report_of(run_facts(mixed_session(probes={GATHER: unfolded}))).disagreements

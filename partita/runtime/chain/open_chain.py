@@ -43,7 +43,7 @@ from partita.runtime.chain.settling import (
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.generate.record.observe import session_facts
-from partita.runtime.ort.errors import STRICT, one_line, open_error
+from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
 from partita.runtime.place.model_file import ModelFile, nodes_of, read_model_file
 
@@ -93,6 +93,7 @@ def open_session(
     chain = registered(resolutions)
     _check_order(chain)
     opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
+    lacking: tuple[Sequence[Resolution], NativeFailureError] | None = None
     while True:
         active = active_of(chain)
         if not active and any(entry.reason == "initialisation_failed" for entry in chain):
@@ -108,8 +109,11 @@ def open_session(
             if STRICT in str(failure):
                 raise _refusal(path, chain, opening, failure) from failure.error
             blamed = to_blame(active, failure) or only_suspect(path, active, opening)
-            if blamed is None:
-                raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
+            if blamed is None:  # without its provider, a node that only the provider has lacks a kernel as well
+                tried, first = lacking or (active, failure)
+                raise open_error(path, ort_names(tried), first.error, first.log) from first.error
+            if lacking is None and lacks_kernel(failure.error):
+                lacking = active, failure
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
                 raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
             chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure))))

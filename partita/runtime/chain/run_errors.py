@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
@@ -59,11 +59,21 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
+def told_error(
+    model: OnnxModel,
+    session: Session,
+    error: PartitaError,
+    given: Collection[str] = (),
+    runs_on_cpu: Callable[[], bool] = lambda: False,
+) -> PartitaError:
     """The error of a run, in terms of the user's model and inputs.
 
-    `given`: inputs with values from the user. A failure of a node on a provider other than CPU is that provider's
-    error, except for messages about sizes.
+    A failure of a node on a provider other than CPU is that provider's error, except for messages about sizes, unless
+    the CPU provider runs the same inputs.
+
+    Args:
+        given: Inputs with values from the user.
+        runs_on_cpu: Whether the CPU provider runs the model on the same inputs.
     """
     said = one_line(str(error.__cause__ or error))
     found = NODE_FAILED.search(said)
@@ -71,7 +81,7 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
     provider = _provider_of(session, found[2]) if found else None
     converted: PartitaError
-    if provider not in (None, CPU) and found and not about_sizes:
+    if provider not in (None, CPU) and found and (not about_sizes or runs_on_cpu()):
         node = _in_file(model, found[2])
         leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
         converted = ProviderError(

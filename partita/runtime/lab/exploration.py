@@ -23,6 +23,7 @@ from partita.runtime.lab.laboratory import BUDGET, Answer, Lab, Turn
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.surroundings import Neighbourhood, holder_models
 from partita.runtime.lab.variant import (
+    NODE,
     Variant,
     add_detached,
     fingerprint,
@@ -49,6 +50,7 @@ MOST_TYPES = 10
 MOST_COMPILED = 6
 """Maximum number of other nodes of the operator on a compiling provider."""
 MOST_NAMED = 3
+TENSORS = frozenset({"tensor_type"})
 USUAL = frozenset({"tensor(float)", "tensor(float16)", "tensor(int32)", "tensor(int64)", "tensor(uint8)"})
 Node = tuple[int, str]
 """Index of the session, and name."""
@@ -369,6 +371,7 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
     slots += [operator.output(index) for index, name in enumerate(node.output) if name]
     bound = {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
     known = {fingerprint(variant_model(subject.variant, auxiliary=auxiliary)) for auxiliary in (False, True)}
+    values = _value_kinds(variant_model(subject.variant), node.name)
     found: list[Experiment] = []
     for typed in _typed_forms(operator, own):
         model = variant_model(typed.build(), auxiliary=lab.compiles)
@@ -377,8 +380,11 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
         if (key := fingerprint(model)) not in known:
             known.add(key)
             types = _all_types(typed)
-            # A subgraph is written for types that no type variable shows, and an unknown type is not equal.
-            same = not typed.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
+            # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
+            if typed.form.node:
+                same = values > TENSORS and _value_kinds(model, NODE) == values
+            else:  # an unknown type is not equal
+                same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
                 _pending_trial(OTHER_FORM, _words(typed.form, types)),
                 parts=() if same else ("type",),
@@ -389,6 +395,14 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
         found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.parts))
     # After a failure only the node's own types are conclusive.
     yield from (each for each in found if not each.trial.parts or not (failed and lab.compiles))
+
+
+def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
+    """Kinds of the values that a node reads and writes, as ONNX names them: `tensor_type`, `sequence_type`."""
+    types = tensor_types(model)
+    node = next(node for node in model.graph.node if node.name == name)
+    found = (types[each].WhichOneof("value") for each in (*node.input, *node.output) if each in types)
+    return frozenset(filter(None, found))
 
 
 def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from partita import dtypes
@@ -57,17 +58,20 @@ class Graph:
     inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
     called: Mapping[str, str] = field(default_factory=dict)
-    """The function node matched by a run's output types, by ONNX Runtime's name."""
+    """The function node matched by its call and by a run's output types, by ONNX Runtime's name."""
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """The node of the file's main graph that calls an inlined function node, also through other functions."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node `name`, which may be ONNX Runtime's name of an inlined function node."""
-        own = name if name in self.nodes else self.called.get(name) or self._called(name, ())
+        own = name if name in self.nodes else self.called.get(name) or self._called(name, (), ())
         return self.nodes.get(own)
 
-    def _called(self, name: str, made: Sequence[str]) -> str:
+    def _called(self, name: str, made: Sequence[str], callers: Sequence[str]) -> str:
         """The name in the file of an inlined function node; empty if it is none.
 
-        `made`: types of its outputs in the run, which distinguish calls of the function.
+        What distinguishes calls of the function, and functions of the same name: `callers`, file nodes that may call
+        it, and `made`, types of its outputs in the run.
         """
         if not name.startswith(INLINED):
             return ""
@@ -75,6 +79,7 @@ class Graph:
         if plain not in self.inside:  # renamed by ONNX Runtime with a suffix
             plain = max((called for called in self.inside if plain.startswith(f"{called}_")), key=len, default="")
         same = self.inside.get(plain, ())
+        same = tuple(own for own in same if self.calls.get(own) in callers) or same
         return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
@@ -84,9 +89,18 @@ class Graph:
             return False
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
-    def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
-        """The graph with output types observed in a run, by node; their sizes are sizes of the run."""
-        called = {name: own for name, texts in outputs.items() if (own := self._called(name, texts))}
+    def with_seen(
+        self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> Graph:
+        """The graph with output types observed in a run, by node; their sizes are sizes of the run.
+
+        `callers`: file nodes that may call an inlined function node, by ONNX Runtime's name for it.
+        """
+        called = {
+            name: own
+            for name in {**outputs, **callers}
+            if (own := self._called(name, outputs.get(name, ()), callers.get(name, ())))
+        }
         seen = dict(_seen_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
         return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, called=called)
@@ -99,8 +113,10 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model without a file. `folder`: folder of the external data."""
-    proto, defaults = without_defaults(with_unique_names(_inlined(proto)))
-    fixed = tensor_types(proto, sizes)
+    unfolded = _inlined(proto)
+    calls = _calls(proto, unfolded)
+    proto, defaults = without_defaults(with_unique_names(unfolded))
+    fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
     constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds known values, too
     return Graph(
@@ -108,13 +124,14 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         folder=folder,
         nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
-        types=tensor_types(proto),
+        types=tensor_types(proto, by_runtime=True),
         fixed=fixed,
         folded=known_values(proto, fixed),
         given=defaults,
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
         inside=_inside(proto),
+        calls=calls,
     )
 
 
@@ -126,6 +143,22 @@ def _inside(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
         if match is not None and node.name.startswith(INLINED):
             plain = TOKEN.sub("", match["name"])
             found[plain] = (*found.get(plain, ()), node.name)
+    return found
+
+
+def _calls(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[str, str]:
+    """The node of the main graph that calls an inlined function node: all between the tensors of the call are its."""
+    makers = {output: node for node in unfolded.graph.node for output in node.output if output}
+    functions = {(function.domain, function.name) for function in proto.functions}
+    found: dict[str, str] = {}
+    for call in proto.graph.node:
+        if (call.domain, call.op_type) in functions:
+            outside, open_tensors = set(call.input), list(call.output)
+            while open_tensors:
+                node = makers.get(open_tensors.pop())
+                if node is not None and node.name not in found:
+                    found[node.name] = call.name
+                    open_tensors += (name for name in node.input if name not in outside)
     return found
 
 

@@ -32,10 +32,6 @@ from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, ZEROS
 if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
 
-NO_KERNEL = "NotImplemented"
-"""ONNX Runtime's exception for a node without a kernel in any provider of the session."""
-UNPLACED = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")
-"""The exception for the same cause if a provider prefers another layout."""
 REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
 ILLEGAL = re.compile(
     r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|ValidateOpset|"
@@ -47,7 +43,7 @@ CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """A source file of the CPU provider's kernels. Other providers use its headers, too."""
 NEIGHBOUR = re.compile(rf"{AUXILIARY}\d+")
 """Name prefix of neighbouring nodes."""
-ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\d*`")
+ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\w*`")
 """A message of QNN about a node."""
 CAST = "InsertedPrecisionFreeCast"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
@@ -169,12 +165,12 @@ def failed(
 
     `legal`: whether ONNX Runtime accepts the model without the provider.
     """
-    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.errors import lacks_kernel, one_line
     from partita.runtime.ort.native_log import HEAD
 
     kind, text = type(failure.error).__name__, plain_text(str(failure))
     reason = _reason_in(failure.log, resolution.provider.node_patterns)
-    if kind == NO_KERNEL or UNPLACED.search(str(failure)):
+    if lacks_kernel(failure.error):
         return Placement("left", reason or text)
     if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not support the type
         return Placement("left", reason or CASTS)
@@ -314,13 +310,14 @@ def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:
     """Outputs of a model; or None, and the error of the run (empty: no kernel)."""
+    from partita.runtime.ort.errors import lacks_kernel
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
     try:
         cpu = Resolution(known_providers()["cpu"], "active")
         session = open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent))
     except NativeFailureError as failure:
-        return None, "" if type(failure.error).__name__ == NO_KERNEL else str(failure)
+        return None, "" if lacks_kernel(failure.error) else str(failure)
     try:
         feeds = {}
         for port in session.inputs:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from partita.diagnosis.precedence import shown_by
@@ -14,7 +15,7 @@ from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
 from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
-from partita.observations.names import CPU, UNKNOWN
+from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
 from partita.providers.resolve import Resolution
@@ -227,7 +228,8 @@ def _probe_nodes(
         names = nodes_to_probe(index, chain, preferred)
         if not names or session.file not in models:
             continue
-        graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
+        callers = {name: index.replaces(name) for name in (*index.order, *names) if name.startswith(INLINED)}
+        graph = _session_graph(session, models[session.file], sizes.get(session.file, {}), callers)
         functions, graphs[number] = Functions(graph), graph
         for name in names:
             try:
@@ -255,9 +257,11 @@ def _probe_nodes(
     )
 
 
-def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
-    """The graph of a session, with types observed in its run."""
-    return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
+def _session_graph(
+    session: SessionFacts, model: OnnxModel, sizes: Sizes, callers: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Graph:
+    """The graph of a session, with types observed in its run. `callers`: see `Graph.with_seen`."""
+    return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events}, callers)
 
 
 def _bisect(

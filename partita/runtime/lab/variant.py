@@ -40,6 +40,8 @@ AUXILIARY = "auxiliary"
 """Name of the auxiliary Neg, and name prefix of other auxiliary nodes."""
 AFTER = f"{AUXILIARY}_after"
 """Name of a second Neg, after the node."""
+INSIDE = f"{AUXILIARY}_inside"
+"""Name prefix of a Cast after the node."""
 DETACHED = "detached"
 """Graph input of a Neg that is not connected to the node."""
 NOTHING_ADDED: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
@@ -59,6 +61,7 @@ MOST_COMPARED = 1 << 22
 SAME_VALUES = frozenset({"opset", "static_shape", "input", "output_shape", "rank"})
 """Changes that do not change a node's result."""
 FLOATS = frozenset(dtypes.numbers("float32", "float16", "float64"))
+USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Variant:
     """Outputs with the sizes of the run, if known."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs whose sizes the experiment declares, because they depend on values."""
+    internal: frozenset[str] = frozenset()
+    """Outputs of `passed_on` of unusual types: some providers reject them as graph outputs only."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for an omitted input."""
@@ -134,6 +139,9 @@ def node_variant(graph: Graph, name: str) -> Variant:
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
         {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
+    elements = {new: element_of(graph.types[old]) for old, new in outputs.items() if old in graph.types}
+    odd = {name for name, element in elements.items() if element is not None and element not in USUAL_FLOATS}
+    variant = replace(variant, internal=variant.passed_on & odd)
     declared = {new: graph.declared[old] for old, new in outputs.items() if old in graph.declared}
     return replace(variant, declared=_not_inferred(variant, declared)) if declared else variant
 
@@ -209,7 +217,8 @@ def size_of(element: int, sizes: Sequence[int]) -> int:
 def variant_model(variant: Variant, *, auxiliary: bool = False) -> onnx.ModelProto:
     """The model of one experiment. Outputs have declared types only; ONNX Runtime infers the others.
 
-    `auxiliary`: add a Neg, because a compiling provider may not support a partition of a single node.
+    `auxiliary`: add a Neg, because a compiling provider may not support a partition of a single node, and a Cast after
+    each internal output.
     """
     return finish(variant_graph(variant, auxiliary=auxiliary), variant.opsets, variant.ir_version, variant.functions)
 
@@ -223,6 +232,13 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
     added, inside = (
         _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.passed_on) if auxiliary else NOTHING_ADDED
     )
+    if auxiliary:
+        internal = sorted(variant.internal.difference(inside).intersection(variant.node.output))
+        for name in internal:
+            graph.node.add().CopyFrom(
+                onnx.helper.make_node("Cast", [name], [f"{INSIDE}_{name}"], name=f"{INSIDE}_{name}", to=FLOAT)
+            )
+        added, inside = (*added, *(f"{INSIDE}_{name}" for name in internal)), inside | set(internal)
     _add_feeds(graph, variant.feeds)
     for name in (*variant.node.output, *added):
         if name and name not in inside:
@@ -392,6 +408,7 @@ def identity(variant: Variant) -> tuple[object, ...]:
         fingerprint(variant_model(variant)),
         variant.signed_output,
         variant.passed_on,
+        variant.internal,
         *(
             tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))
             for known in (variant.fixed, variant.folded, variant.given, variant.made, variant.declared)

@@ -27,6 +27,8 @@ FILE_TROUBLE = re.compile(
     re.IGNORECASE,
 )
 NAMED_NODE = re.compile(r"Could not find an implementation for \S+ node with name '(?P<node>.*)'")
+UNPLACED = re.compile(r"Provider type for (?P<op>\S+) node with name '(?P<node>[^']*)' is not set")
+"""The exception for a node without a kernel in any provider, if a provider prefers another layout."""
 LONGEST = 600
 
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
@@ -103,6 +105,11 @@ class NotOpenedError(ProviderError):
         self.what, self.path = what, path
 
 
+def lacks_kernel(error: Exception) -> bool:
+    """Whether no provider of a session has a kernel for a node."""
+    return type(error).__name__ == NO_KERNEL or UNPLACED.search(str(error)) is not None
+
+
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
     """The error for a session that cannot be opened. `log`: native log lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
@@ -111,8 +118,8 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
         return ResourceError(f"out of memory while loading it: {text}{extra}", where=path, remedy=SMALLER)
-    if kind == NO_KERNEL:
-        node = NAMED_NODE.search(text)
+    if lacks_kernel(error):
+        node = NAMED_NODE.search(text) or UNPLACED.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if found := NEWER_SET.search(text):
         message = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"

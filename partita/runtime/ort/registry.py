@@ -178,3 +178,17 @@ def run_alone(
     session.disable_fallback()
     outputs = [np.asarray(value) for value in session.run(None, dict(feed))]
     return outputs, dict(session.get_provider_options().get(ort_name, {}))
+
+
+@cache
+def output_types(model: bytes) -> dict[str, tuple[str, list[int | str | None]]]:
+    """Type, e.g. tensor(float), and sizes of each output as ONNX Runtime infers them; empty if it cannot open it."""
+    options: Any = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model, options, providers=[CPU])
+    except Exception:  # noqa: BLE001 - ONNX Runtime raises exceptions of its own
+        return {}
+    return {port.name: (port.type, port.shape) for port in session.get_outputs()}

@@ -26,7 +26,7 @@ from partita.observations.text_format import listing
 from partita.package.folder import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, resolve
+from partita.providers.resolve import Resolution, known_providers, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
@@ -45,7 +45,7 @@ from partita.runtime.chain.settling import without_crashed
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.record.observe import session_facts
-from partita.runtime.generate.record.run_facts import run_facts, with_optimised
+from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, with_optimised
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.in_time import LateError, in_time, left
@@ -54,7 +54,7 @@ from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_b
 from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.ort.session import Session
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
 from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
 
@@ -188,10 +188,29 @@ def _run_session(
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.left)
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
-        ran = replace(ran, error=told_error(model, session, ran.error, where.values))
+        told = told_error(model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding))
+        ran = replace(ran, error=told)
     if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
         ran = replace(ran, error=ResourceError(ran.error.said, remedy=SMALLER_INPUTS))
     return ran, ports
+
+
+def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
+    """Whether the CPU provider runs the model on the bound inputs; False for large weights, which it loads again."""
+    if model.weight_bytes > LIMIT_BYTES:
+        return False
+    cpu = Resolution(known_providers()["cpu"], "active")
+    try:
+        other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
+    except NativeFailureError:
+        return False
+    try:
+        outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
+    except (TypeError, ValueError):  # an input that has no numpy array, or of a type that numpy lacks
+        return False
+    finally:
+        other.close()
+    return outputs is not None
 
 
 def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from partita.runtime.lab.schema import find_operator
-from partita.runtime.place.model_file import all_graphs
+from partita.runtime.lab.schema import element_in, find_operator
+from partita.runtime.ort.registry import output_types
+from partita.runtime.place.model_file import all_graphs, reads
 
 if TYPE_CHECKING:
     import onnx
@@ -18,18 +19,21 @@ SMALL_BYTES = 64 << 10
 
 
 def tensor_types(
-    proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
+    proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None, *, by_runtime: bool = False
 ) -> dict[str, onnx.TypeProto]:
-    """Types by tensor name, including subgraphs. `inputs`: sizes of graph inputs that replace the declared ones.
+    """Types by tensor name, including subgraphs.
 
-    Outputs of an operator unknown to the onnx package have only declared types.
+    Args:
+        inputs: Sizes of graph inputs that replace the declared ones.
+        by_runtime: Whether ONNX Runtime infers the outputs of operators that the onnx package does not have. In this
+            process: only for nodes that ONNX Runtime has opened before. If not, they have an element type at most.
     """
     light = _weightless(proto)
     if inputs is not None:
         _fix_inputs(light, inputs)
     inferred = _infer(light)
     for _ in range(MOST_ROUNDS):
-        if not _spread_elements(inferred) and not _look_into_functions(inferred):
+        if not _spread_elements(inferred, by_runtime=by_runtime) and not _look_into_functions(inferred):
             break
         inferred = _infer(inferred)
     types: dict[str, onnx.TypeProto] = {}
@@ -58,8 +62,8 @@ def _ends_inference(node: onnx.NodeProto) -> bool:
     return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
 
 
-def _spread_elements(model: onnx.ModelProto) -> bool:
-    """Set output element types of operators that only ONNX Runtime's schemas define; return whether any was set."""
+def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
+    """Set output types of operators that only ONNX Runtime's schemas define; return whether any was set."""
     graph = model.graph
     known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
     elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
@@ -67,14 +71,51 @@ def _spread_elements(model: onnx.ModelProto) -> bool:
     versions = {entry.domain: entry.version for entry in model.opset_import}
     found = False
     for node in graph.node:
-        if not node.domain or all(elements.get(name) for name in node.output if name):
+        if _has_schema(node, versions) or all(elements.get(name) for name in node.output if name):
             continue
+        if by_runtime:
+            new = _types_by_runtime(model, node, known)
+            for name, kind in ((name, kind) for name, kind in new.items() if not elements.get(name)):
+                known[name], elements[name] = kind, kind.tensor_type.elem_type
+                graph.value_info.add(name=name, type=kind)
+                found = True
         operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
         for name, element in operator.outputs_of(node, elements).items() if operator is not None else ():
             if not elements.get(name):
                 elements[name] = element
                 graph.value_info.add(name=name).type.tensor_type.elem_type = element
                 found = True
+    return found
+
+
+def _has_schema(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
+    """Whether the onnx package has the operator."""
+    import onnx
+
+    return not node.domain and onnx.defs.has(node.op_type, versions.get("", 1), "")
+
+
+def _types_by_runtime(
+    model: onnx.ModelProto, node: onnx.NodeProto, known: Mapping[str, onnx.TypeProto]
+) -> dict[str, onnx.TypeProto]:
+    """Types of a node's outputs as ONNX Runtime infers them; empty where an input's type or a kernel is missing."""
+    import onnx
+
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    fed = dict.fromkeys(name for name in reads(node) if name not in constants)
+    if any(element_of(known[name]) is None if name in known else True for name in fed):
+        return {}
+    single = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    single.graph.name = "single"
+    single.graph.node.add().CopyFrom(node)
+    single.graph.input.extend(onnx.ValueInfoProto(name=name, type=known[name]) for name in fed)
+    single.graph.initializer.extend(constants[name] for name in dict.fromkeys(reads(node)) if name in constants)
+    single.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    found = {}
+    for name, (text, sizes) in output_types(single.SerializeToString(deterministic=True)).items():
+        element = element_in(text)
+        if element is not None:
+            found[name] = onnx.helper.make_tensor_type_proto(element.number, sizes)
     return found
 
 

@@ -247,7 +247,12 @@ def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
 
 def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
     """The facts of one session with its optimised graph, or with the reason why it is missing."""
-    compiling = [entry.provider.name for entry in session.active if entry.provider.compiles]
+    placed = None if facts.assigned is None else {node.provider for node in facts.assigned}
+    compiling = [
+        entry.provider.name
+        for entry in session.active
+        if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed)
+    ]
     why = ""
     if compiling:
         why = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
