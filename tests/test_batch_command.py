@@ -77,7 +77,11 @@ def until_lines(process: subprocess.Popen[str], journal: Path, count: int) -> No
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy), signal.SIGINT],
+    ids=lambda number: number.name,
+)
 def test_a_run_that_is_ended_goes_on_and_loses_and_doubles_nothing(summing, tmp_path, number):
     source, out = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.partial"

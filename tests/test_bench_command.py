@@ -140,7 +140,9 @@ def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
 
 
 @pytest.mark.parametrize(
-    ("source", "words"), [(ABORTS, "killed by SIGABRT"), (HANGS, "no answer within 15 s")], ids=["crash", "hang"]
+    ("source", "words"),
+    [(ABORTS, "killed by SIGABRT"), pytest.param(HANGS, "no answer within 15 s", marks=pytest.mark.heavy)],
+    ids=["crash", "hang"],
 )
 def test_a_provider_that_crashes_or_hangs_is_a_finding(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: str

@@ -100,6 +100,7 @@ def test_one(number):
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+@pytest.mark.heavy  # every run with --share counts its tests
 def test_an_idle_core_takes_the_last_files_and_nothing_is_lost():
     """Every outcome is counted once, and the files that were handed over ran in another process."""
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:

@@ -43,7 +43,9 @@ def refused(done: tuple[int, str, str], code: int, *words: str) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize(("precision", "attention"), [("fp32", "onnx24"), ("fp16", "gqa")])
+@pytest.mark.parametrize(
+    ("precision", "attention"), [("fp32", "onnx24"), pytest.param("fp16", "gqa", marks=pytest.mark.heavy)]
+)
 def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, attention: str) -> None:
     """GroupQueryAttention has no float32 kernel for CUDA: only the provider itself knows."""
     content = as_json(exporting("--target", "cuda", "--precision", precision, "--json"))

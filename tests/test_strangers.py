@@ -138,8 +138,8 @@ def unprivileged(*arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("verb", "name"),
     [
-        ("generate", MANIFEST),
-        ("generate", WEIGHTS),
+        pytest.param("generate", MANIFEST, marks=pytest.mark.heavy),
+        pytest.param("generate", WEIGHTS, marks=pytest.mark.heavy),
         ("generate", "."),
         ("place", WEIGHTS),
     ],

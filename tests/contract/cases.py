@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import pytest
@@ -12,17 +12,27 @@ from tests.contract.expectations import ENVIRONMENTS, Environment, Target
 Row = tuple[Any, ...]
 
 
-def cases(names: str, rows: Callable[[Environment], Iterable[Row]], *, sample: bool = False) -> pytest.MarkDecorator:
+def cases(
+    names: str,
+    rows: Callable[[Environment], Iterable[Row]],
+    *,
+    sample: bool = False,
+    heavy: Container[str] = (),
+) -> pytest.MarkDecorator:
     """Parametrise with `environment` and `names` (comma-separated): a case for each of `rows(environment)`.
 
-    `sample`: of rows that begin with the same target `make test` has the first; the others are heavy. Ids begin with
-    the name of the environment, by which the summary counts. An environment without rows has no case.
+    `sample`: of rows that begin with the same target `make test` has the first; the others are heavy, and so is every
+    case of the environments in `heavy`. Ids begin with the name of the environment, by which the summary counts. An
+    environment without rows has no case.
     """
     parameters = [
         pytest.param(
             environment,
             *row,
-            marks=[pytest.mark.environment(environment.name), *([pytest.mark.heavy] if sample and again else [])],
+            marks=[
+                pytest.mark.environment(environment.name),
+                *([pytest.mark.heavy] if environment.name in heavy or (sample and again) else []),
+            ],
             id="-".join([environment.name, *(label(value) for value in row)]),
         )
         for environment in ENVIRONMENTS.values()

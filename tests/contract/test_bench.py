@@ -13,7 +13,7 @@ from tests.contract.commands import PROMPT, generated, honoured
 WORK = ("--prompt", PROMPT, "--token-ids", "--max-new-tokens", 6, "--rounds", 1)
 
 
-@cases("target, package", packages_of("with_cpu"), sample=True)
+@cases("target, package", packages_of("with_cpu"), sample=True, heavy=("webgpu",))
 @pytest.mark.usefixtures("device")
 def test_it_measures_the_provider_beside_the_cpu(environment, target, package, packages, partita, tmp_path):
     chain = f"{target.provider},cpu"

@@ -26,7 +26,7 @@ def all_unusable(environment):
     return [(reason, provider) for reason in REASONS for provider in getattr(environment, reason)]
 
 
-@cases("reason, provider", all_unusable, sample=True)
+@cases("reason, provider", all_unusable, sample=True, heavy=("openvino", "webgpu", "qnn"))
 def test_alone_it_is_refused_with_its_reason(environment, provider, reason, packages, partita):
     done = refused(generated(partita, packages / PACKAGE, provider), provider, reason)
     if reason == "library_missing":  # in the words of the loader
@@ -47,7 +47,7 @@ def test_with_the_cpu_behind_it_runs_and_says_so(
     assert nodes_on(content, CPU) > 0 and nodes_on(content, ORT_NAMES[provider]) == 0
 
 
-@each_environment()
+@each_environment(sample=True)
 def test_every_provider_missing_is_an_error_and_no_cpu_run(environment, packages, partita):
     names = [provider for _, provider in all_unusable(environment)][:2]
     if len(names) < 2:

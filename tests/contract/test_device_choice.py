@@ -61,6 +61,7 @@ def devices(kind):
 
 
 @cases("target, package", devices("alone"))
+@pytest.mark.heavy  # of rows, and of a step that is replayed, below
 @pytest.mark.usefixtures("device")
 def test_a_token_crosses_in_place_of_its_logits(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 1)

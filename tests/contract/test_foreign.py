@@ -45,11 +45,11 @@ def folder_of(layout: str, out: Path) -> Path:
 
 
 def layouts(environment):
-    """All of them in the main environment; a cache that grows and a fixed one in the others."""
-    return [(layout,) for layout in (TOKENS if environment.name == "main" else ("optimum", "genai-int4-cpu"))]
+    """A cache that grows and a fixed one; in the main environment tests/foreign/test_generate.py has all of them."""
+    return [(layout,) for layout in ("optimum", "genai-int4-cpu")]
 
 
-@cases("layout", layouts)
+@cases("layout", layouts, heavy=("main", "plugins"))
 def test_the_cpu_gives_the_known_tokens(environment, layout, partita, tmp_path):
     assert said(partita, folder_of(layout, tmp_path), "cpu") == TOKENS[layout][:COUNT]
 
@@ -78,6 +78,7 @@ def plain_arguments(folder: Path, ort_name: str) -> tuple[object, ...]:
 
 
 @cases("target, layout", packages_of("foreign_others"))
+@pytest.mark.heavy
 @pytest.mark.usefixtures("device")
 def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, partita, plain, tmp_path):
     """Placement is told as for any graph; which tokens are right `verify --reference` says."""
@@ -110,7 +111,7 @@ def test_what_the_device_lacks_is_named(environment, target, layout, partita, tm
         refused(partita(*asked), "the device cannot run it: ", "requires f16")
 
 
-@cases("layout", lambda environment: [("genai-fp32-cpu",)])
+@cases("layout", lambda environment: [("genai-fp32-cpu",)], heavy=("webgpu", "qnn", "plugins"))
 def test_a_snapshot_of_the_hubs_cache(environment, layout, partita, tmp_path):
     """Its files are links out of it, which ONNX Runtime 1.24 does not follow by itself."""
     home = tmp_path / "models--tiny"

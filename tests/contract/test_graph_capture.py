@@ -9,7 +9,7 @@ from tests.contract.cases import cases, packages_of
 from tests.contract.commands import generated, honoured, refused
 
 
-@cases("target, package", packages_of("captured"))
+@cases("target, package", packages_of("captured"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_a_recorded_step_gives_the_tokens_of_the_cpu(environment, target, package, packages, partita, cpu_tokens):
     done = honoured(generated(partita, packages / package, target.provider, "--graph-capture"))

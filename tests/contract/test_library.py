@@ -22,14 +22,7 @@ print(*tokens)
 """
 
 
-def one_each(environment):
-    """A package for each target: what differs between packages is test_generate's."""
-    return list(
-        {target.provider: (target, package) for target, package in packages_of("with_cpu")(environment)}.values()
-    )
-
-
-@cases("target, package", one_each)
+@cases("target, package", packages_of("with_cpu"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_a_program_gets_the_tokens_of_the_cpu(environment, target, package, packages, cpu_tokens, tmp_path):
     chain = f"{target.provider},cpu"

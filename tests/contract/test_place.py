@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_pa
 @pytest.mark.usefixtures("device")
 def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
-    honoured(partita("place", model("island"), "--provider", f"{target.provider},cpu", "--report", report))
+    done = honoured(partita("place", model("island"), "--provider", f"{target.provider},cpu", "--report", report))
     content = json.loads(report.read_text())
     assert nodes_on(content, target.ort_name) > 0
     fallen = {fallback["node"]: (fallback["op_type"], fallback["provider"]) for fallback in content["fallbacks"]}
@@ -35,6 +36,10 @@ def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, parti
     assert nodes_on(content, CPU) == len(fallen) == 1 or (target.kind == "compiling" and len(fallen) == 2), fallen
     copies = [copy for phase in content["phases"] for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
     assert len(copies) == (2 if target.kind == "device" else 0), copies
+    assert "cost per run: 2 tensors between partitions" in done.out or target.kind == "compiling", done
+    assert "    cost: " in done.out, done
+    copied = re.search(r"^  h  +to host .*island/Scaler$", done.out, re.MULTILINE)
+    assert (copied is not None) is (target.kind == "device"), done
 
 
 LIMITS = [("--max-cpu-nodes", 0, 2), ("--max-copies", 1, 64), ("--max-copy-bytes-per-token", 8, 1_000_000)]
@@ -45,7 +50,7 @@ def limits(environment):
     return [(t, *row) for t in environment.targets for row in (LIMITS if t.kind == "device" else LIMITS[:1])]
 
 
-@cases("target, option, exceeded, kept", limits)
+@cases("target, option, exceeded, kept", limits, sample=True)
 @pytest.mark.usefixtures("device")
 def test_a_limit(environment, target, option, exceeded, kept, partita, model):
     command = ("place", model("island"), "--provider", f"{target.provider},cpu", option)
@@ -54,7 +59,7 @@ def test_a_limit(environment, target, option, exceeded, kept, partita, model):
     honoured(partita(*command, kept))
 
 
-@each_environment()
+@each_environment(sample=True)
 def test_a_file_that_is_no_model(environment, partita, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.conftest import DEMO_CHECKPOINT, require_dry_run
 from tests.contract.cases import cases
 from tests.contract.commands import honoured
@@ -38,6 +40,7 @@ def test_the_dry_run_foretells_the_real_plan(
 
 
 @cases("_", lambda environment: [("",)] if environment.name == "main" else [])
+@pytest.mark.heavy
 def test_the_comparison_finds_what_differs(environment, _, partita, packages, tmp_path):
     """Two dry runs stand for the two sides: of one package on two devices, and of two precisions."""
     require_dry_run()

@@ -22,5 +22,3 @@ def test_usable_providers_and_the_reasons_of_the_others(environment, partita):
         assert (entry["status"], entry["reason"]) == ("unavailable", reason), entry
         assert entry["evidence"] and entry["remedy"], entry
     assert all("onnxruntime-openvino" in entries[name]["remedy"] for name in elsewhere & {"openvino"})
-    table = honoured(partita("providers"))
-    assert all(name in table.out for name in entries), table

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
-from tests.contract.cases import cases, each_environment, targets
+from tests.contract.cases import cases, each_environment
 from tests.contract.commands import generated, honoured
 
 CPU = "CPUExecutionProvider"
@@ -123,13 +122,3 @@ def test_a_generation_has_the_optimised_graph_on_the_cpu(environment, partita, p
     assert [name.rpartition("/")[2] for name in fused["QuickGelu"]] == ["Sigmoid", "Mul"]
     assert report["cache"]["checked_steps"] > 0
     assert all(entry["passed"] for entry in report["checks"]) and report["disagreements"] == []
-
-
-@cases("target", targets)
-@pytest.mark.usefixtures("device")
-def test_the_text_names_causes_and_costs(environment, target, partita, model):
-    done = honoured(partita("place", model("island"), "--provider", f"{target.provider},cpu"))
-    assert "cost per run: 2 tensors between partitions" in done.out or target.kind == "compiling", done
-    assert "    cost: " in done.out, done
-    copied = re.search(r"^  h  +to host .*island/Scaler$", done.out, re.MULTILINE)
-    assert (copied is not None) is (target.kind == "device"), done

@@ -33,7 +33,7 @@ PROMPTS = [[1, 45, 7], [99], [12, 3, 30, 8], [5, 6], [88, 2, 17], [41]]
 """Of several lengths; none longer than SwiftShader's GroupQueryAttention takes right (docs/limits.md)."""
 
 
-@cases("target, package", packages_of("rows"))
+@cases("target, package", packages_of("rows"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_each_row_of_a_file_is_what_it_is_alone(environment, target, package, packages, tmp_path):
     chain = f"{target.provider},cpu"

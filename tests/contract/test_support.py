@@ -126,7 +126,7 @@ def fits(kernel: Any, entry: Any, since: int, types: dict[str, str]) -> bool:
     return all(types[key] in map(short, allowed) for key, allowed in constraints.items() if types.get(key))
 
 
-@cases("target", targets)
+@cases("target", targets, heavy=("webgpu", "openvino", "plugins"))
 @pytest.mark.usefixtures("device")
 def test_a_budget_that_is_too_small_is_said(environment, target, partita):
     done = honoured(partita("support", "--all", "--provider", target.provider, "--seconds", "1", "--json"))

@@ -52,6 +52,7 @@ def test_what_is_given_once_with_commas_is_kept_so() -> None:
     assert asked_options(options) == {"keep": ("lm_head=int8,layers.0=fp16",)}
 
 
+@pytest.mark.heavy  # tests/test_remedies.py runs such a command
 def test_the_command_for_a_damaged_package_makes_the_same_again(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,7 @@ STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
     ("model_type", "options"),
     [
         *(pytest.param(name, {}, marks=() if name in SAMPLE else pytest.mark.heavy) for name in sorted(MODELS)),
-        ("llama", STATIC),
+        pytest.param("llama", STATIC, marks=pytest.mark.heavy),
         pytest.param("gemma3_text", STATIC, marks=pytest.mark.heavy),
     ],
 )
@@ -101,7 +101,8 @@ def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, export
     assert np.isfinite(np.float16(lowest)) and np.exp(np.float16(lowest) - np.float16(-100)) == 0
 
 
-@pytest.mark.parametrize("kv_heads", [1, pytest.param(4, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.heavy
 def test_one_kv_head_and_as_many_as_query_heads(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kv_heads: int
 ) -> None:
@@ -133,6 +134,7 @@ def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None
         check_options(ExportOptions("none", tmp_path / "out", opset=opset))
 
 
+@pytest.mark.heavy  # tests/export/test_graph.py asks for one
 def test_a_newer_opset_is_written_when_asked(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), attention="primitives", opset=21)
     assert read_manifest(package).graph.opsets == {"": 21}

@@ -188,28 +188,6 @@ def test_the_old_package_comes_back_when_publishing_fails(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_sigterm_cleans_up(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    out = tmp_path / "place" / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "partita",
-        "export",
-        str(tiny_checkpoint("llama", **ONE)),
-        str(out),
-        "--max-length",
-        "64",
-    ]
-    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 300
-    while not list(tmp_path.rglob("*.partial-*")) and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=300)
-    assert child.returncode == 143
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     huge = options(tiny_checkpoint("llama", **ONE), tmp_path / "out", batch_size=1 << 24)
     with pytest.raises(ResourceError, match="the cache takes"):

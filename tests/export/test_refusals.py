@@ -43,6 +43,7 @@ def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.heavy
 def test_rows_of_their_own_length_need_positions_of_their_own(tmp_path: Path) -> None:
     """llama4 scales its queries by the length of the cache, one number for all rows."""
     folder = tmp_path / "checkpoint"

@@ -32,7 +32,7 @@ def test_the_script_that_gates_on_its_placement_fits_in_ten_lines():
     assert "report.check(" in BLOCKS[0] and len(BLOCKS[0].splitlines()) <= LINES
 
 
-@pytest.mark.parametrize("checkpoint", [pytest.param("llama", marks=pytest.mark.heavy), "demo"])
+@pytest.mark.parametrize("checkpoint", ["llama", pytest.param("demo", marks=pytest.mark.heavy)])
 def test_the_examples_work(
     checkpoint: str,
     tiny_checkpoint: TinyCheckpoint,

@@ -203,6 +203,7 @@ def test_keys_are_as_large_as_they_get_at_any_position(interleaved: bool) -> Non
     assert np.allclose(found[:, 8:], expected[:, 8:])
 
 
+@pytest.mark.heavy
 def test_a_key_that_is_small_for_as_long_as_was_read_is_not_cut_off_later(tmp_path: Path) -> None:
     """A bias of one channel, which in 512 positions turns by little into the channel beside it."""
     from safetensors.torch import load_file, save_file

@@ -11,7 +11,10 @@ import pytest
 from tests.conftest import TinyCheckpoint
 
 
-@pytest.mark.parametrize(("model_type", "skipped"), [("qwen2", True), ("mixtral", False), ("mamba", False)])
+@pytest.mark.parametrize(
+    ("model_type", "skipped"),
+    [("qwen2", True), ("mixtral", False), pytest.param("mamba", False, marks=pytest.mark.heavy)],
+)
 def test_a_quick_export_changes_nothing(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, model_type: str, skipped: bool
 ) -> None:

@@ -44,7 +44,9 @@ def row(steps, index=0):
     return [token for step in steps for token in step.tokens[index]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.heavy) if kind == "static pair, 2 rows" else kind for kind in KINDS]
+)
 @pytest.mark.parametrize("chunk", [512, 5, 1])
 def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, chunk):
     runner = open_runner(**KINDS[kind])

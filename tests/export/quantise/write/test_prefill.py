@@ -190,6 +190,7 @@ def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, objec
         check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 def test_a_model_with_recurrent_states_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
 ) -> None:
