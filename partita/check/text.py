@@ -14,11 +14,11 @@ def render(result: GateResult, console: Console) -> None:
     page = Page(console)
     if result.passed:
         checked = "; ".join(f"{outcome.check} ({outcome.detail})" for outcome in result.outcomes)
-        console.print(page.text(f"{headline(result)}: {checked}", BOLD), soft_wrap=True)
+        page.put(f"{headline(result)}: {checked}", BOLD)
         return
     for outcome in result.outcomes:
         if not outcome.holds:
-            console.print(page.text(f"FAILED {outcome.check}: {outcome.detail}"), soft_wrap=True)
+            page.put(f"FAILED {outcome.check}: {outcome.detail}")
 
 
 VIEW = terminal_view("text", "the result of a check, one line per failed requirement", render)

@@ -57,7 +57,7 @@ def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> Evaluat
 def show(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
     """The result for people: figures measured now, next to those of the export."""
     page = Page(console)
-    page.put(page.harmless(f"{package}: {manifest.graph.precision} on {result.provider}"))
+    page.put(f"{package}: {manifest.graph.precision} on {result.provider}")
     stored = manifest.quality
     if stored is not None:
         page.pairs(

@@ -71,13 +71,11 @@ def show(package: Path, result: Verification, console: Console) -> None:
     page = Page(console)
     # Not wrapped: a log is searched by line.
     if result.status == "verified":
-        page.put(page.harmless(f"{package}: {result.headline} on {result.provider}"), GOOD)
+        page.put(f"{package}: {result.headline} on {result.provider}", GOOD)
     elif result.tolerance is None:
-        page.put(page.harmless(f"{package}: {result.detail}"))
+        page.put(f"{package}: {result.detail}")
     else:
-        page.put(
-            page.harmless(f"{package}: FAILED: outputs differ from the source model's on {result.provider}"), ALARM
-        )
+        page.put(f"{package}: FAILED: outputs differ from the source model's on {result.provider}", ALARM)
     ties = f", {plural(result.near_ties, 'near tie')} excluded from the token comparison" if result.near_ties else ""
     if result.rerouted:
         ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"

@@ -89,7 +89,7 @@ def test_an_unverified_package_says_so_at_the_top():
     assert "UNVERIFIED" not in rendered(report_of(recorded_facts()))
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
     "report", [report_of(recorded_facts()), report_of(mixed_facts(), GPU_CHAIN)], ids=["cpu", "gpu"]
 )

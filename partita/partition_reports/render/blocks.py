@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.style import Style
 
-from partita.partition_reports.render import layout
 from partita.partition_reports.render.cutting import shown_blocks, shown_rows
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, Page, terminal_view
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, PLAIN, Page, terminal_view
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
@@ -34,7 +33,6 @@ TONES: dict[Tone, Style] = {
     "bad": ALARM,
 }
 COMMAND = Style(bold=True, color="cyan")
-INDENT = 2
 
 
 def document_view(name: str, document_of: Callable[[Any], Document]) -> View:
@@ -101,8 +99,7 @@ def _show_line(page: Page, line: Line, indent: int) -> None:
 
 def show_command(page: Page, command: Command, indent: int) -> None:
     """Print a command on separate lines, for copying."""
-    for line in layout.command([page.harmless(word) for word in command.words], page.console.width, indent=indent):
-        page.put(line, COMMAND)
+    page.command(command.words, COMMAND, indent=indent)
     if command.does:
         page.line(command.does, indent=indent + INDENT, style=DIM)
 

@@ -1,11 +1,11 @@
-"""A report in at most ten lines: outcome, placement, reason, action, copies, cache, speed, checks."""
+"""Labelled lines of a brief report: outcome, placement, reason, nodes, cost, remedy, copies, cache, speed, checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
-from partita.observations.text_format import in_phases, plural, short_provider
+from partita.observations.text_format import in_phases, name_some, plural, short_provider
 from partita.partition_reports.outcome import active_of, main_phase, wanted_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_words, say_cost
@@ -14,33 +14,38 @@ from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside, say_speed
 from partita.partition_reports.verdict import say_cache, say_placed
 
-MOST_LINES = 10
+NAMED = 1
+"""Maximum named families of nodes, for one line."""
 MOST_PLACEMENTS = 2
 """prefill and decode may have different placements."""
 
 
 def brief(report: Report) -> list[tuple[str, str]]:
-    """Labels and sentences, most important first; the first has no label."""
+    """Labels and sentences in order of display; the first has no label."""
     top = glance(report)
-    lines = [("", f"{top.name}: {top.state.headline}"), *where(report), *why(report), *_what_to_do(top)]
+    lines = [("", f"{top.name}: {top.state.headline}")]
+    flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
+    lines += [("note", flags)] if flags else []
+    lines += [*where(report), *why(report), *_what_to_do(top)]
     lines += [("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(("cache", say_cache(report.cache)))
     lines += [("speed", speed) for speed in _speed(report)]
     passed = sum(check.passed for check in report.checks)
-    lines.append(("checks", f"{passed} of {len(report.checks)} passed"))
-    flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
-    return [*lines, ("note", flags)] if flags else lines
+    return [*lines, ("checks", f"{passed} of {len(report.checks)} passed")]
 
 
 def where(report: Report) -> Iterator[tuple[str, str]]:
-    """Nodes per provider, of each placement."""
-    for phases in placements(report)[:MOST_PLACEMENTS]:
-        yield "where", say_placed(phases, wanted_of(report), short_provider)
+    """Nodes per provider, of each placement; with phases if they differ."""
+    found = placements(report)[:MOST_PLACEMENTS]
+    for phases in found:
+        placed = say_placed(phases, wanted_of(report), short_provider)
+        same = in_phases(phase.name for phase in phases) if len(found) == 1 else ""
+        yield "where", placed.removesuffix(same)
 
 
 def why(report: Report) -> Iterator[tuple[str, str]]:
-    """An unavailable provider, then the reason with the highest cost and the number of other reasons."""
+    """An unavailable provider, then the reason with the highest cost, its nodes, and the number of other reasons."""
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     texts = []
     if missing:
@@ -50,28 +55,38 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
     if missing:  # covered above
         groups = [group for group in groups if group[1][0].wanted in active_of(report)]
     if groups:
-        texts.append(_say_reason(report, groups))
+        texts.append(_say_reason(groups))
     if texts:
         yield "fallbacks", "; ".join(texts)
+    if groups:
+        entries = groups[0][1]
+        yield "nodes", name_some((entry.node for entry in entries), NAMED)
+        yield from _cost(report, entries)
 
 
-def _say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
-    """The first reason, with its nodes and their cost."""
+def _say_reason(groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
+    """The first reason with the number of its nodes, and the number of other reasons."""
     (reason, provider), entries = groups[0]
-    last = entries[-1].phase
-    costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
-    phase = next((phase for phase in report.phases if phase.name == last), None)
-    cost = f"; {say_cost(costs, phase)}" if phase is not None and costs else ""
     nodes = plural(len({entry.node for entry in entries}), "node")
     others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
-    return f"{nodes} on {short_provider(provider)}: {reason_words(reason, entries)} ({reason}){cost}{others}"
+    return f"{nodes} on {short_provider(provider)}: {reason_words(reason, entries)} ({reason}){others}"
+
+
+def _cost(report: Report, entries: Sequence[Fallback]) -> Iterator[tuple[str, str]]:
+    """Cost of the nodes in their last phase."""
+    last = entries[-1].phase
+    costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
+    for phase in report.phases:
+        if costs and phase.name == last:
+            yield "cost", say_cost(costs, phase)
 
 
 def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
-    """A command, or else the remedy."""
+    """A command with what it does, or else the remedy."""
     first = top.answers[-1].lines[0]
     if top.state.name not in ("all", "nearly"):
-        yield "remedy", first.text if isinstance(first, Command) else text_of(first)
+        about = f" ({first.does})" if isinstance(first, Command) and first.does else ""
+        yield "remedy", f"{first.text}{about}" if isinstance(first, Command) else text_of(first)
 
 
 def _copies(phase: Phase) -> str:

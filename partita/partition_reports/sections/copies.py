@@ -89,7 +89,7 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
         f"{plural(len(phase.copies), 'copy')} between devices{_where(phases)}; bytes{' and wait' if timed else ''}"
     )
     caption += f" {per_run(phase.name)}"
-    return table(caption, [*heads, words("caused by", below=True)], rows, rest=rest)
+    return table(caption, [*heads, words("caused by")], rows, rest=rest)
 
 
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:

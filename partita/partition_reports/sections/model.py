@@ -19,9 +19,7 @@ class Column:
     title: str
     number: bool = True
     group: str = ""
-    """Adjacent columns of one group stay together; stacked headings have it as a prefix."""
-    below: bool = False
-    """On a narrow terminal the text may be placed below its row, with its heading."""
+    """Adjacent columns of one group stay together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +155,9 @@ def table(
     return Table(caption, tuple(columns), made, name, rest, obvious, most)
 
 
-def words(title: str, *, below: bool = False) -> Column:
+def words(title: str) -> Column:
     """A column of text."""
-    return Column(title, number=False, below=below)
+    return Column(title, number=False)
 
 
 def text_of(cell: Cell) -> str:

@@ -6,29 +6,37 @@ from rich.console import Console
 from rich.style import Style
 
 from partita.partition_reports.records import Report
-from partita.partition_reports.render import layout
-from partita.partition_reports.render.blocks import INDENT, TONES
-from partita.partition_reports.render.terminal import ALARM, BOLD, PLAIN, Page, terminal_view
-from partita.partition_reports.sections.brief import MOST_LINES, brief
+from partita.partition_reports.render.blocks import TONES
+from partita.partition_reports.render.terminal import ALARM, BOLD, INDENT, PLAIN, Page, terminal_view
+from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.glance import find_state
+
+MOST_LINES = 10
+IMPORTANCE = ("", "fallbacks", "remedy", "note", "cost", "nodes", "where")
+"""Labels in order of importance; other lines follow in order of display."""
 
 
 def render(report: Report, console: Console) -> None:
-    """Print the lines, wrapped if that gives at most ten lines."""
-    page, lines = Page(console), brief(report)
-    tone = TONES[find_state(report).tone]
-    needed = sum(len(layout.paragraph(_line_text(page, *line), console.width, hang=INDENT)) for line in lines)
-    for number, (label, text) in enumerate(lines):
-        style = BOLD + Style(color=tone.color) if number == 0 else ALARM if label == "note" else PLAIN
-        if needed > MOST_LINES:
-            page.put(_line_text(page, label, text), style, bold=len(label) + 1 if label else 0)
-        else:
-            page.line(text, indent=0, hang=INDENT, label=label, style=style)
+    """Print the most important lines, as many as fit in ten lines of the console."""
+    page = Page(console)
+    headline = BOLD + Style(color=TONES[find_state(report).tone].color)
+    styles = {"": headline, "note": ALARM}
+    paragraphs = [
+        (label, page.wrapped(text, hang=INDENT, label=label, style=styles.get(label, PLAIN)))
+        for label, text in brief(report)
+    ]
+    left, shown = MOST_LINES, set()
+    for number in sorted(range(len(paragraphs)), key=lambda number: _rank(paragraphs[number][0])):
+        if len(paragraphs[number][1]) <= left:
+            left -= len(paragraphs[number][1])
+            shown.add(number)
+    for number in sorted(shown):
+        for line in paragraphs[number][1]:
+            console.print(line, soft_wrap=True)
 
 
-def _line_text(page: Page, label: str, text: str) -> str:
-    """One sanitised line with its label."""
-    return page.harmless(f"{label}: {text}" if label else text)
+def _rank(label: str) -> int:
+    return IMPORTANCE.index(label) if label in IMPORTANCE else len(IMPORTANCE)
 
 
 VIEW = terminal_view("brief", "the report in at most ten lines", render)

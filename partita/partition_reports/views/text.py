@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.style import Style
 
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.blocks import INDENT, TONES, show_command, show_section
+from partita.partition_reports.render.blocks import TONES, show_command, show_section
 from partita.partition_reports.render.cutting import LEFT_OUT
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, Page, terminal_view
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, Page, terminal_view
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.report import sections
