@@ -158,8 +158,8 @@ def checked_versions() -> Iterator[None]:
         raise InstallationError(f"{versions}; {type(error).__name__}: {error}") from error
 
 
-def unsupported_versions() -> str:
-    """A sentence with the installed packages whose version Partita excludes, and the pip command; empty for none."""
+def excluded_versions() -> dict[str, tuple[str, str]]:
+    """Installed packages whose version Partita excludes: the version, and the versions that it needs."""
     from packaging.requirements import Requirement  # not at import time: `partita --help` imports this module
 
     found = {}
@@ -167,6 +167,12 @@ def unsupported_versions() -> str:
         for wheel in metadata.distributions(name=requirement.name) if requirement.specifier else ():
             if not requirement.specifier.contains(wheel.version, prereleases=True):
                 found[requirement.name] = (wheel.version, str(requirement.specifier))
+    return found
+
+
+def unsupported_versions() -> str:
+    """A sentence with `excluded_versions`, and the pip command; empty for none."""
+    found = excluded_versions()
     if not found:
         return ""
     installed = " and ".join(f"{name} {version}" for name, (version, _) in found.items())

@@ -1,9 +1,11 @@
-"""The cache folder of Partita (probe outcomes, stubs of dry runs), which can be deleted at any time."""
+"""Folders that environment variables name: the cache, which can be deleted at any time, and kept profiles."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from partita.errors import UsageError
 
 CACHE_VARIABLE = "PARTITA_CACHE_DIR"
 """Environment variable with the cache folder; set but empty: no caching."""
@@ -28,3 +30,19 @@ def cache_folder(kind: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):  # a user without a home; Windows without the folder or its registry
         return None
     return folder if folder.is_absolute() else None
+
+
+def profiles_folder() -> Path | None:
+    """The folder in which profiles are kept, created; None if they are not. Raises UsageError if it is unusable."""
+    given = os.environ.get(PROFILES_VARIABLE)
+    if not given:
+        return None
+    folder = Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise UsageError(f"{PROFILES_VARIABLE}={given}: {why}; name a folder for the profiles") from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{PROFILES_VARIABLE}={given}: not writable; name another folder for the profiles")
+    return folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import math
 import os
 import platform
 import shutil
@@ -20,11 +21,13 @@ from typing import Any, Protocol
 import pytest
 
 from partita import streams
+from partita.commands import terminal
 from tests import traces
 from tests.checkpoints import save_random_model
 
 pytest_plugins = ["tests.environments"]
 streams.own_process = True  # tests read ONNX Runtime's log
+terminal.LONG_STAGE_SECONDS = math.inf  # what is on stderr does not depend on the speed of the machine
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_CHECKPOINT = REPOSITORY / "partita" / "demo" / "checkpoint"

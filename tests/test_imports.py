@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": {"errors", "remedies", "signals"},
     "extras": {"remedies", "errors"},
     "dtypes": set(),
-    "paths": set(),
+    "paths": {"errors"},
     "package": {"capped", "dtypes", "strangers", "remedies", "messages", "errors"},
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},

@@ -3,11 +3,15 @@
 # The exit code is that of `partita place`, or of `partita report check` where placing succeeded.
 set -euo pipefail
 
-words() { # the words of a text with quotes, a line each
-    [ -z "$1" ] || xargs -n 1 printf '%s\n' <<<"$1"
+words() { # INPUT TEXT: the words of a text with quotes, a line each
+    [ -z "$2" ] || xargs -n 1 printf '%s\n' <<<"$2" 2>/dev/null && return
+    echo "the input $1 has a quote that is not closed: $2" >&2
+    exit 2
 }
-mapfile -t place_options < <(words "${PLACE_OPTIONS:-}")
-mapfile -t limits < <(words "${LIMITS:-}")
+place_options=$(words place-options "${PLACE_OPTIONS:-}")
+limits=$(words limits "${LIMITS:-}")
+mapfile -t place_options < <([ -z "$place_options" ] || printf '%s\n' "$place_options")
+mapfile -t limits < <([ -z "$limits" ] || printf '%s\n' "$limits")
 [ -z "${BASELINE:-}" ] || limits+=(--baseline "$BASELINE")
 
 if [ -n "${BASELINE:-}" ] && [ "$BASELINE" -ef "$REPORT" ]; then

@@ -1,11 +1,10 @@
-"""The audience of a verb: notes on stderr, and a spinner where stderr is a terminal."""
+"""The audience of a verb: notes and progress on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
-from partita.commands.terminal import note, stderr
+from partita.commands.terminal import Spinner, note
 from partita.library.audience import Audience
 from partita.library.chain import Target
 from partita.library.notes import not_used
@@ -18,12 +17,7 @@ def say(text: str) -> None:
     note(f"note: {text}")
 
 
-def _spinner(title: str) -> AbstractContextManager[object]:
-    """A spinner where stderr is a terminal, else nothing."""
-    return stderr.status(title) if stderr.is_terminal else nullcontext()
-
-
-TERMINAL = Audience(say, _spinner)
+TERMINAL = Audience(say, Spinner)
 
 
 def say_target(target: Target) -> None:

@@ -23,7 +23,7 @@ from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_batch, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
-from partita.commands.terminal import fold, note, print_record, stderr
+from partita.commands.terminal import draws_progress, fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.journal import kept_words
 from partita.library.batches.reading import InputFile, look_at
@@ -44,7 +44,7 @@ from partita.runtime.generate.text.tokens import stop_token_ids
 
 
 class RowBar:
-    """Rows done, and how fast, on stderr; silent when stderr is no terminal."""
+    """Rows done, and how fast, on stderr; silent where progress is not drawn."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -56,7 +56,7 @@ class RowBar:
             TimeRemainingColumn(),
             console=stderr,
             transient=True,
-            disable=not stderr.is_terminal,
+            disable=not draws_progress(),
         )
         self._task = self._bars.add_task("rows", total=None, speed="")
         self._began = time.perf_counter()

@@ -6,9 +6,7 @@ run, or Ctrl-C.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from partita.bench.records import Bench
 from partita.commands.generate_options import parse_ids, read_prompts
 from partita.commands.models import package_of
 from partita.commands.outputs import Sink, claim_output, say_written, show_and_write
-from partita.commands.terminal import note, stderr
+from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.bench.benching import Plan, Say
+from partita.library.bench.benching import Plan
 from partita.options.bench import BenchCommand
 
 
@@ -38,8 +36,8 @@ def run(options: BenchCommand) -> int:
     )
     for line in plan.notes:
         note(f"note: {line}")
-    with _saying() as say:
-        measured = plan.measure(say)
+    with Spinner() as spinner:
+        measured = plan.measure(spinner.update)
     if measured.anything:
         _show(measured.bench, sink, as_json=options.as_json)
     if measured.bench.interrupted:
@@ -57,16 +55,6 @@ def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
         return None
     (text,) = read_prompts([str(options.prompt)])
     return tuple(parse_ids(text)) if options.token_ids else text
-
-
-@contextlib.contextmanager
-def _saying() -> Iterator[Say]:
-    """A status line where stderr is a terminal, else nothing."""
-    if not stderr.is_terminal:
-        yield lambda text: None
-        return
-    with stderr.status("") as status:
-        yield status.update
 
 
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:

@@ -17,8 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit
 
 from partita.errors import PackageError, UsageError
+from partita.options.fields import MODEL, PathText, checked, described
 from partita.options.fields import Described as Field
-from partita.options.fields import PathText, checked, described
+from partita.options.groups import ProgressOptions
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 """Bytes of each unit."""
@@ -136,6 +137,8 @@ def _command(verb: Verb, run: str, prefix: str) -> Any:
     def call(**given: Any) -> None:
         options = checked(record(**_values(record, given)))
         check_early(options)
+        if isinstance(options, ProgressOptions):
+            import_module("partita.commands.terminal").shown_progress = options  # type: ignore[attr-defined]
         module, _, function = run.partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 
@@ -225,6 +228,8 @@ def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
     from partita.providers.resolve import parse_chain
 
+    if isinstance(options, ProgressOptions) and options.quiet and options.verbose:
+        raise UsageError("`quiet` and `verbose` exclude each other; give one")
     libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
     if not libraries:  # a library may bring a provider of another name
         for name, argument in CHAINS.items():
@@ -233,7 +238,7 @@ def check_early(options: Any) -> None:
                 parse_chain(chain, argument=argument)
     for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
         if path is not None:
-            _check_package(Path(path), may_be_on_hub=hasattr(options, "revision"))
+            _check_package(path, may_be_on_hub=hasattr(options, "revision"))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
     if model is not None and not operators and not os.path.lexists(model):
@@ -244,12 +249,13 @@ def check_early(options: Any) -> None:
         check_before_loading(options)
 
 
-def _check_package(path: Path, *, may_be_on_hub: bool) -> None:
+def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
     if may_be_on_hub:
         from partita.export.hub import check_model
 
-        check_model(str(path))
+        check_model(os.fspath(given))
         return
+    path = Path(given)
     if path.is_dir() and any(path.iterdir()):
         return
     from partita.strangers import recognise
@@ -263,8 +269,13 @@ def _check_package(path: Path, *, may_be_on_hub: bool) -> None:
 
 
 def read_path(text: str) -> Path:
-    """A path as it is written. Raises BadParameter for an empty one, and one that is not UTF-8."""
-    return Path(not_empty(_in_utf8(text)))
+    """A path. Raises BadParameter for an empty one, and one that is not UTF-8."""
+    return Path(read_model(text))
+
+
+def read_model(text: str) -> str:
+    """A path or hub id as it is written. Raises BadParameter for an empty one, and one that is not UTF-8."""
+    return not_empty(_in_utf8(text))
 
 
 def _in_utf8(text: str) -> str:
@@ -371,6 +382,7 @@ def _provider_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     "not_empty": not_empty,
+    MODEL: read_model,
     "size": read_size,
     "libraries": read_pair,
     "inputs": read_pair,

@@ -1,6 +1,6 @@
-"""What the verbs share in talking to a terminal: progress bars, one-line notes, sizes and times for people.
+"""What the verbs share in talking to a terminal: progress, one-line notes, sizes and times for people.
 
-stdout carries results only; notes go to stderr, and bars are drawn on a terminal only.
+stdout carries results only. Notes and progress go to stderr: bars on a terminal, else a line per long stage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
@@ -29,6 +30,7 @@ from rich.progress import (
 from partita.export.progress import Stage, Unit
 from partita.observations.text_format import human_bytes
 from partita.options.flags import with_flags
+from partita.options.groups import ProgressOptions
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """What a terminal would take for a command is written so: tokens of a model can have any character."""
+LONG_STAGE_SECONDS = 1.0
+"""Without a terminal, a stage that takes at least this long has a line."""
+shown_progress = ProgressOptions()
+"""The options of the running verb."""
 stdout_used = False
 """Whether a verb has written to stdout: an error as JSON must not follow a result."""
 
@@ -134,8 +140,49 @@ def finite(value: Any) -> Any:
     return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
+def draws_progress() -> bool:
+    """Whether bars and spinners are drawn on stderr."""
+    return stderr.is_terminal and not shown_progress.quiet
+
+
+def note_stage(title: str, seconds: float) -> None:
+    """A line for a stage that has ended: for a long one without a terminal, for each with --verbose."""
+    long = seconds >= LONG_STAGE_SECONDS and not stderr.is_terminal
+    if not shown_progress.quiet and (long or shown_progress.verbose):
+        note(f"{title.partition(' (Ctrl-C')[0]}: {seconds:.1f} s")
+
+
+class Spinner:
+    """The current stage on stderr: a spinner on a terminal, and `note_stage` once it has ended."""
+
+    def __init__(self, title: str = "") -> None:
+        self._status = stderr.status(title) if draws_progress() else None
+        self._title, self._began = title, time.perf_counter()
+
+    def __enter__(self) -> Spinner:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._end_stage()
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, title: str) -> None:
+        """End the current stage and begin another."""
+        self._end_stage()
+        self._title, self._began = title, time.perf_counter()
+        if self._status is not None:
+            self._status.update(title)
+
+    def _end_stage(self) -> None:
+        if self._title:
+            note_stage(self._title, time.perf_counter() - self._began)
+
+
 class Bars:
-    """Progress bars on stderr, one per stage; silent when stderr is no terminal."""
+    """Progress bars on stderr, one per stage; lines of `note_stage` where they are not drawn."""
 
     def __init__(self) -> None:
         self.bars = Progress(
@@ -148,7 +195,7 @@ class Bars:
             TimeRemainingColumn(),
             console=stderr,
             transient=True,
-            disable=not stderr.is_terminal,
+            disable=not draws_progress(),
         )
 
     def __enter__(self) -> Bars:
@@ -161,19 +208,20 @@ class Bars:
     def start(self, title: str, total: int | None, unit: Unit) -> Stage:
         """Add a progress bar for a stage."""
         size = "" if total is None else human_bytes(total) if unit == "bytes" else f"{total:,} {unit}"
-        return _Bar(self.bars, self.bars.add_task(title, total=total, size=size))
+        return _Bar(self.bars, self.bars.add_task(title, total=total, size=size), title)
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """Fill the bar of a stage that ended."""
         assert isinstance(stage, _Bar)
+        note_stage(stage.title, seconds)
         task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
         total = task.total or max(task.completed, 1)
         self.bars.update(stage.task, total=total, completed=total)
 
 
 class _Bar:
-    def __init__(self, bars: Progress, task: TaskID) -> None:
-        self.bars, self.task = bars, task
+    def __init__(self, bars: Progress, task: TaskID, title: str) -> None:
+        self.bars, self.task, self.title = bars, task, title
 
     def advance(self, amount: int) -> None:
         self.bars.advance(self.task, amount)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from partita.errors import CheckpointError, PartitaError, UsageError
 from partita.package.folder import MANIFEST, is_of_others, is_package
 from partita.remedies import Remedy
 
-HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
-"""owner/name, name, owner/name@revision, hf://owner/name, also as a path, which has one slash."""
+HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@(?P<revision>[\w./-]+))?")
+"""owner/name, name, owner/name@revision, hf://owner/name; ./name, name/ and a/b/c are paths."""
+ONNX_FILE = re.compile(r"(onnx/)?[^/]+\.onnx")
+CHECKPOINT_WEIGHTS = re.compile(r"[^/]+\.(safetensors|gguf)|pytorch_model[^/]*\.bin")
 TIMEOUT_SECONDS = 10.0
 LOGIN = ("hf", "auth", "login")
 PRIVATE = Remedy("check the name, or for a private model log in", LOGIN)
@@ -32,8 +35,8 @@ class HubModel:
 
     name: str
     commit: str
-    is_package: bool
-    """The repository is a Partita package."""
+    is_model_folder: bool
+    """It runs as it is: a Partita package, or the ONNX decoder of another exporter without a checkpoint."""
 
     @property
     def pinned(self) -> str:
@@ -44,7 +47,7 @@ class HubModel:
 def check_model(given: str) -> None:
     """Raise CheckpointError when `given` is neither on disk nor a hub id."""
     if not os.path.lexists(given) and not HUB_ID.fullmatch(given):
-        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
+        raise CheckpointError(f"{given}: no such file or folder, and not a hub id of the form owner/name")
 
 
 def at_revision(given: str, revision: str | None) -> str:
@@ -73,7 +76,7 @@ def find_model(given: str, known: Path) -> HubModel:
     record = known / f"{hashlib.sha256(f'{name}@{revision}'.encode()).hexdigest()[:16]}.json"
     try:
         info = HfApi().model_info(name, revision=revision, timeout=TIMEOUT_SECONDS)
-        model = HubModel(name, str(info.sha), _has_package(name, info))
+        model = HubModel(name, str(info.sha), _is_model_folder(name, info))
     except Exception as error:  # the hub's client and its HTTP library share no base class
         if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
             raise hub_error(given, error) from error
@@ -81,20 +84,27 @@ def find_model(given: str, known: Path) -> HubModel:
             return HubModel(**json.loads(record.read_text(encoding="utf-8")))
         with suppress(Exception):
             folder = download(name, revision, local_files_only=True)
-            return HubModel(name, folder.name, is_package(folder))
+            files = [each.relative_to(folder).as_posix() for each in folder.rglob("*")]
+            return HubModel(name, folder.name, is_package(folder) or _is_onnx_decoder(files))
         raise hub_error(given, error) from error
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(asdict(model)), encoding="utf-8")
     return model
 
 
-def _has_package(name: str, info: Any) -> bool:
-    """Whether a repository has the manifest of a package."""
+def _is_model_folder(name: str, info: Any) -> bool:
+    """Whether a repository has the manifest of a package, or the ONNX files of a decoder and no checkpoint."""
     from huggingface_hub import hf_hub_download
 
-    if MANIFEST not in {each.rfilename for each in info.siblings or ()}:
-        return False
-    return not is_of_others(Path(hf_hub_download(name, MANIFEST, revision=info.sha)))
+    files = [each.rfilename for each in info.siblings or ()]
+    if MANIFEST in files and not is_of_others(Path(hf_hub_download(name, MANIFEST, revision=info.sha))):
+        return True
+    return _is_onnx_decoder(files)
+
+
+def _is_onnx_decoder(files: Sequence[str]) -> bool:
+    """Whether a repository has ONNX files and no weights of a checkpoint."""
+    return any(map(ONNX_FILE.fullmatch, files)) and not any(map(CHECKPOINT_WEIGHTS.fullmatch, files))
 
 
 def download(name: str, revision: str | None, **settings: Any) -> Path:
@@ -104,8 +114,8 @@ def download(name: str, revision: str | None, **settings: Any) -> Path:
     return Path(snapshot_download(name, revision=revision, **settings))
 
 
-def package_folder(model: HubModel) -> Path:
-    """The folder of a package on the hub, downloaded once. Raises CheckpointError."""
+def model_folder(model: HubModel) -> Path:
+    """The model folder, downloaded once. Raises CheckpointError."""
     try:
         return download(model.name, model.commit)
     except Exception as error:

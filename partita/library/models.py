@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 import partita
 from partita.errors import PackageError, UsageError
-from partita.export.hub import at_revision, check_model, find_model, package_folder
+from partita.export.hub import at_revision, check_model, find_model, model_folder
 from partita.export.progress import Progress
 from partita.foreign.folder import is_foreign
 from partita.library.audience import QUIET, Audience
@@ -62,8 +62,8 @@ def folder_of(
     """The folder that runs `model`: a package or folder of another exporter as it is, else its export in the cache.
 
     A checkpoint or GGUF file is exported again when its content has changed (`_content_key`), a hub id when it stands
-    for another commit. A package on the hub is downloaded and used as it is. Raises PackageError, CheckpointError,
-    UsageError, and what an export raises.
+    for another commit. A package or ONNX decoder on the hub is downloaded and used as it is. Raises PackageError,
+    CheckpointError, UsageError, and what an export raises.
     """
     path = Path(model)
     if os.path.lexists(path):
@@ -78,8 +78,8 @@ def folder_of(
         check_model(model)
         given = at_revision(model, revision)
         hub = find_model(given, _cache_home(model) / COMMITS)
-        if hub.is_package:
-            return package_folder(hub)
+        if hub.is_model_folder:
+            return model_folder(hub)
         source, key, path = hub.pinned, [hub.name, hub.commit], Path(given)
     home = _cache_home(model)
     key = [partita.__version__, precision, target, *key]

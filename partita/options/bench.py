@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, option
+from partita.options.fields import MAX_TOKENS, MODEL, TOKENS, Option, PathText, Range, option
 from partita.options.groups import (
     Chains,
     ForeignFolder,
@@ -12,6 +12,7 @@ from partita.options.groups import (
     ModelArgument,
     PackageOptions,
     PrefillChunk,
+    ProgressOptions,
     ProviderLibraries,
     ProviderOptions,
     SourceOptions,
@@ -41,7 +42,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
         ),
     ] = field(default=None, kw_only=False)
     against: Sequence[PathText] = option(
-        "Another package of the same model to compare with; can be repeated.", default=(), metavar="MODEL"
+        "Another package of the same model to compare with; can be repeated.", default=(), metavar="MODEL", text=MODEL
     )
     baseline: str | None = option(
         "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
@@ -73,7 +74,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchCommand(SourceOptions, BenchOptions):
+class BenchCommand(ProgressOptions, SourceOptions, BenchOptions):
     """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
     where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """

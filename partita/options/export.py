@@ -4,8 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, Value, option
-from partita.options.groups import Json, PackageArgument, PrecisionName, ProviderLibraries, ProviderValues, Revision
+from partita.options.fields import MAX_TOKENS, MODEL, TOKENS, Option, PathText, Range, Value, option
+from partita.options.groups import (
+    Json,
+    PackageArgument,
+    Precision,
+    ProgressOptions,
+    ProviderLibraries,
+    ProviderValues,
+    Revision,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +46,7 @@ class PrecisionOptions:
     """Data types of weights, cache and arithmetic."""
 
     HELP_GROUP = "Precision"
-    precision: PrecisionName = option(
-        "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
-        "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
-        default="auto",
-    )
+    precision: Precision = "auto"
     block_size: int | None = option(
         "int8, int4: number of weights that share a scale: 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
     )
@@ -153,7 +157,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
             "Checkpoint folder, GGUF file, or hub id (name, owner/name, owner/name@revision).",
             metavar="CHECKPOINT",
             positional=True,
-            text="not_empty",
+            text=MODEL,
         ),
     ] = field(kw_only=False)
     out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
@@ -170,7 +174,7 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(ExportOptions):
+class ExportCommand(ProgressOptions, ExportOptions):
     """Export a checkpoint to a package and check it against the source model."""
 
     explain: bool = option(
@@ -180,7 +184,7 @@ class ExportCommand(ExportOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushCommand:
+class PushCommand(ProgressOptions):
     """Upload a package to the Hugging Face hub. Every verb that takes a MODEL reads it there by its id."""
 
     package: PackageArgument

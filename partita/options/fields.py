@@ -24,6 +24,8 @@ DAY_SECONDS = 86_400
 WEEK_SECONDS = 7 * DAY_SECONDS
 MAX_COUNT = 1 << 20
 MAX_SEED = (1 << 64) - 1
+MODEL = "model"
+"""`Option.text` of a path or hub id."""
 MOST_BITS = 1023
 """Bits of an integer that a message can show, and that a float can hold."""
 
@@ -85,6 +87,11 @@ class Option:
     """Folder of the views that `--view` names."""
     group: str = ""
     """Heading in the help. Default: `HELP_GROUP` of the class that declares the field."""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the value is a path or a hub id. Its text stays as it is: only `./name` names a folder."""
+        return self.text == MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,7 @@ def check_value(cls: type[Any], name: str, value: Any) -> None:
 def _checked(each: Described, value: Any) -> Any:
     """The value of one option as the code behind it takes it. Raises UsageError."""
     if each.is_path:
-        return _typed(each, value, (str, os.PathLike), "a path", Path)
+        return _typed(each, value, (str, os.PathLike), "a path", None if each.option.is_model else Path)
     if each.several:
         return _several(each, value)
     if each.type is bool:
@@ -246,7 +253,7 @@ def _several(each: Described, value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         raise UsageError(f"`{each.argument}` must be a list of strings, not the string {value!r}")
     found = _typed(each, value, Sequence, "a list", tuple)
-    path = get_args(each.type)[0] == PathText
+    path = get_args(each.type)[0] == PathText and not each.option.is_model
     return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
 
 

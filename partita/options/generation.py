@@ -15,6 +15,7 @@ from partita.options.groups import (
     PrefillChunk,
     Prefix,
     ProbeSeconds,
+    ProgressOptions,
     ProviderChain,
     ReportFile,
     SourceOptions,
@@ -106,7 +107,9 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
+class RunOptions(
+    ProgressOptions, ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions
+):
     """What `partita run`, `generate` and `chat` have in common."""
 
     HELP_GROUP = "Input"

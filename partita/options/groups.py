@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from partita.options.fields import COUNT, MAX_THREADS, TOKENS, Option, PathText, Range, Value, option
+from partita.options.fields import COUNT, MAX_THREADS, MODEL, TOKENS, Option, PathText, Range, Value, option
 
 PrecisionName: TypeAlias = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 """The precisions of partita.dtypes, and auto: the stored precision of a quantised checkpoint, else fp32."""
@@ -31,6 +31,14 @@ ModelArgument = Annotated[
         "owner/name@revision). A checkpoint is exported once into the cache folder.",
         metavar="MODEL",
         positional=True,
+        text=MODEL,
+    ),
+]
+Precision = Annotated[
+    PrecisionName,
+    Option(
+        "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
+        "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint."
     ),
 ]
 Revision = Annotated[
@@ -143,11 +151,7 @@ class SourceOptions:
 
     HELP_GROUP = "Model"
 
-    precision: PrecisionName = option(
-        "Precision of the export, e.g. int4 or fp16; auto is the stored precision of a quantised checkpoint, else "
-        "fp32.",
-        default="auto",
-    )
+    precision: Precision = "auto"
     revision: Revision = None
 
 
@@ -159,6 +163,15 @@ class PlacementLimits:
     max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
     max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
     max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes than this.", range=COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressOptions:
+    """How much of the progress of a verb is shown on stderr."""
+
+    HELP_GROUP = "Output"
+    quiet: bool = option("Do not show progress.", default=False, short="-q")
+    verbose: bool = option("Print a line with the duration of every stage.", default=False, short="-v")
 
 
 @dataclass(frozen=True, kw_only=True)

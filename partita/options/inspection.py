@@ -3,8 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import Option, PathText, option, view_option
-from partita.options.groups import ForeignFolder, Json, Out, PackageOptions, ProviderChain, ProviderLibraries
+from partita.options.fields import MODEL, Option, PathText, option, view_option
+from partita.options.groups import (
+    ForeignFolder,
+    Json,
+    Out,
+    PackageOptions,
+    ProgressOptions,
+    ProviderChain,
+    ProviderLibraries,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +73,19 @@ class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
     reference: str | None = option(
         "Source model (folder or hub id) to compare with, for a folder without a known answer.",
         metavar="CHECKPOINT",
-        text="not_empty",
+        text=MODEL,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyCommand(VerifyOptions):
+class VerifyCommand(ProgressOptions, VerifyOptions):
     """Replay the known answer of a package on a provider, without torch. Exit code 4 on a mismatch."""
 
     as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand(ProviderChain, PackageOptions):
+class EvaluateCommand(ProgressOptions, ProviderChain, PackageOptions):
     """Measure the perplexity of a rounded package (any precision but fp32) on a provider, next to that of its source
     model, without torch.
     """

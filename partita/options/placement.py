@@ -14,6 +14,7 @@ from partita.options.groups import (
     PlacementLimits,
     ProbeSeconds,
     Process,
+    ProgressOptions,
     ProviderChain,
     ProviderLibraries,
     ProviderOptions,
@@ -64,7 +65,7 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceCommand(PlaceOptions):
+class PlaceCommand(ProgressOptions, PlaceOptions):
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
 
     report: ReportFile = None
@@ -110,7 +111,7 @@ class SupportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportCommand(SupportOptions):
+class SupportCommand(ProgressOptions, SupportOptions):
     """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
 
     HELP_GROUP = "Output"

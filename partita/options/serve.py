@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from partita.options.fields import MAX_COUNT, WEEK_SECONDS, Option, PathText, Range, option
+from partita.options.fields import MAX_COUNT, MODEL, WEEK_SECONDS, Option, PathText, Range, option
 from partita.options.generation import SpeculationOptions
 from partita.options.groups import (
     Adapter,
@@ -13,13 +13,14 @@ from partita.options.groups import (
     PlacementLimits,
     PrefillChunk,
     ProbeSeconds,
+    ProgressOptions,
     ProviderChain,
     SourceOptions,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain, SourceOptions):
+class ServeCommand(ProgressOptions, ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain, SourceOptions):
     """Serve models over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
     honoured.
     """
@@ -32,6 +33,7 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
             "model of the API. A checkpoint is exported once into the cache folder.",
             metavar="MODEL",
             positional=True,
+            text=MODEL,
         ),
     ]
     name: Sequence[str] = option(

@@ -76,6 +76,9 @@ def environment_findings(
         found.append(_finding("version_mismatch", evidence, _reinstall(owners[0])))
     if owners:
         found += [finding for wheel in plugins for finding in _plugin_mismatches(wheel, owners)]
+    for name, (version, needed) in extras.excluded_versions().items():
+        evidence = f"{name} {version} is not supported; Partita needs {needed}"
+        found.append(_finding("version_mismatch", evidence, FITTING.filled(wheel=name, specifier=needed)))
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from partita.files import temporary_directory
 from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
-from partita.paths import PROFILES_VARIABLE
+from partita.paths import profiles_folder
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
@@ -259,9 +259,8 @@ class Session:
         with captured_output():  # ONNX Runtime logs the file name
             written = Path(self._native.end_profiling())
         text = written.read_text(encoding="utf-8") if written.is_file() else None
-        if text is not None and (folder := os.environ.get(PROFILES_VARIABLE)):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            (Path(folder) / f"{self.path.stem}-{written.name}").write_text(text, encoding="utf-8")
+        if text is not None and (folder := profiles_folder()) is not None:
+            (folder / f"{self.path.stem}-{written.name}").write_text(text, encoding="utf-8")
         self._cleanup()
         return text
 
@@ -337,6 +336,8 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
 def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open the session while signals are held."""
+    if opening.observe:
+        profiles_folder()  # an unusable one is an error before the run
     temporary = temporary_directory() if opening.scratch is None else None
     folder = Path(temporary.name) if temporary is not None else opening.scratch
     assert folder is not None
