@@ -145,8 +145,8 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     from partita.export.drafts import Draft
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
+    from partita.export.target import usual
     from partita.export.trace.fake_model import build_fake_model
-    from partita.export.ways import usual
     from partita.export.weights import external_data as weights
     from partita.export.work import Work
     from partita.process import peak_rss_bytes

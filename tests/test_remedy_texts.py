@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import partita
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import PartitaError
-from partita.foreign import lora, shapes
+from partita.foreign import ports, shapes
 from partita.foreign.folder import Choice, open_folder
 from partita.library.engine import remote
 from partita.providers import cuda, directml, migraphx, qnn, start, tensorrt
@@ -125,7 +125,7 @@ def correct_the_contract(world: World) -> None:
     opened(folder, Choice(contract=contract))
 
 
-@applies(lora.NAMED_TWICE)
+@applies(ports.NAMED_TWICE)
 def rename_an_adapter(world: World) -> None:
     folder = test_adapters.with_lora(world.sample("optimum"), "travel")
     (folder / "onnx").mkdir()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, PackageError
-from partita.export.checkpoint.tokenizer import probe_tokenizer
+from partita.export.checkpoint.companions import probe_tokenizer
 from partita.runtime.generate.text.tokens import TooLongError, load_text
 from partita.tokenizer_limits import growth_of
 from tests.conftest import DEMO_CHECKPOINT

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partita.export.progress import Stage
     from partita.export.trace.attention import Lowering
     from partita.export.trace.fake_model import FakeModel
-    from partita.export.trace.spec import TraceSpec
+    from partita.export.trace.ports import TraceSpec
     from partita.export.trace.tracing import Traced
 
 

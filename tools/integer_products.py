@@ -22,8 +22,8 @@ from onnx import helper
 from partita.export.quantise.asking import asked_products
 from partita.export.quantise.forms import form
 from partita.export.quantise.rounders import Grid
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packing
+from partita.export.target import Kernels
 
 CASES = (
     ("matmul_nbits", 4, 32),

@@ -12,14 +12,26 @@ from typing import Protocol
 from partita.errors import UnsupportedModelError
 from partita.export.drafts import Draft
 from partita.export.progress import stage
-from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
+from partita.export.target import (
+    AUTO,
+    Answer,
+    Target,
+    Way,
+    asked,
+    candidates,
+    describe,
+    every_way,
+    instead_of,
+    rank,
+    skeleton,
+    usual,
+)
 from partita.export.trace.attention import ranked
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.operators import CONTRIB
 from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
 from partita.export.trace.tracing import Traced
-from partita.export.ways import AUTO, Way, every_way, usual
 from partita.package.records import TargetRecord, Verification
 
 

@@ -1,11 +1,14 @@
-"""The graphs of a model before they are written: traced and rewritten."""
+"""The graphs of a model before they are written: traced and rewritten.
+
+Selection of the graphs that read convolution or recurrent states from the previous step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -13,32 +16,29 @@ from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names
-from partita.export.graph.continuing import Phase, continuing
-from partita.export.graph.node_names import name_nodes
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
+from partita.export.passes.cleaning import name_nodes
 from partita.export.progress import Stage, stage
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounding import calibration
 from partita.export.quantise.rounding.reference import movable, round_weights
-from partita.export.quantise.summary import notes as packing_notes
-from partita.export.quantise.summary import summary
 from partita.export.quantise.write import prefill
 from partita.export.quantise.write.experts import gathered
 from partita.export.quantise.write.kept_narrow import keep_narrow, round_kept
-from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, without_weights
-from partita.export.target import TakesEach, Target
+from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
+from partita.export.quantise.write.rewrite import notes as packing_notes
+from partita.export.target import TakesEach, Target, Way
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.operators import Form
+from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.spec import TraceSpec
 from partita.export.trace.state import Probed, text_config
 from partita.export.trace.tracing import FixedLengthError, Traced, layers, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
-from partita.export.ways import Way
 from partita.export.weights import external_data as weights
 from partita.export.weights import spilled
 from partita.export.weights.narrow_weights import Narrow, rounded_weights, store_narrow
@@ -46,6 +46,41 @@ from partita.export.weights.sources import Plain
 from partita.export.work import Work, tell
 from partita.package.folder import left_out
 from partita.package.records import Calibration, PackedKind
+
+Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
+"""File name, phase and fixed S of a graph."""
+
+
+def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
+    """The graphs that read every state they get. Other graphs are dropped.
+
+    Some models read their states only in one-token steps: a second prompt chunk would ignore the first.
+    """
+    forgets = [name for item in traced for name in _unread_states(item)]
+    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
+    if not kept:
+        raise UnsupportedModelError(
+            f"the model writes the state {forgets[0]} and never reads it; it cannot be exported"
+        )
+    if len(wanted) == 1:
+        return wanted, traced
+    if len(kept) < len(wanted):
+        tell(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
+        (_, _, length), item = kept[-1]
+        return [("model.onnx", "any", length)], [item]
+    chunk = wanted[0][2]
+    tell(
+        work,
+        f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, the "
+        "rest one by one",
+    )
+    return wanted, traced
+
+
+def _unread_states(item: Traced) -> list[str]:
+    """States that a graph gets and does not read."""
+    used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
+    return [state.past for state in item.states if state.past not in used]
 
 
 @dataclass(slots=True)

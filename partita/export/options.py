@@ -1,27 +1,37 @@
-"""The options of an export, with their checks."""
+"""The options of an export, with their checks.
+
+The options of an export, as recorded in the manifest.
+
+Checks of an export that need neither torch nor transformers, which take seconds to load.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from partita.capped import is_number
+from partita.capped import is_number, read_json_value
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
+from partita.export.hub import check_model
+from partita.export.publish import check_target
 from partita.export.quantise import rounders as quantisers
 from partita.export.quantise.keep import read_keep
 from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
-from partita.options.fields import checked
+from partita.options.fields import checked, described
 from partita.package.contract import CONTEXT_LENGTHS
+from partita.package.folder import MANIFEST, check_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from partita.export.checkpoint.description import Checkpoint
+
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
@@ -324,3 +334,80 @@ def _stretch(config: PreTrainedConfig) -> float:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     return max(float(part.get("factor") or 1.0) if part.get("rope_type") == "dynamic" else 1.0 for part in kinds)
+
+
+Asked = Mapping[str, tuple[str, ...]]
+"""Name of an option of `partita export` without dashes -> its values; empty for a flag."""
+_OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
+"""Options that are not recorded."""
+
+
+def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
+    """Every option that was set. Files and folders are recorded by name."""
+    found = {}
+    for each in described(Options):
+        value = getattr(options, each.name)
+        if each.name in _OF_A_PLACE or value == each.field.default or not (value or value is False):
+            continue
+        flag = each.flag.removeprefix("--")
+        values = _values(value)
+        found[f"no-{flag}" if value is False else flag] = (",".join(values),) if each.name == "keep" else values
+    return found
+
+
+def _values(value: Any) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(text for name, entry in value.items() for text in _pair(name, entry))
+    return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+
+
+def _pair(name: str, value: Any) -> list[str]:
+    """NAME=VALUE; for options by provider PROVIDER.NAME=VALUE each."""
+    if isinstance(value, Mapping):
+        return [f"{name}.{option}={entry}" for option, entry in value.items()]
+    return [f"{name}={_value(value)}"]
+
+
+def _value(value: Any) -> str:
+    return value.name if isinstance(value, Path) else str(value)
+
+
+def check(options: ExportOptions) -> None:
+    """Raise UsageError, PackageError and CheckpointError for options, an output and a checkpoint that cannot work."""
+    check_target(options.reads, options.folder, force=options.force)
+    check_options(options)
+    given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
+    if path.is_dir():
+        _check_folder(options, path)
+    else:
+        check_model(given)
+
+
+def _check_folder(options: ExportOptions, folder: Path) -> None:
+    """Check that the files are in the folder, that it has a config, and the maximum length against config.json."""
+    try:
+        check_folder(folder, kind=CheckpointError)
+    except OSError:  # reported when the checkpoint is opened
+        return
+    config = folder / "config.json"
+    if not config.is_file():
+        if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
+            raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+        return
+    try:
+        raw = read_json_value(config)
+    except (OSError, ValueError):  # reported when the checkpoint is opened
+        return
+    text = raw.get("text_config", raw) if isinstance(raw, dict) else None
+    if options.max_length is None or not isinstance(text, dict):
+        return
+    if "dynamic" in str((text.get("rope_scaling"), text.get("rope_parameters"))):  # such a model has no fixed limit
+        return
+    name = next((name for name in CONTEXT_LENGTHS if name in text), None)
+    most = None if name is None else text[name]
+    if type(most) is int and 1 < most < options.max_length:
+        raise UsageError(
+            f"`max_length={options.max_length}`: the model supports at most {most} positions ({name} in config.json)"
+        )

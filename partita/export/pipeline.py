@@ -13,13 +13,21 @@ from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import stored_precision
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
-from partita.export.graph import cache_rounding, rolling_cache
-from partita.export.options import CACHE_LOWERING, WINDOW, ExportOptions, check_options, max_length, with_layout
+from partita.export.options import (
+    CACHE_LOWERING,
+    WINDOW,
+    Asked,
+    ExportOptions,
+    asked_options,
+    check_options,
+    max_length,
+    with_layout,
+)
+from partita.export.passes import cache_rounding, rolling_cache
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.target import Smoke, TakesEach, Target

@@ -2,6 +2,8 @@
 
 During an export for OUT a lock on `.OUT.partita-lock` is held. Hidden folders of exports next to OUT then belong to
 killed exports.
+
+Temporary files of an export, on the disk of the package.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -299,3 +303,21 @@ def _keep(folder: Path, out: Path) -> Path:
             _move(folder, free)
             return free
     raise PackageError(f"{out}: already taken, and so is every alternative name that was tried")
+
+
+_folder: ContextVar[Path | None] = ContextVar("partita_scratch", default=None)
+
+
+@contextmanager
+def scratch_in(folder: Path) -> Iterator[None]:
+    """Unnamed files created in the block are on the disk of `folder`."""
+    before = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(before)
+
+
+def unnamed_file() -> IO[bytes]:
+    """A temporary file without a name, removed even after a kill. Raises OSError."""
+    return tempfile.TemporaryFile(dir=_folder.get())

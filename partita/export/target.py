@@ -1,23 +1,85 @@
 """The target provider: probes, their results, and the ranking of lowerings.
 
 The caller passes the probing functions, because this folder may not import the runtime.
+
+The kernels of a provider for quantised weights.
+
+The variants of a model: a lowering of attention and cache, and a form of experts and recurrences.
+
+A target that can be probed decides both: ONNX Runtime's operators where it supports them, standard ones otherwise.
+Without a probe, the form is ONNX Runtime's where the lowering needs its operators anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export.quantise.write.kernels import Kernels
-from partita.export.trace.operators import CONTRIB
-from partita.export.ways import AUTO, Way, every_way, usual
+from partita.export.trace.attention import Lowering, lowering, ranked
+from partita.export.trace.operators import CONTRIB, Form
 from partita.export.weights.sources import stored
 from partita.package.folder import Manifest
 from partita.package.records import AskedLowering, SmokeRecord, Verification
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A variant of a model's graphs."""
+
+    attention: str
+    """Name of a lowering."""
+    form: Form
+    """The form of experts and recurrences."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the form is the default of this lowering."""
+        return self.form == _usual_form(lowering(self.attention))
+
+    def __str__(self) -> str:
+        """`gqa`, or `gqa with standard experts and recurrences`."""
+        return self.attention if self.is_usual else f"{self.attention} with {self.form} experts and recurrences"
+
+
+def _usual_form(chosen: Lowering) -> Form:
+    """The default form of a lowering: ONNX Runtime's operators where the lowering needs them anyway."""
+    return "contrib" if chosen.domains else "standard"
+
+
+def usual(name: str) -> Way:
+    """A lowering with its default form. Raises UsageError for an unknown lowering."""
+    return Way(name, _usual_form(lowering(name)))
+
+
+def every_way() -> list[Way]:
+    """Every lowering with its default form, in order of preference."""
+    return [Way(each.name, _usual_form(each)) for each in ranked()]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Supported variants; the defaults are those of the CPU provider, which verifies every package."""
+
+    symmetric: bool = False
+    accuracy_level: int = 4
+    bias: bool = True
+    gather: bool = True
+    experts: bool = True
+    """It has the form's operator on stacks of experts."""
+    block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
+    """Bits -> default block size."""
+    smaller: tuple[int, ...] = (16, 32, 64)
+    """Supported block sizes for weights whose rows the chosen size does not divide."""
+    folds: bool = False
+    """It is a compiler that fuses DequantizeLinear: forms in standard operators are probed first."""
+    activations: str = "fp32"
+    """The default of --activations for quantised products."""
 
 
 @dataclass(frozen=True, slots=True)

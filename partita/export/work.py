@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partita.export.asked import Asked
-from partita.export.options import ExportOptions
+from partita.export.options import Asked, ExportOptions
 from partita.export.progress import Progress
 from partita.export.target import TakesEach
 from partita.package.folder import Graph

@@ -20,17 +20,15 @@ import partita
 from partita import dtypes
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import stored_precision
-from partita.export.checkpoint.companions import GENERATION, chat_notes, stop_notes, write_generation
+from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import corrected
 from partita.export.checkpoint.description import Checkpoint, source_files
-from partita.export.checkpoint.tokenizer import probe_tokenizer
 from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.exporters.base import Attempts, Exported
-from partita.export.graph import cache_rounding
 from partita.export.options import ExportOptions, most_positions
+from partita.export.passes import cache_rounding
 from partita.export.progress import stage
-from partita.export.quantise.rounding import exact_twin
-from partita.export.verify import known_answer, quality, self_check, wide_twin
+from partita.export.verify import known_answer, quality, self_check, twins
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import MissedRatioError
 from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
@@ -203,7 +201,7 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
     _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
     if work.options.computing.twin is not None:
-        scorer, twin = wide_twin.scoring(scorer), wide_twin.DETAIL
+        scorer, twin = twins.scoring(scorer), twins.WIDE_DETAIL
     tokens = 2 * len(text.windows) * (text.windows.shape[1] - 1)  # by the source model and by the package
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
@@ -383,11 +381,11 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
     def replayed(manifest: Manifest) -> Verification:
         rounded = partial(self_check.of_rounded_weights, exported.checkpoint, answer, computing, work.scratch)
         if computing.twin is not None:
-            return wide_twin.replay(work.folder, manifest, replay, rounded)
+            return twins.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
-            return exact_twin.replay(work.folder, manifest, replay)
+            return twins.replay_exact(work.folder, manifest, replay)
         if self_check.rounds(computing):
-            return wide_twin.settled(work.folder, manifest, replay, rounded)
+            return twins.settled(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):

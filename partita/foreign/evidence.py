@@ -1,17 +1,24 @@
-"""Facts about a model from config.json or genai_config.json, which must not contradict the graph."""
+"""Facts about a model from config.json or genai_config.json, which must not contradict the graph.
+
+Compare a configuration with the graph of a model. Pure.
+
+Schema of onnxruntime-genai's genai_config.json, for the fields that are used. Defaults are those of its config.h.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from partita.capped import read_json_value
 from partita.errors import PackageError
-from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
-from partita.package.contract import CONTEXT_LENGTHS
+from partita.foreign.states import Pair
+from partita.package.contract import CONTEXT_LENGTHS, State
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
 
@@ -192,3 +199,142 @@ def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
 def _whole(value: object) -> int:
     """A positive integer; 0 for anything else, including true."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def contradiction(
+    evidence: Evidence,
+    file: str,
+    pairs: Sequence[Pair],
+    states: Sequence[State],
+    vocab: int,
+    rows: Mapping[str, int | None],
+) -> str:
+    """The first contradiction between configuration and graph; empty where there is none.
+
+    `rows`: the axis of each past with one entry per token.
+    """
+    layers = _layers(evidence, pairs)
+    more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
+    if evidence.layers and layers and (more or fewer):
+        return f"it has {evidence.layers} layers, but {file} has a cache of {layers}"
+    if evidence.vocab_size and vocab != evidence.vocab_size:
+        return f"its vocabulary has {evidence.vocab_size:,} tokens, but the logits of {file} have {vocab:,}"
+    kept = [
+        pair
+        for pair, state in zip(pairs, states, strict=True)
+        if len(pair.past.shape or ()) == 4 and rows[pair.past.name] in (None, 2) and state.grows in (None, 2)
+    ]
+    of_each = ([pair for pair in kept if pair.kind == kind] for kind in ("key", "value"))
+    return next(filter(None, (_head_contradiction(evidence, pairs) for pairs in of_each)), "")
+
+
+def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
+    """Number of layers in a cache, or in the configuration where the cache does not show it.
+
+    Keys and values may be numbered consecutively, so that every layer has two numbers, and all layers may be in one
+    tensor.
+    """
+    found = len({pair.layer for pair in pairs})
+    counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
+    in_one = found == 1 and any(evidence.layers in (pair.past.shape or ())[:2] for pair in pairs)
+    stacked = found == 1 and any(2 * evidence.layers in (pair.past.shape or ())[:1] for pair in pairs)
+    deep = all(len(pair.past.shape or ()) > 4 for pair in pairs)
+    return evidence.layers if counted_through or (deep and (in_one or stacked)) else found
+
+
+def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
+    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size].
+
+    Layers may differ, and the configuration may have the numbers of one kind of layer.
+    """
+    heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
+    widths = {evidence.head_size, *evidence.head_sizes}
+    if (odd := _other_than(heads - {0}, pairs, 1)) is not None:
+        pair, size = odd
+        return f"it has {evidence.kv_heads} heads of keys and values, but {pair.past.declared} has {size}"
+    if (odd := _other_than(widths - {0}, pairs, 3)) is not None:
+        pair, size = odd
+        return f"its head size is {evidence.head_size}, but {pair.past.declared} has {size}"
+    return ""
+
+
+def _other_than(sizes: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
+    """The first state with its size along an axis, where all sizes are known and none is in `sizes`."""
+    found = [(pair, size) for pair in pairs if isinstance(size := (pair.past.shape or ())[axis], int)]
+    return found[0] if sizes and found and all(size not in sizes for _, size in found) else None
+
+
+def _unknown_to_zero(value: object) -> object:
+    """Convert null and negative numbers, by which some exporters mean unknown, to 0."""
+    return 0 if value is None or (type(value) is int and value < 0) else value
+
+
+Count = Annotated[int, BeforeValidator(_unknown_to_zero), Field(ge=0)]
+"""A size; 0: unknown."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class SlidingWindow(_Section):
+    """A window that the runtime is to slide over the cache, the inputs, or both."""
+
+    window_size: Count = 0
+    slide_key_value_cache: bool = True
+    slide_inputs: bool = True
+    layers: list[int] | None = None
+
+
+class Decoder(_Section):
+    """The graph of the decoder."""
+
+    filename: str = ""
+    head_size: Count = 0
+    num_hidden_layers: Count = 0
+    num_attention_heads: Count = 0
+    num_key_value_heads: Count = 0
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    sliding_window: SlidingWindow | None = None
+    pipeline: list[Any] | dict[str, Any] | None = None
+
+
+class Model(_Section):
+    """The model. Sections other than decoder show that it is more than a text decoder."""
+
+    type: str = ""
+    context_length: Count = 0
+    vocab_size: Count = 0
+    decoder: Decoder
+    encoder: dict[str, Any] | None = None
+    vision: dict[str, Any] | None = None
+    speech: dict[str, Any] | None = None
+    embedding: dict[str, Any] | None = None
+
+
+class Search(_Section):
+    """Defaults of a generation."""
+
+    max_length: Count = 0
+
+
+class GenaiConfig(_Section):
+    """The file."""
+
+    model: Model
+    search: Search = Search()
+
+
+def read_genai(path: Path, raw: dict[str, Any]) -> GenaiConfig:
+    """The parsed file. Raises PackageError, which names the field, where it is invalid."""
+    try:
+        return GenaiConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            said = f"has no section {first['loc'][-1]!r}, so it does not describe a decoder"
+        else:
+            said = f"damaged, {place}: {first['msg']}"
+        raise PackageError(f"{path}: {said}", remedy=GET_AGAIN) from error

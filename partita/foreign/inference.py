@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import PackageError
-from partita.foreign.agreement import contradiction
-from partita.foreign.carrying import GQA
-from partita.foreign.evidence import Evidence
+from partita.foreign.dataflow import GQA, frequencies_change_at
+from partita.foreign.evidence import Evidence, contradiction
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
-from partita.foreign.rotary import frequencies_change_at
 from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of, longest_of
 from partita.foreign.states import (
     Pair,

@@ -22,7 +22,7 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
-from partita.foreign.lora import adapter_files, adapter_inputs, adapter_records
+from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.reading import read_graph
 from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written

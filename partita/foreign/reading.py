@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from partita import dtypes
+from partita.foreign.dataflow import sine_tables
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
-from partita.foreign.rotary import sine_tables
 from partita.package.folder import inside
 
 if TYPE_CHECKING:

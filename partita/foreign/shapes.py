@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from partita import dtypes
 from partita.errors import PackageError
-from partita.foreign.carrying import carried
+from partita.foreign.dataflow import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.foreign.carrying import AT_LENGTH, CONTRIB, GQA, attention_places, carried, cursor_axis
+from partita.foreign.dataflow import AT_LENGTH, CONTRIB, GQA, attention_places, carried, cursor_axis
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]

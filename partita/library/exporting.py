@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from partita.demo import heldout_path
 from partita.errors import UsageError
-from partita.export.before_loading import check
 from partita.export.hub import at_revision
-from partita.export.options import ExportOptions
+from partita.export.options import ExportOptions, check
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.files import temporary_directory
@@ -80,10 +79,9 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     given = _at_revision(given)
     shown = progress or Silent()
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
-        from partita.export.asked import asked_options
         from partita.export.exporters import check_name
         from partita.export.exporters.optimum import offered
-        from partita.export.options import with_layout
+        from partita.export.options import asked_options, with_layout
         from partita.export.pipeline import export as write
         from partita.library.place.target import taken_by_cpu
         from partita.runtime.ort.adapters import write_adapter

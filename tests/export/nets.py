@@ -19,8 +19,8 @@ import onnxruntime as ort
 from partita.dtypes import PRECISIONS
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
-from partita.export.trace.attention.base import Fused
-from partita.export.trace.spec import TraceSpec
+from partita.export.trace.attention import Fused
+from partita.export.trace.ports import TraceSpec
 from partita.export.weights.sources import StoredPart
 from partita.package.contract import Port
 

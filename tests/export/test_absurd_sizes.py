@@ -13,7 +13,7 @@ import torch
 
 from partita import capped
 from partita.errors import CheckpointError, PackageError
-from partita.export.checkpoint.adapters.config import read_config
+from partita.export.checkpoint.adapters.files import read_config
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, list_tensors
 from partita.foreign.evidence import read_evidence

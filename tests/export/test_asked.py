@@ -11,8 +11,7 @@ import typer
 
 from partita import cli
 from partita.errors import PackageError
-from partita.export.asked import asked_options
-from partita.export.options import ExportOptions
+from partita.export.options import ExportOptions, asked_options
 from partita.package.folder import MANIFEST, check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from partita.export.passes import run_all
-from partita.export.passes.asking import question
+from partita.export.passes.manager import question
 from partita.export.target import Question
 from partita.library.place.target import taken_by_cpu
 from tests.export.nets import Net, context, operators

@@ -148,7 +148,7 @@ def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint
     """phimoe reads two settings that no other model has, and transformers' own check warns about them."""
     from transformers import AutoConfig
 
-    from partita.export.checkpoint.rope_settings import check_known
+    from partita.export.checkpoint.config_values import check_known
 
     factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 128}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.3, **factors}

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.graph.cleaning import clean
+from partita.export.passes.cleaning import clean
 from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
 from partita.export.trace.experts.base import Experts
-from partita.export.trace.experts.gates import Gate, recognised
+from partita.export.trace.experts.contrib import Gate, recognised
 from partita.export.trace.experts.signs import Signs
 from partita.export.trace.operators import Form
 from partita.package.folder import read_manifest

@@ -16,9 +16,9 @@ from partita.errors import ResourceError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.trace.attention import lowering
 from partita.export.trace.fake_model import build_fake_model, translated
-from partita.export.trace.spec import TraceSpec
+from partita.export.trace.ports import TraceSpec
 from partita.export.trace.tracing import trace
-from partita.export.verify import quality, quality_figures
+from partita.export.verify import quality
 from partita.export.verify.known_answer import load
 from tests.conftest import TinyCheckpoint
 
@@ -69,7 +69,7 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
     theirs[0, 2, 5] = ours[0, 2, 5] = -torch.inf  # a token that both rule out says nothing
     windows = torch.randint(0, vocabulary, (2, positions + 1), generator=random).numpy()
     monkeypatch.setattr(quality, "BLOCK_ELEMENTS", block * vocabulary)
-    found = quality_figures.Measured.of(windows, vocabulary)
+    found = quality.Measured.of(windows, vocabulary)
     blocks = quality._Blocks(found, vocabulary)
     for window, position in ((row, place) for place in range(positions) for row in range(2)):
         blocks.hear(window, position, ours[window, position].numpy().copy(), theirs[window, position])

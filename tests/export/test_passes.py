@@ -20,7 +20,7 @@ from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import ORDER, gather_rows, rotary_tables, tied_head, transposed_weights
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
-from partita.export.trace.spec import TraceSpec
+from partita.export.trace.ports import TraceSpec
 from partita.export.weights.sources import checkpoint_weight
 from partita.package.contract import Port
 from tests.conftest import TinyCheckpoint

@@ -155,7 +155,7 @@ ADDED = '''"""A recurrence that this test adds: a causal convolution, written as
 
 import torch
 
-from partita.export.trace.recurrence.base import Recurrence
+from partita.export.trace.recurrence import Recurrence
 
 
 def shifted(hidden_states, weight, bias=None, activation=None, **keywords):

@@ -14,9 +14,8 @@ import pytest
 from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, Summary, export
-from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.export.target import Answer, Target, Way, candidates, describe, rank, usual
 from partita.export.trace import attention
-from partita.export.ways import Way, usual
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package.folder import Manifest, read_manifest
 from partita.package.records import Verification

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partita.export.graph.fewer_rows import BATCH
+from partita.export.passes.fewer_rows import BATCH
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers

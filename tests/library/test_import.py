@@ -109,10 +109,10 @@ def test_help_of_a_function_that_shares_its_name_with_a_folder_is_the_functions(
 def test_modules_below_a_function_of_that_name_are_still_there():
     assert "precision" in inspect.signature(partita.export).parameters
     assert "provider_libraries" in inspect.signature(partita.providers).parameters
-    ways = importlib.import_module("partita.export.ways")
+    ways = importlib.import_module("partita.export.target")
     import partita.providers.cpu as cpu
 
-    assert ways is sys.modules["partita.export.ways"] is vars(partita.export)["ways"]
+    assert ways is sys.modules["partita.export.target"] is vars(partita.export)["ways"]
     assert vars(partita.providers)["cpu"] is cpu is sys.modules["partita.providers.cpu"]
 
 

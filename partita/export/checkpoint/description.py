@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export.checkpoint import config_values, rope_settings, stored_formats
+from partita.export.checkpoint import config_values, stored_formats
 from partita.export.checkpoint.gguf import opening
 from partita.export.checkpoint.gguf.header import GgufTensor
 from partita.export.checkpoint.original import classes, of_text
@@ -127,7 +127,7 @@ def open_checkpoint(given: str) -> Checkpoint:
         config, found = _read_config(folder)
         _refuse_by_config(folder, config)
         _check_companions(folder)
-        rope_settings.check_known(folder, config)
+        config_values.check_known(folder, config)
         tensors, files, absent = find_tensors(folder)
         found = found or by_tensors(tensors)
         quantised = None if found is None else stored_formats.read(folder, found, tensors)
@@ -161,7 +161,7 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
     folder = prepared.folder
     config, _ = _read_config(folder)
     _refuse_by_config(file, config)
-    rope_settings.check_known(file, config)
+    config_values.check_known(file, config)
     _check_sizes(file, config, prepared.header.tensors)  # before the model is built
     quantised = opening.read(prepared, config)
     tensors = dict(quantised.tensors)
@@ -225,7 +225,7 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
     raw = read_json(path)
     found = by_config(folder, raw)
-    rope_settings.check_written(folder, raw)
+    config_values.check_written(folder, raw)
     config_values.check_values(folder, raw)
     model_type = raw.get("model_type")
     try:

@@ -2,24 +2,36 @@
 
 Renames tensors (`embed_out.weight` of GPT-NeoX is `lm_head.weight`) and joins several (`conversions`) as
 `convert_and_load_state_dict_in_model` of `transformers.core_model_loading` does.
+
+Parameters that transformers computes from several checkpoint tensors, as `Origin`s; no data is read.
+
+transformers has a `WeightConverter` per model, e.g. to stack the experts of a mixture. Its operations run here on
+`Pending` tensors, which record them.
+
+Unties weights that the config ties and the checkpoint stores with different values.
+
+transformers compares them after loading (`PreTrainedModel.tie_weights`). They are compared here in float32, so that the
+precision of the package does not decide.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-from partita.export.checkpoint.conversions import convert
-from partita.export.checkpoint.weight_files import TensorInfo
-from partita.export.graph.element_types import CHECKPOINT
-from partita.export.weights.origins import Origin, Stored
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.trace.fake_model import FakeModel
+from partita.export.weights.element_types import CHECKPOINT, to_torch
+from partita.export.weights.origins import Computed, Cut, Joined, Origin, Picked, Stored, Widened, blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +109,200 @@ def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return {name: frozenset(group) for group in names.values() if len(group) > 1 for name in group}
+
+
+aten = torch.ops.aten
+
+
+class Pending(torch.Tensor):
+    """A tensor without data. Operations on it return another, whose origin records the operation."""
+
+    origin: Origin
+
+    @classmethod
+    def of(cls, origin: Origin, dtype: torch.dtype) -> Pending:
+        """A tensor for `origin`."""
+        made: Pending = cls._make_wrapper_subclass(cls, origin.shape, dtype=dtype, device=torch.device("cpu"))
+        made.origin = origin
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it with the operator
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Record `func` as a region of its inputs where possible, else as a deferred operation."""
+        rule = RULES.get(func)
+        if rule is None:
+            return _remembered(LATER.get(func, func), args, kwargs or {})
+        dtype = (args[0][0] if isinstance(args[0], list | tuple) else args[0]).dtype
+        result = rule(*args, **(kwargs or {}))
+        return [cls.of(r, dtype) for r in result] if isinstance(result, list) else cls.of(result, dtype)
+
+
+def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """The operator's results as deferred operations; a run on the meta device gives the shapes."""
+    if keywords:
+        raise NotImplementedError(f"{operator} with {sorted(keywords)}")
+    result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
+    kept = _replaced(arguments, lambda p: p.origin, tuple)
+    if isinstance(result, torch.Tensor):
+        return Pending.of(Computed(operator, kept, None, tuple(result.shape)), result.dtype)
+    if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
+        return [Pending.of(Computed(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
+    raise NotImplementedError(f"{operator} does not return tensors")
+
+
+def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
+    """The arguments with `change` applied to each pending tensor; lists as `kind`."""
+    if isinstance(arguments, Pending):
+        return change(arguments)
+    return kind(_replaced(a, change, kind) for a in arguments) if isinstance(arguments, list | tuple) else arguments
+
+
+def _axis(tensor: Pending, dim: int, extra: int = 0) -> int:
+    return dim % (tensor.ndim + extra)
+
+
+def _cat(tensors: list[Pending], dim: int = 0) -> Origin:
+    return Joined.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim))
+
+
+def _stack(tensors: list[Pending], dim: int = 0) -> Origin:
+    axis = _axis(tensors[0], dim, 1)
+    return Joined.of(tuple(Widened(t.origin, axis) for t in tensors), axis)
+
+
+def _split_sizes(tensor: Pending, sizes: list[int], dim: int = 0) -> list[Origin]:
+    axis, starts = _axis(tensor, dim), [sum(sizes[:i]) for i in range(len(sizes))]
+    if sum(sizes) != tensor.shape[axis]:
+        raise ValueError(f"{list(tensor.shape)} cannot be split into {sizes} along axis {axis}")
+    return [Cut(tensor.origin, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
+    total = tensor.shape[_axis(tensor, dim)]
+    return _split_sizes(tensor, [min(size, total - start) for start in range(0, total, max(1, size))], dim)
+
+
+def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
+    axis = _axis(tensor, dim)
+    if step != 1:
+        raise NotImplementedError(f"a slice with step {step}")
+    begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
+    return Cut(tensor.origin, axis, begin, max(begin, stop))
+
+
+def _select(tensor: Pending, dim: int, index: int) -> Origin:
+    axis = _axis(tensor, dim)
+    return Picked(tensor.origin, axis, index % tensor.shape[axis])
+
+
+def _unbind(tensor: Pending, dim: int = 0) -> list[Origin]:
+    return [_select(tensor, dim, index) for index in range(tensor.shape[dim])]
+
+
+def _squeeze(tensor: Pending, dim: int) -> Origin:
+    return _select(tensor, dim, 0) if tensor.shape[dim] == 1 else tensor.origin
+
+
+def _unsqueeze(tensor: Pending, dim: int) -> Origin:
+    return Widened(tensor.origin, _axis(tensor, dim, 1))
+
+
+def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
+    order = list(range(tensor.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return tensor.origin.permuted(tuple(order))
+
+
+def _permute(tensor: Pending, dims: list[int]) -> Origin:
+    return tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims))
+
+
+def _identity(tensor: Pending, **_: Any) -> Origin:
+    return tensor.origin
+
+
+RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split_sizes,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.unbind.int: _unbind,
+    aten.squeeze.dim: _squeeze,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.clone.default: _identity,
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+}
+"""Operators whose results are regions of their inputs."""
+
+LATER = {aten.view.default: aten.reshape.default}
+"""Replacements on real tensors, whose strides may differ from those of the pending ones."""
+
+
+def _seen_as(info: TensorInfo) -> torch.dtype:
+    """The dtype that transformers' operations see; a dtype other than floats is refused later."""
+    return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
+
+
+def convert(
+    converter: WeightConverter, name: str, collected: Iterable[tuple[str, TensorInfo]], model: PreTrainedModel
+) -> dict[str, Origin]:
+    """Apply `converter` to `collected` (pairs of source pattern and tensor). Returns name in the model -> origin.
+
+    `name` is the first name in the model. `converter` cannot be used again. Raises ValueError when the tensors do not
+    fit.
+    """
+    for pattern, info in collected:
+        pending = Pending.of(Stored(info), _seen_as(info))
+        converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
+    try:
+        results = converter.convert(name, model=model, config=model.config)
+    except ValueError:
+        raise
+    except Exception as error:  # the operations belong to transformers
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        raise ValueError(f"{type(error).__name__}: {first[:200]}") from error
+    return {name: (made[0] if isinstance(made, list) else made).origin for name, made in results.items()}
+
+
+BLOCK_ELEMENTS = 8 << 20
+
+
+def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
+    """Untie parameters whose stored values differ; returns a note for each."""
+    model = fake.module
+    assert isinstance(model, PreTrainedModel)
+    pairs = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    if not pairs:
+        return []
+    found, notes = match_names(model, checkpoint.tensors).found, []
+    for target, source in pairs.items():
+        if target not in found or source not in found or _equal(found[target], found[source], checkpoint):
+            continue
+        parent, _, name = target.rpartition(".")
+        old = model.get_parameter(target)
+        with fake.mode:
+            data = torch.empty(old.shape, dtype=old.dtype)
+        setattr(model.get_submodule(parent), name, torch.nn.Parameter(data, requires_grad=False))
+        notes.append(
+            f"{target} differs from {source} in the weight files and is not tied; config.json ties them "
+            "(tie_word_embeddings), which transformers ignores in this case"
+        )
+    return notes
+
+
+def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
+    """Whether two weights have the same shape and float32 values."""
+    if one.shape != other.shape:
+        return False
+    with OpenFiles(checkpoint.folder) as files:
+        return all(
+            torch.equal(one.read(region, files).float(), other.read(region, files).float())
+            for region in blocks(one.shape, BLOCK_ELEMENTS)
+        )

@@ -12,8 +12,7 @@ from typing import Literal, cast
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import Quantised
-from partita.export.checkpoint.stored_formats.base import AffineWeight
+from partita.export.checkpoint.stored_formats import AffineWeight, Quantised
 from partita.export.checkpoint.weight_files import few
 from partita.export.options import AUTO, ExportOptions, check_options
 from partita.options.groups import PrecisionName

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from partita import dtypes
 from partita.capped import check_size, irregular
 from partita.errors import CheckpointError
-from partita.export.graph.element_types import CHECKPOINT, of_torch
+from partita.export.weights.element_types import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
 
 FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}

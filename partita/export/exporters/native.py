@@ -10,31 +10,29 @@ from pathlib import Path
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters.branches import Adapters, Switched, parameters, switched
-from partita.export.checkpoint.adapters.files import Adapter, read_adapter
+from partita.export.checkpoint.adapters.files import Adapter, adapter_record, read_adapter
 from partita.export.checkpoint.adapters.merge import merged
-from partita.export.checkpoint.adapters.record import adapter_record
 from partita.export.checkpoint.config_values import named
 from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import untie
 from partita.export.checkpoint.stored_precision import check_merged, takes_stored
-from partita.export.checkpoint.ties import untie
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
-from partita.export.graph.fewer_rows import BATCH, freeing
 from partita.export.options import ExportOptions, max_length
+from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.progress import stage
 from partita.export.quantise.keep import paths
 from partita.export.quantise.mixes import Mixes, check_size
 from partita.export.quantise.plan import make_plan
 from partita.export.quantise.rounding import calibration
-from partita.export.quantise.summary import summary
 from partita.export.quantise.write.as_stored import AsStored
 from partita.export.quantise.write.prefill import prefill_plan
-from partita.export.target import Target
+from partita.export.quantise.write.rewrite import summary
+from partita.export.target import AUTO, Target, Way, every_way
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import FakeModel, build_fake_model
 from partita.export.verify.running import CPU
-from partita.export.ways import AUTO, Way, every_way
 from partita.export.weights import external_data as weights
 from partita.export.weights.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
 from partita.export.work import Work, tell

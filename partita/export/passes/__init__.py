@@ -22,9 +22,8 @@ from partita.export.passes import (
     views,
     write_after_read,
 )
-from partita.export.passes.asking import rewritten
 from partita.export.passes.base import Pass, PassContext
-from partita.export.passes.manager import run
+from partita.export.passes.manager import rewritten, run
 from partita.export.target import TakesEach
 
 if TYPE_CHECKING:

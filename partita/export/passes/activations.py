@@ -17,10 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, UnknownError, computed, erf, sigmoid
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import above, below, nodes_between, same_type
-from partita.export.passes.rewriting import discard, drop_unused_initializers, stand_in
+from partita.export.passes.arithmetic import (
+    Array,
+    UnknownError,
+    above,
+    below,
+    computed,
+    erf,
+    nodes_between,
+    same_type,
+    sigmoid,
+)
+from partita.export.passes.base import Pass, PassContext, discard, drop_unused_initializers, over, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
 """Every known activation contains one of these."""

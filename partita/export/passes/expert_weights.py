@@ -16,8 +16,7 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import constant, drop_unused_initializers, only_consumer
+from partita.export.passes.base import Pass, PassContext, constant, drop_unused_initializers, only_consumer, over
 from partita.export.weights.sources import StoredPart, stored
 
 

@@ -24,10 +24,27 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import UnknownError, computed
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import above, below, last_size, nodes_between, numbers_in, same_type, weights_in
-from partita.export.passes.rewriting import added, constant, discard, drop_unused_initializers, stand_in
+from partita.export.passes.arithmetic import (
+    UnknownError,
+    above,
+    below,
+    computed,
+    last_size,
+    nodes_between,
+    numbers_in,
+    same_type,
+    weights_in,
+)
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
+    added,
+    constant,
+    discard,
+    drop_unused_initializers,
+    over,
+    stand_in,
+)
 from partita.export.weights.sources import stored
 
 Array = npt.NDArray[Any]

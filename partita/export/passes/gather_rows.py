@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import constant, only_consumer, replace, take_names
+from partita.export.passes.base import Pass, PassContext, constant, only_consumer, over, replace, take_names
 
 SWAP = [1, 0, 2]
 

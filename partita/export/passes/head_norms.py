@@ -13,9 +13,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import last_size
-from partita.export.passes.rewriting import discard, only_consumer, remove_unread, stand_in, take_names
+from partita.export.passes.arithmetic import last_size
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
+    discard,
+    only_consumer,
+    over,
+    remove_unread,
+    stand_in,
+    take_names,
+)
 from partita.export.passes.rotary_attention import ATTENTION
 
 

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import UnknownError, computed
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import above, last_size, nodes_between
-from partita.export.passes.rewriting import (
+from partita.export.passes.arithmetic import UnknownError, above, computed, last_size, nodes_between
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
     added,
     discard,
     drop_unused_initializers,
     only_consumer,
+    over,
     remove_unread,
     replace,
     take_names,

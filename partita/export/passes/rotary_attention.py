@@ -16,13 +16,14 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import last_size
-from partita.export.passes.rewriting import (
+from partita.export.passes.arithmetic import Array, last_size
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
     discard,
     drop_unused_initializers,
     only_consumer,
+    over,
     remove_unread,
     replace,
     take_names,

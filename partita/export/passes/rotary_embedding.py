@@ -18,12 +18,14 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import last_size
-from partita.export.passes.rewriting import (
+from partita.export.passes.arithmetic import last_size
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
     added,
     discard,
     drop_unused_initializers,
+    over,
     remove_unread,
     stand_in,
     take_names,

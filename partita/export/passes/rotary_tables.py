@@ -23,8 +23,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import drop_unused_initializers, stand_in
+from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, stand_in
 from partita.export.weights.sources import stored
 
 WAVES = frozenset({"Cos", "Sin"})

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, UnknownError, computed
-from partita.export.passes.regions import above, last_size, nodes_between, same_type
-from partita.export.passes.rewriting import added
+from partita.export.passes.arithmetic import Array, UnknownError, above, computed, last_size, nodes_between, same_type
+from partita.export.passes.base import added
 from partita.export.weights.sources import stored
 
 PARTS = frozenset(

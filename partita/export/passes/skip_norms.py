@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.regions import same_type
-from partita.export.passes.rewriting import discard, only_consumer, remove_unread, take_names
+from partita.export.passes.arithmetic import same_type
+from partita.export.passes.base import Pass, PassContext, discard, only_consumer, over, remove_unread, take_names
 
 FUSED = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",

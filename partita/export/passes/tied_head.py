@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import only_consumer, replace, take_names
+from partita.export.passes.base import Pass, PassContext, only_consumer, over, replace, take_names
 from partita.export.weights.sources import stored
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import drop_unused_initializers
+from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over
 from partita.export.weights.sources import stored
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, computed
-from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import added, drop_unused_initializers, remove_unread, stand_in
+from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, remove_unread, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))

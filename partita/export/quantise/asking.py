@@ -13,12 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.errors import ProviderError
-from partita.export.graph.element_types import to_ir
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.layouts import Layout
 from partita.export.quantise.write.packed import Packing
-from partita.export.target import Answer, Target
+from partita.export.target import Answer, Kernels, Target
+from partita.export.weights.element_types import to_ir
 from partita.export.weights.sources import Part
 
 PROBED_WIDTH = 256

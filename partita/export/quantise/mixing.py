@@ -23,7 +23,7 @@ from partita.export.quantise.rounding.reference import ROWS_ELEMENTS, Parameters
 from partita.export.quantise.write.packed import Packed, restored
 from partita.export.quantise.write.rewrite import Placed
 from partita.export.trace.fake_model import quiet, translated
-from partita.export.verify.quality_figures import perplexity
+from partita.export.verify.quality import perplexity
 from partita.export.verify.texts import Text
 from partita.export.weights.origins import blocks
 

@@ -13,11 +13,9 @@ from partita.export.quantise.keep import Keep, check_modules, read_keep
 from partita.export.quantise.rounders import Grid
 from partita.export.quantise.rounding.stored import Rounded
 from partita.export.quantise.write.as_stored import AsStored
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packing
-from partita.export.target import Target
+from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
-from partita.export.ways import AUTO
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.attention import Lowering
-from partita.export.trace.attention.base import AttentionCall, Reading
+from partita.export.trace.attention import AttentionCall, Lowering, Reading
 from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask
 from partita.export.trace.operators import padded
 from partita.export.trace.state import Probed

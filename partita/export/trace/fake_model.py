@@ -19,11 +19,11 @@ from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.original import auto_class
-from partita.export.graph.element_types import to_torch
 from partita.export.trace import experts
 from partita.export.trace.hooks import IMPLEMENTATION, register
 from partita.export.trace.rope import rereads_at, rope_by_length, static_up_to
 from partita.export.trace.state import Probed, probe, text_config
+from partita.export.weights.element_types import to_torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,49 @@
-"""Names, shapes, dtypes and roles of the inputs, outputs and states of a traced graph."""
+"""Names, shapes, dtypes and roles of the inputs, outputs and states of a traced graph.
+
+The sizes and operator choices of one graph.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
 
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export.graph.element_types import of_ir, of_torch
-from partita.export.trace.attention import Lowering
-from partita.export.trace.attention.base import Cursor
+from partita.export.trace.attention import Cursor, Lowering
 from partita.export.trace.emitting import Key
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.rope import static_up_to
-from partita.export.trace.spec import TraceSpec
 from partita.export.trace.state import LayerState
+from partita.export.weights.element_types import of_ir, of_torch
 from partita.observations.text_format import listing
 from partita.package.contract import Port, State
+
+if TYPE_CHECKING:
+    from partita.export.trace.operators import Form
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpec:
+    """The fixed sizes of one graph, and the form of its non-attention operators."""
+
+    batch: int
+    max_length: int
+    sequence_length: int | None
+    """S, or None for a symbolic size; a fixed S also fixes K to 1."""
+    opset: int
+    form: Form
+    """The form of experts and recurrences."""
+    rolls: bool = False
+    """Layers with a window cache only the window, where the lowering supports it."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a step over the batch, when they are fixed."""
+        return None if self.sequence_length is None else self.batch * self.sequence_length
+
 
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """Some GPU providers lack int64 kernels (Unsqueeze and Cast on WebGPU), and int32 is sufficient."""

@@ -12,9 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.calling import call
 from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask, classify_mask, plugged
-from partita.export.trace.plug_cache import PlugCache
+from partita.export.trace.plug_cache import PlugCache, call
 
 PROBE_TOKENS = 4
 

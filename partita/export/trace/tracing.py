@@ -18,24 +18,19 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import UnsupportedModelError
-from partita.export.graph.axis_names import name_axes
-from partita.export.graph.cleaning import clean
-from partita.export.graph.element_types import to_torch
-from partita.export.graph.node_names import ROOT, name_nodes
+from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
 from partita.export.trace.attention import Lowering
-from partita.export.trace.calling import call
-from partita.export.trace.causal_buffers import rows_by_position
-from partita.export.trace.complex_numbers import complex_as_pairs
-from partita.export.trace.decompositions import quick_export, skip_decompositions
+from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
 from partita.export.trace.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form, has_stacked
 from partita.export.trace.fake_model import FakeModel, quiet, translated
 from partita.export.trace.hooks import plugged
 from partita.export.trace.operators import DOMAINS
-from partita.export.trace.plug_cache import PlugCache
+from partita.export.trace.plug_cache import PlugCache, call
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
+    TraceSpec,
     check_grows,
     check_rolls,
     cursor_shape,
@@ -44,10 +39,10 @@ from partita.export.trace.ports import (
     state_table,
 )
 from partita.export.trace.recurrence import read_states, replaced
+from partita.export.trace.replacements import complex_as_pairs, rows_by_position
 from partita.export.trace.rope import rope_by_length
-from partita.export.trace.spec import TraceSpec
 from partita.export.trace.state import layer_count
-from partita.export.trace.translations import TABLE
+from partita.export.weights.element_types import to_torch
 from partita.package.contract import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5

@@ -31,10 +31,10 @@ from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.original import auto_class, of_text
 from partita.export.checkpoint.weight_files import read_json
-from partita.export.trace.calling import CACHE_ARGUMENTS, cache_argument
-from partita.export.trace.causal_buffers import is_table
 from partita.export.trace.fake_model import quiet, translated
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
+from partita.export.trace.plug_cache import CACHE_ARGUMENTS, cache_argument
+from partita.export.trace.replacements import is_table
 from partita.export.trace.rope import static_up_to
 from partita.export.trace.state import text_config
 from partita.export.weights import spilled

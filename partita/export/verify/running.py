@@ -19,7 +19,7 @@ from partita.errors import GenerationError, ParityError, PartitaError, ProviderE
 from partita.export.checkpoint.companions import Reader
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
-from partita.export.verify import known_answer, wide_twin
+from partita.export.verify import known_answer, twins
 from partita.export.verify.quality import OpenScorer
 from partita.export.work import Work, tell
 from partita.package.folder import Manifest
@@ -147,7 +147,7 @@ def _on_twin(smoke: Smoke) -> Smoke:
     """A smoke run of the float32 copy of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
-        record = wide_twin.beside(folder, manifest, smoke)
+        record = twins.on_wide(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
     return run

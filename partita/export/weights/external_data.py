@@ -20,10 +20,9 @@ from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
-from partita.export.graph.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.progress import Stage
-from partita.export.publish import is_written
-from partita.export.scratch import scratch_in
+from partita.export.publish import is_written, scratch_in
+from partita.export.weights.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, Stored
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.observations.text_format import human_bytes, plural

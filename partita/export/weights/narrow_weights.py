@@ -19,15 +19,14 @@ import onnx_ir as ir
 
 from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats.base import StoredFloats
+from partita.export.checkpoint.stored_formats import StoredFloats
 from partita.export.checkpoint.weight_files import TensorInfo
-from partita.export.graph.element_types import to_ir
-from partita.export.graph.node_names import MODULE
 from partita.export.options import ExportOptions
-from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
+from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, take_names
 from partita.export.target import Question, TakesEach, Target
+from partita.export.weights.element_types import to_ir
 from partita.export.weights.origins import Rescaled
 from partita.export.weights.sources import Plain, StoredPart, stored
 from partita.package.records import NarrowWeights

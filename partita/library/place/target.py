@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.quantise.write.kernels import Kernels
-from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
+from partita.export.target import Answer, Ask, Kernels, Question, ReplayTarget, Smoke, TakesEach, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
 from partita.options.fields import PathText

@@ -23,9 +23,8 @@ from transformers.core_model_loading import (
 )
 
 from partita.export.checkpoint import naming
-from partita.export.checkpoint.conversions import convert
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.checkpoint.naming import Sources, convert, match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Silent, stage
 from partita.export.weights import sources as weight_sources

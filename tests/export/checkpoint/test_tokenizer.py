@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from partita.export.checkpoint.tokenizer import TEXTS, probe_tokenizer
+from partita.export.checkpoint.companions import TEXTS, probe_tokenizer
 from partita.package.folder import COMPANIONS, read_manifest
 from partita.runtime.generate.text.tokens import load_text
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint

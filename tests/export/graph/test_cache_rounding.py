@@ -15,9 +15,9 @@ from onnx import numpy_helper
 from partita.demo import heldout_path
 from partita.errors import PartitaError, ProviderError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.graph import cache_rounding
-from partita.export.graph.rotated_keys import Rotation, largest_at_any
 from partita.export.options import ExportOptions, check_options
+from partita.export.passes import cache_rounding
+from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
 from partita.export.verify.quality import RANDOM
 from partita.library.exporting import export

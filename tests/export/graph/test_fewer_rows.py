@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from partita.export.graph.fewer_rows import BATCH, freeing
+from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.pipeline import ExportOptions, export
 from partita.package.contract import Port
 from partita.package.folder import Manifest, read_manifest

@@ -12,8 +12,8 @@ import pytest
 
 import partita
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.graph.rolling_cache import ask, question
 from partita.export.options import ExportOptions, check_options
+from partita.export.passes.rolling_cache import ask, question
 from partita.export.target import Target
 from partita.export.trace.state import LayerState
 from partita.library.exporting import export

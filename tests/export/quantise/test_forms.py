@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from partita.export.progress import Silent, stage
-from partita.export.quantise.forms import Form, Place, Weight, candidates, form, names
+from partita.export.quantise.forms import Form, Place, Weight, candidates, form, forms
 from partita.export.quantise.rounders import Grid
 from partita.export.quantise.rounding.reference import written_rows
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packed, Packing
 from partita.export.quantise.write.rewrite import Placed
+from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import initializers
 from partita.runtime.cpu.settings import EXACT, takes_exact
@@ -225,4 +225,4 @@ def test_every_form_can_be_asked_about() -> None:
         for standard in (False, True)
         for each in candidates(rounds_activations=rounds, standard=standard)
     }
-    assert asked == set(names())
+    assert asked == set(forms())

@@ -26,9 +26,9 @@ from partita.export.quantise.mixes import Mixes
 from partita.export.quantise.mixing import FULL, Judged, Ladder, Unit, ordered, units
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounding.reference import parameter_names
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packed
 from partita.export.quantise.write.rewrite import Placed
+from partita.export.target import Kernels
 from partita.export.verify import known_answer, quality
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text

@@ -27,11 +27,10 @@ from partita.export.quantise.rounding.calibration import calibrate
 from partita.export.quantise.rounding.reference import movable, parameter_names, put_back
 from partita.export.quantise.rounding.stored import Rounded
 from partita.export.quantise.write.experts import flattened
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packed, Packing, restored
 from partita.export.quantise.write.products import routes
 from partita.export.quantise.write.rewrite import Placed
-from partita.export.target import Answer
+from partita.export.target import Answer, Kernels
 from partita.export.trace.experts.base import Experts
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text

@@ -13,14 +13,12 @@ import pytest
 from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
-from partita.export.quantise.forms.matmul_nbits import GATHER, MATMUL
+from partita.export.quantise.forms.blocks import GATHER, MATMUL
 from partita.export.quantise.keep import Keep, check_modules, paths
 from partita.export.quantise.plan import make_plan
-from partita.export.quantise.summary import notes
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packed
-from partita.export.quantise.write.rewrite import Outcome, Placed, check_blocks
-from partita.export.target import Answer, Target
+from partita.export.quantise.write.rewrite import Outcome, Placed, check_blocks, notes
+from partita.export.target import Answer, Kernels, Target
 from partita.export.weights.origins import Cut
 from partita.export.weights.sources import Plain, checkpoint_weight
 from tests.conftest import TinyCheckpoint

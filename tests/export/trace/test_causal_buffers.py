@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.trace.causal_buffers import rows_by_position
+from partita.export.trace.replacements import rows_by_position
 
 KEYS = 6
 

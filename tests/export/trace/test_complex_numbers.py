@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.complex_numbers import complex_as_pairs
+from partita.export.trace.replacements import complex_as_pairs
 
 
 def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ def test_a_quick_export_changes_nothing(
     from partita.export.trace import decompositions, tracing
     from partita.export.trace.attention import lowering
     from partita.export.trace.fake_model import build_fake_model
-    from partita.export.trace.spec import TraceSpec
+    from partita.export.trace.ports import TraceSpec
 
     config = AutoConfig.from_pretrained(tiny_checkpoint(model_type, num_hidden_layers=1))
     found: list[bool] = []

@@ -29,9 +29,8 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
 from partita.export.pipeline import _with_defaults
 from partita.export.progress import Silent
-from partita.export.verify import quality, quality_figures
-from partita.export.verify.quality import Logits, Scorer, measured_tokens, read_text
-from partita.export.verify.quality_figures import kept_tokens
+from partita.export.verify import quality
+from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
 from partita.export.verify.running import Runtime
 from partita.export.work import Work
 from partita.library.exporting import replay
@@ -48,10 +47,10 @@ def half(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16")
 
 
-def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality_figures.Measured:
+def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality.Measured:
     """What is noted of logits [1, L, vocab] of a package beside those of its original."""
     _, positions, vocabulary = ours.shape
-    found = quality_figures.Measured.of(np.zeros((1, positions + 1), np.int64), vocabulary)
+    found = quality.Measured.of(np.zeros((1, positions + 1), np.int64), vocabulary)
     blocks = quality._Blocks(found, vocabulary)
     for place in range(positions):
         blocks.hear(0, place, ours[0, place].numpy(), theirs[0, place])
@@ -190,7 +189,7 @@ def test_the_kept_divergence_is_a_lower_bound_and_evaluate_has_the_same(
     exact = torch.nan_to_num(other.exp() * (other - mine)).sum(-1).numpy()
     before = np.zeros_like(exact)
     for count in (4, 64, 300):
-        monkeypatch.setattr(quality_figures, "MOST_LIKELY", count)
+        monkeypatch.setattr(quality, "MOST_LIKELY", count)
         found = compared(ours, theirs)
         np.testing.assert_allclose(found.divergence, exact, rtol=1e-6, atol=1e-14)
         assert found.likely.shape == (1, 9, count)

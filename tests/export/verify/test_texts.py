@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from partita.errors import UsageError
+from partita.export.checkpoint.companions import probe_tokenizer
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.checkpoint.tokenizer import probe_tokenizer
 from partita.export.quantise.rounding import calibration
 from partita.export.verify import quality, texts
 from partita.export.verify.texts import Text, Tokens, refuse_useless, tokens

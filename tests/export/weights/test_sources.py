@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.passes import run_all
-from partita.export.passes.rewriting import drop_unused_initializers
+from partita.export.passes.base import drop_unused_initializers
 from partita.export.progress import Silent, stage
 from partita.export.target import skeleton
 from partita.export.weights.external_data import file_bytes, parameter_count, planned_bytes, write_data

@@ -25,15 +25,14 @@ import torch
 
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.config import INSTEAD
-from partita.export.checkpoint.adapters.files import Adapter
+from partita.export.checkpoint.adapters.files import INSTEAD, Adapter
 from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
-from partita.export.graph.element_types import of_ir
-from partita.export.passes.rewriting import take_names
+from partita.export.passes.base import take_names
 from partita.export.quantise.rounding.reference import Places, moves
 from partita.export.quantise.write.products import weight_of_product
+from partita.export.weights.element_types import of_ir
 from partita.export.weights.sources import Plain
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord

@@ -21,11 +21,10 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_g
 
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
-from partita.export.checkpoint.gguf.names import weights_of
 from partita.export.checkpoint.gguf.settings import completed, mapped_as
 from partita.export.checkpoint.gguf.types import dequantised
-from partita.export.checkpoint.stored_formats import Quantised
-from partita.export.checkpoint.stored_formats.base import StoredFloats
+from partita.export.checkpoint.gguf.weights import weights_of
+from partita.export.checkpoint.stored_formats import Quantised, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
 from partita.export.trace.fake_model import quiet, translated
 

@@ -1,21 +1,31 @@
-"""Weights in a GGUF file: permuted rows of one or several tensors, or a whole tensor."""
+"""Weights in a GGUF file: permuted rows of one or several tensors, or a whole tensor.
+
+Maps tensors of a GGUF file to parameters of a transformers model; no tensor data is read.
+
+transformers has a processor per architecture (`modeling_gguf_pytorch_utils`), which reverts the changes of llama.cpp's
+converter: it permutes query and key rows, subtracts 1 from norms, stacks experts. The processor runs here on row
+numbers. Where its output is a permutation, the tensor is read row by row; otherwise it is processed whole.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 
-from partita.export.checkpoint.gguf.header import GgufTensor
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.gguf.header import GgufTensor, Header
 from partita.export.checkpoint.gguf.types import AFFINE, Bytes, dequantised
-from partita.export.checkpoint.stored_formats.base import AffineWeight, Parts, StoredFloats, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.original import auto_class
+from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, few, first_line
 from partita.export.weights.origins import Region
 
 
@@ -169,3 +179,180 @@ def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[Tenso
     if affine is None:
         return RowWeight(name, shape, infos, "float32", rows)
     return AffineRows(name, shape, infos, "float32", affine.bits, len(shape) - 1, affine.group, rows)
+
+
+COMPUTED = ("rope_freqs.weight",)
+"""Tensors that become settings of the config."""
+TRANSFORMERS: Any = modeling_gguf_pytorch_utils
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Made:
+    """The outputs of a processor run on row numbers, by parameter name."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    sources: dict[str, list[GgufTensor]] = field(default_factory=dict)
+
+
+def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str, StoredWeight]:
+    """Parameter name -> the weight in `file`, a GGUF file in the checkpoint's folder.
+
+    Raises UnsupportedModelError for tensors that transformers does not map, CheckpointError where shapes do not match.
+    """
+    with torch.device("meta"):
+        model = auto_class(config).from_config(config)
+    settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}
+    kind = TRANSFORMERS.TENSOR_PROCESSORS.get(header.architecture, TRANSFORMERS.TensorProcessor)
+    mapping: dict[str, str] = TRANSFORMERS.get_gguf_hf_weights_map(model, kind(config=settings))
+    tensors = {name: tensor for name, tensor in header.tensors.items() if name not in COMPUTED}
+    firsts = dict(zip(tensors, np.cumsum([1, *map(_lines, tensors.values())]).tolist(), strict=False))
+    one, other = (
+        _run(header.path, kind(config=settings), tensors, firsts, mapping, turn) for turn in (_plain, _changed)
+    )
+    placed = {tensor.name for sources in one.sources.values() for tensor in sources}
+    if left := sorted(set(tensors) - placed):
+        raise UnsupportedModelError(
+            f"{header.path}: transformers' reader of {header.architecture} leaves out {few(left)}, without which the "
+            "model computes different outputs"
+        )
+    infos = {
+        name: TensorInfo(name, file, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
+        for name, tensor in tensors.items()
+    }
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found: dict[str, StoredWeight] = {}
+    for name, sources in one.sources.items():
+        own = tuple(infos[tensor.name] for tensor in sources)
+        if np.any((one.values[name] == 0) & (other.values[name] == 0)):  # row numbers begin with 1
+            expected = [gguf for gguf, place in mapping.items() if place == name]
+            lacks = [gguf for gguf in expected if not {gguf, f"{gguf}.weight"} & placed]
+            raise CheckpointError(
+                f"{header.path}: it has {few([tensor.name for tensor in sources])}, which is a part of {name}, but "
+                f"lacks {few(sorted(lacks)) or 'the rest'}; download it again"
+            )
+        index = _rows(one.values[name], other.values[name], sources, firsts)
+        if index is not None:
+            shape = (*one.values[name].shape[:-1], sources[0].shape[-1])
+            found[name] = row_weight(name, shape, Rows(header.path, tuple(sources), index), own)
+        elif len(sources) == 1:
+            found[name] = _whole(header, kind(config=settings), name, sources[0], own[0], mapping)
+        else:
+            raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not fit together")
+    _check_experts(header, found, shapes)
+    return found
+
+
+def _lines(tensor: GgufTensor) -> int:
+    """Number of rows of a tensor; of a vector, its length."""
+    return math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+
+
+def _plain(numbers: Array) -> Array:
+    return numbers
+
+
+def _changed(numbers: Array) -> Array:
+    """An affine change of row numbers: it commutes with a permutation and not with other computation."""
+    return 3.0 * numbers + 0.5
+
+
+def _run(
+    path: Path,
+    processor: Any,
+    tensors: Mapping[str, GgufTensor],
+    firsts: Mapping[str, int],
+    mapping: Mapping[str, str],
+    turn: Any,
+) -> _Made:
+    """Run a processor on the row numbers [..., 1], or on the indices in a vector.
+
+    Raises CheckpointError for a tensor that the processor rejects.
+    """
+    made, parsed = _Made(), _Noting()
+    for name, tensor in tensors.items():
+        shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
+        numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
+        parsed.noted.clear()
+        try:
+            _processed(processor, numbers, name, mapping, parsed)
+        except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: settings and tensors do not match: {name} is {list(tensor.shape)}, from which transformers' "
+                f"reader makes no weight ({first_line(error)}); download the file again"
+            ) from error
+        for key in parsed.noted:
+            made.sources.setdefault(key, []).append(tensor)
+    made.values = {key: value.numpy() for key, value in parsed.items()}
+    return made
+
+
+class _Noting(dict[str, torch.Tensor]):
+    """The outputs of a processor by name, with the names read or written since the last reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        self.noted[key] = None
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        self.noted[key] = None
+        super().__setitem__(key, value)
+
+
+def _processed(
+    processor: Any, values: Array, name: str, mapping: Mapping[str, str], found: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The outputs of a processor for one tensor, by name in the model. `found`: the outputs for earlier tensors."""
+    parsed = {"tensors": found}
+    with np.errstate(all="ignore"):
+        result = processor.process(weights=values, name=name, tensor_key_mapping=mapping, parsed_parameters=parsed)
+    if result.name is not None and result.name in mapping:
+        found[mapping[result.name]] = torch.from_numpy(np.copy(result.weights))
+    return found
+
+
+def _rows(
+    numbers: Array, others: Array, sources: list[GgufTensor], firsts: Mapping[str, int]
+) -> npt.NDArray[np.int64] | None:
+    """Indices into the concatenated rows of `sources`; None where rows are not only permuted."""
+    if any(len(tensor.shape) < 2 for tensor in sources) or numbers.shape[-1] != 1 or not np.isfinite(numbers).all():
+        return None
+    if len({tensor.shape[-1] for tensor in sources}) != 1:
+        return None
+    if numbers.shape != others.shape or not np.array_equal(_changed(numbers), others):
+        return None
+    index = np.full(numbers.size, -1, np.int64)
+    start = 0
+    for tensor in sources:
+        local = numbers.reshape(-1) - firsts[tensor.name]
+        inside = (local >= 0) & (local < _lines(tensor))
+        index[inside] = local[inside].astype(np.int64) + start
+        start += _lines(tensor)
+    return index if len(index) == start and np.array_equal(np.sort(index), np.arange(start)) else None
+
+
+def _whole(
+    header: Header, processor: Any, name: str, tensor: GgufTensor, info: TensorInfo, mapping: Mapping[str, str]
+) -> WholeWeight:
+    """A weight that is computed from a whole tensor."""
+
+    def process(values: Array) -> Array:
+        return _processed(processor, values, tensor.name, mapping, {})[name].numpy()
+
+    shape = process(np.ones(tensor.shape, np.float32)).shape
+    return WholeWeight(name, shape, (info,), "float32", header.path, tensor, process)
+
+
+def _check_experts(header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError for parameters whose shape does not match the file's settings."""
+    wrong = [
+        f"{name} is {list(weight.shape)}, but its settings require {list(shapes[name])}"
+        for name, weight in found.items()
+        if name in shapes and shapes[name] != weight.shape
+    ]
+    if wrong:
+        raise CheckpointError(f"{header.path}: settings and tensors do not match: {few(wrong, '; ')}")

@@ -1,4 +1,10 @@
-"""Quantised storage formats, one module each: a reader of the tensors, and the values of the weights."""
+"""Quantised storage formats, one module each: a reader of the tensors, and the values of the weights.
+
+Base classes of stored formats.
+
+A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
+`AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,277 @@ import importlib
 import math
 import pkgutil
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from partita.errors import CheckpointError
+import torch
+
+from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantised import Recognised, refusal
-from partita.export.checkpoint.stored_formats.base import (
-    INTEGER,
-    AffineWeight,
-    Parts,
-    Sources,
-    StoredFormat,
-    StoredWeight,
-    contradiction,
-)
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
+from partita.export.weights.element_types import unpack
+from partita.export.weights.origins import Region
+
+INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
+INT32, BYTE, SIGNED_BYTE = r"I32|torch\.int32", r"U8|torch\.uint8", r"I8|torch\.int8"
+FLOAT8 = r"F8_E4M3|F8_E5M2|torch\.float8_(e4m3fn|e5m2)"
+FLOAT = r"float(16|32|64)|bfloat16"
+ANY = ".*"
+"""Regular expressions on dtypes: names in the file, or ONNX names of floats."""
+WORD = 32
+"""Bits of a word of packed integers."""
+
+
+class Parts(NamedTuple):
+    """The stored parts of some elements, each with the shape of the region or one that broadcasts to it."""
+
+    integers: torch.Tensor
+    """uint8."""
+    scales: torch.Tensor
+    """float32."""
+    zeros: torch.Tensor
+    """uint8."""
+
+
+@dataclass(frozen=True)
+class StoredWeight(ABC):
+    """One weight of a quantised checkpoint."""
+
+    name: str
+    """The name of the unquantised weight."""
+    shape: tuple[int, ...]
+    tensors: tuple[TensorInfo, ...]
+    """Its stored tensors; the first is the largest."""
+    dtype: str
+    """The dtype after dequantisation by the format's own library: usually that of the scales."""
+
+    @abstractmethod
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The values in `region`, float32. Raises CheckpointError."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """The weight as a tensor of the checkpoint."""
+        size = sum(each.size_bytes for each in self.tensors)
+        return TensorInfo(self.name, self.tensors[0].file, self.shape, self.dtype, size, self)
+
+
+@dataclass(frozen=True)
+class StoredFloats(StoredWeight):
+    """Unquantised floats in a file format other than safetensors."""
+
+
+@dataclass(frozen=True)
+class AffineWeight(StoredWeight):
+    """Integers q >= 0 with a scale s and an integer zero point z >= 0 per block: s * (q - z)."""
+
+    bits: int
+    """Maximum bits of the integers and zero points."""
+    axis: int
+    """The axis of the blocks."""
+    block: int
+    """Elements per block, before reordering."""
+
+    @abstractmethod
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        """The stored parts of the elements in `region`. Raises CheckpointError."""
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """s * (q - z) in float32, exact for 16-bit scales."""
+        integers, scales, zeros = self.parts(region, files)
+        return (integers.float() - zeros.float()) * scales
+
+    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+        """For each index along `axis`, the number of its block, int64."""
+        return torch.arange(self.shape[self.axis]) // self.block
+
+    @abstractmethod
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        """The zero points of all blocks, uint8 of any shape. Raises CheckpointError."""
+
+
+Claims = dict[str, tuple[str, Any]]
+"""Setting -> the property of a weight that it declares (`_fact`), and its value."""
+SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
+"""Property -> the tensors that show it; others show in the first tensor of a weight."""
+WORDS = {
+    "symmetric": "its zero points are not all 2^(bits-1)",
+    "ordered": "its groups are not in order",
+    "zeros": "it has no zero points",
+    "g_idx": "it has no g_idx, the group of each input",
+}
+ONE_SIDED = ("symmetric", "ordered")
+"""Properties that contradict a setting only where the setting is true."""
+
+
+def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
+    """The declarations of settings that exist and are not null."""
+    return {key: (fact, settings[key]) for key, fact in facts.items() if settings.get(key) is not None}
+
+
+def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
+    """The tensor of a weight that contradicts a declaration, and a description; None without a contradiction."""
+    for key, (fact, said) in claims.items():
+        if fact in ONE_SIDED and not said:
+            continue
+        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, said) == ("group", -1) else said
+        if found is not None and (_plain(str(said)) not in found if fact == "kind" else found != wanted):
+            names = [info.name for info in weight.tensors]
+            shown = next((name for name in names if re.search(SHOWN_BY.get(fact, ""), name)), names[0])
+            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {said}')}"
+    return None
+
+
+def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
+    """A property of a weight; None where it does not apply."""
+    affine, stored = isinstance(weight, AffineWeight), _plain(weight.tensors[0].dtype)
+    if fact == "symmetric":  # every zero point is 2^(bits-1)
+        return bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()) if affine else None
+    if fact == "ordered":  # groups are in order
+        plain = torch.arange(weight.shape[-1]) // weight.block if affine else None
+        return None if plain is None else torch.equal(weight.blocks_along(files), plain)
+    if fact == "kind":  # nf4, int4, float8e4m3, ...
+        return getattr(weight, "style", stored if "float8" in stored else f"int{getattr(weight, 'bits', '')}")
+    if fact == "group":  # elements per scale along the last axis
+        return getattr(weight, "block", getattr(weight, "group", getattr(weight, "blocks", [None])[-1]))
+    if fact in ("zeros", "g_idx"):
+        return getattr(weight, fact, fact) is not None
+    found = getattr(weight, fact, None)
+    return bool(found) if fact == "nested" and found is not None else found
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix("fn").replace("f8_", "float8").replace("_", "")
+
+
+@dataclass(slots=True)
+class Sources:
+    """The tensors of a quantised checkpoint, with its quantisation settings."""
+
+    folder: Path
+    method: str
+    """The name of the format."""
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    taken: set[str] = field(default_factory=set)
+    """Tensors that belong to weights."""
+    missing: list[str] = field(default_factory=list)
+    claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
+    """Weight name -> alternative declarations of the settings; the tensors must match one."""
+
+    def stems(self, end: str, kind: str = ANY) -> list[str]:
+        """Names, without the suffix `end`, of the tensors with that suffix and dtype, in file order."""
+        found = (info for name, info in self.tensors.items() if name.endswith(end))
+        return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
+
+    def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
+        """The tensor of that name, marked as part of a weight; None, and recorded as missing, where it does not exist.
+
+        Raises CheckpointError for another dtype.
+        """
+        info = self.optional(name, kind)
+        if info is None:
+            self.missing.append(name)
+        return info
+
+    def optional(self, name: str, kind: str = ANY) -> TensorInfo | None:
+        """`take` for an optional tensor, which is not recorded as missing."""
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        if not re.fullmatch(kind, info.dtype):
+            raise self.wrong(name, f"is {info.dtype}, which is no type that {self.method} stores it in")
+        self.taken.add(name)
+        return info
+
+    def scale(self, names: Iterable[str]) -> TensorInfo | None:
+        """The first existing tensor of `names`; the first name is recorded as missing where none exists."""
+        names = list(names)
+        return self.take(next((name for name in names if name in self.tensors), names[0]))
+
+    def wrong(self, name: str, what: str) -> CheckpointError:
+        """The error for one tensor."""
+        return CheckpointError(f"{self.folder}: quantised tensor {name[:SHOWN_CHARACTERS]} {what}")
+
+    def refused(self, what: str, advice: str) -> UnsupportedModelError:
+        """The error for an unsupported setting or tensor."""
+        return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
+
+    def number(self, *keys: str, least: int = 1) -> int | None:
+        """The first of some settings that exists; None where none exists.
+
+        Raises CheckpointError when it is not an integer or below `least`.
+        """
+        key = next((key for key in keys if self.settings.get(key) is not None), None)
+        value = None if key is None else self.settings[key]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise CheckpointError(f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}")
+        return value
+
+    def raise_missing(self) -> None:
+        """Raise CheckpointError when tensors are missing: the first five, and their number."""
+        if self.missing:
+            shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
+            more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
+            raise CheckpointError(
+                f"{self.folder}: the checkpoint is quantised: {self.method}, and lacks {shown}{more}; download it again"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The weights of a checkpoint as read by a format."""
+
+    weights: Sequence[StoredWeight]
+    notes: tuple[str, ...] = ()
+    """Notes for the user, in sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """A way to store quantised weights."""
+
+    name: str
+    methods: tuple[str, ...]
+    """Names in `quantised.METHODS` that it reads."""
+    summary: str
+    """A description in one line."""
+    read: Callable[[Sources], Read]
+    """Reads every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
+
+
+def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
+    """Integers `start` .. `stop` of each row of int32 words [R, W], lowest bits first, as uint8 [R, stop - start].
+
+    3-bit integers may span two words.
+    """
+    if bits in (4, 8):
+        return unpack(packed.contiguous().view(torch.uint8), bits, stop)[:, start:]
+    wide = packed.to(torch.int64) & 0xFFFFFFFF
+    first = torch.arange(start, stop) * bits
+    word, shift = first // WORD, first % WORD
+    found = wide[:, word] >> shift
+    over = shift + bits > WORD
+    if over.any():
+        found[:, over] |= wide[:, word[over] + 1] << (WORD - shift[over])
+    return (found & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def read_words(
+    info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
+) -> torch.Tensor:
+    """Integers of a matrix of int32 words packed along axis `along`, as uint8 [others, packed].
+
+    `packed`: start and stop along that axis, in integers; `others`: start and stop along the other axis.
+    """
+    groups = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
+    here = groups * bits, -(-packed[1] * bits // WORD)
+    found = files.read(info, (others, here) if along == 1 else (here, others))
+    return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)
+
 
 __all__ = [
     "AffineWeight",

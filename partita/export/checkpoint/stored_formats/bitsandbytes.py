@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from partita.export.checkpoint.stored_formats.base import (
+from partita.export.checkpoint.stored_formats import (
     BYTE,
     FLOAT,
     SIGNED_BYTE,

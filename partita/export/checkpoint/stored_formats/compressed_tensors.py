@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from partita.errors import CheckpointError
-from partita.export.checkpoint.stored_formats.base import (
+from partita.export.checkpoint.stored_formats import (
     FLOAT,
     FLOAT8,
     INT32,

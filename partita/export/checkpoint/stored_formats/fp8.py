@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats.base import (
+from partita.export.checkpoint.stored_formats import (
     FLOAT8,
     Read,
     Sources,

@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from partita.errors import CheckpointError
-from partita.export.checkpoint.stored_formats.base import (
+from partita.export.checkpoint.stored_formats import (
     BYTE,
     FLOAT,
     FLOAT8,
@@ -41,7 +41,7 @@ from partita.export.checkpoint.stored_formats.base import (
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
-from partita.export.graph.element_types import to_torch
+from partita.export.weights.element_types import to_torch
 from partita.export.weights.origins import Region
 
 DATA = "._weight_qdata"

@@ -1,15 +1,25 @@
 """Quantisers, one file each: blocks of a weight -> integers, a scale and a zero point per block.
 
 They get a few rows at a time, independent of graphs, files and packing.
+
+The interface of a quantiser: integers q, a scale s and a zero point z per block, so that s * (q - z) is near w.
+
+Quantisation parameters of a weight.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from partita.errors import UsageError
-from partita.export.quantise.rounders.base import Grid, Quantised, Quantiser
+
+if TYPE_CHECKING:
+    import torch
+
 
 __all__ = [
     "CALIBRATED",
@@ -52,3 +62,85 @@ def quantiser(name: str) -> Quantiser:
 def without_text(name: str) -> str:
     """The quantiser for weights that the calibration text does not reach."""
     return name if quantiser(name).calibrate is None else DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integer range of a quantised weight."""
+
+    bits: int
+    symmetric: bool
+    """The zero point is the middle of the range for every block; otherwise each block has an integer zero point."""
+
+    @property
+    def top(self) -> int:
+        """The largest integer; the smallest is 0."""
+        return (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero point of a symmetric weight: 8 of 0 .. 15."""
+        return 1 << (self.bits - 1)
+
+
+class Quantised(NamedTuple):
+    """R rows of M blocks of B weights each."""
+
+    integers: torch.Tensor
+    """[R, M, B] uint8."""
+    scales: torch.Tensor
+    """[R, M] float32; may be negative."""
+    zeros: torch.Tensor
+    """[R, M] uint8."""
+
+
+Round = Callable[["torch.Tensor"], Quantised]
+"""Finite weights [R, K] float32 -> blocks along K, the last padded with zeros. Rows are independent."""
+Calibrate = Callable[["torch.Tensor", Grid, int], Round]
+"""The mean of x x^T, float32 [K, K], over the inputs x of a product; grid and block size -> a function for its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """A method that chooses the integers."""
+
+    name: str
+    summary: str
+    """A description in one line."""
+    quantise: Callable[[torch.Tensor, Grid], Quantised]
+    """Finite weights [R, M, B] float32 -> integers, scales and zero points, from the weights alone."""
+    calibrate: Calibrate | None = None
+    """Quantises a weight with known inputs; None: it uses no text."""
+
+
+def steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """The nearest integers minus the zero point, float32 [R, M, B]. `scales` (not 0) and `zeros`: [R, M, 1] float32."""
+    return (weights / scales).round_().maximum(-zeros).minimum(grid.top - zeros)
+
+
+def not_zero(scales: torch.Tensor) -> torch.Tensor:
+    """Scales with 0 (blocks of zeros) replaced by 1."""
+    return scales.masked_fill(scales == 0, 1.0)
+
+
+def finished(found: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Quantised:
+    """Steps [R, M, B], scales and zero points [R, M, 1], all float32, in their storage dtypes."""
+    import torch
+
+    integers = (found + zeros).to(torch.uint8)
+    return Quantised(integers, scales.squeeze(-1).contiguous(), zeros.squeeze(-1).to(torch.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The grid, block size and quantiser of a weight."""
+
+    grid: Grid
+    block_size: int
+    """Weights of a row that share a scale and a zero point."""
+    quantiser: str
+
+    @property
+    def name(self) -> str:
+        """The short name, e.g. int4."""
+        return f"int{self.grid.bits}"

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.rounders import refit
-from partita.export.quantise.rounders.base import Grid, Quantised, Quantiser, Round, finished, steps
+from partita.export.quantise.rounders import Grid, Quantised, Quantiser, Round, finished, refit, steps
 
 DAMPING = 0.01
 """Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.rounders.base import Grid, Quantised, Quantiser, finished, not_zero, steps
+from partita.export.quantise.rounders import Grid, Quantised, Quantiser, finished, not_zero, steps
 
 
 def ranged(weights: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.rounders.base import Grid, Quantised, Quantiser, finished, not_zero, steps
+from partita.export.quantise.rounders import Grid, Quantised, Quantiser, finished, not_zero, steps
 from partita.export.quantise.rounders.nearest import ranged
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)

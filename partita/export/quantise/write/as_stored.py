@@ -15,11 +15,9 @@ import torch
 
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import AffineWeight, Parts, affine, container
-from partita.export.checkpoint.stored_formats.base import StoredFloats
+from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.quantise.packing import Packing
-from partita.export.quantise.rounders import Grid, Quantised
+from partita.export.quantise.rounders import Grid, Packing, Quantised
 from partita.export.weights.origins import Origin, Region, Reordered, blocks
 
 QUANTISER = "as stored"

@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.quantise.forms.base import ExpertsCall, Place, Weight
-from partita.export.quantise.write.kernels import Kernels
+from partita.export.quantise.forms import ExpertsCall, Place, Weight
+from partita.export.target import Kernels
 from partita.export.weights.origins import Flattened
 from partita.export.weights.sources import Plain, stored
 

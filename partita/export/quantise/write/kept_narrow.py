@@ -13,14 +13,13 @@ import onnx_ir as ir
 import torch
 
 from partita.export.checkpoint.naming import Sources
-from partita.export.graph.element_types import to_torch
-from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounding.reference import parameter_names
 from partita.export.quantise.write.rewrite import Outcome, modules_of
 from partita.export.target import TakesEach
+from partita.export.weights.element_types import to_torch
 from partita.export.weights.narrow_weights import Narrow, Narrowed, behind_cast, is_matrix, looks_up
 from partita.export.weights.sources import Plain, StoredPart, stored
 from partita.export.weights.spilled import let_go

@@ -15,11 +15,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from partita.export.graph.element_types import of_ir, to_torch
-from partita.export.quantise.packing import Packing
-from partita.export.quantise.rounders import Quantised
-from partita.export.quantise.write.bits import pack, unpack
-from partita.export.scratch import unnamed_file
+from partita.export.publish import unnamed_file
+from partita.export.quantise.rounders import Packing, Quantised
+from partita.export.weights.element_types import of_ir, pack, to_torch, unpack
 from partita.export.weights.sources import SLICE_BYTES, Part
 
 SCALES, ZEROS = "scales", "zero_points"

@@ -13,13 +13,11 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.graph.element_types import of_ir, to_torch
-from partita.export.quantise.packing import Packing
-from partita.export.quantise.rounders import Grid, Quantised, quantiser, without_text
-from partita.export.quantise.rounders.base import Round
+from partita.export.quantise.rounders import Grid, Packing, Quantised, Round, quantiser, without_text
 from partita.export.quantise.rounding.stored import Rounded
 from partita.export.quantise.write import as_stored
 from partita.export.quantise.write.layouts import InRows, Layout
+from partita.export.weights.element_types import of_ir, to_torch
 from partita.export.weights.origins import Origin, blocks
 from partita.export.weights.sources import SLICE_BYTES, Part, Plain, WeightSource, broken
 

@@ -19,10 +19,9 @@ from partita.export.quantise.asking import PROBED_WIDTH, settled
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounders import without_text
-from partita.export.quantise.write.kernels import Kernels
 from partita.export.quantise.write.packed import Packing
 from partita.export.quantise.write.rewrite import Outcome, quantise
-from partita.export.target import Target
+from partita.export.target import Kernels, Target
 from partita.export.weights.sources import Plain
 
 

@@ -8,6 +8,8 @@
 become the operators of the plan's form (`forms/`). A tied embedding and head share bytes where their layouts match. A
 stack of experts that a MatMul or Gemm reads as one matrix counts as a weight. Routers stay unquantised, because
 rounding them sends tokens to other experts. A note lists the weights that no quantisable node reads.
+
+Summary of quantised weights for the manifest and the notes of an export.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from dataclasses import replace as replace_fields
 import onnx_ir as ir
 
 from partita.errors import UsageError
-from partita.export.graph.node_names import MODULE
-from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, replace
+from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantise.forms import Place, Weight
 from partita.export.quantise.keep import Keep, paths
 from partita.export.quantise.plan import Plan
@@ -30,11 +31,21 @@ from partita.export.quantise.write import experts
 from partita.export.quantise.write.as_stored import Taken, is_stored
 from partita.export.quantise.write.layouts import Layout
 from partita.export.quantise.write.packed import Packed, Packing
-from partita.export.quantise.write.products import routes, views_around, weight_of_product
-from partita.export.quantise.write.taking import reordered, taken_by_experts, taken_by_look_up, taken_by_product
+from partita.export.quantise.write.products import (
+    reordered,
+    routes,
+    taken_by_experts,
+    taken_by_look_up,
+    taken_by_product,
+    views_around,
+    weight_of_product,
+)
+from partita.export.weights.element_types import of_ir
 from partita.export.weights.narrow_weights import Narrowed
 from partita.export.weights.origins import Reordered
 from partita.export.weights.sources import Plain, initializers, stored
+from partita.observations.text_format import human_bytes, plural
+from partita.package.records import PackedKind, PackedWeights
 
 VERSION = 1
 """Version of the operator sets of quantised weights."""
@@ -343,3 +354,76 @@ def _is_kept(plan: Plan, node: ir.Node) -> bool:
 def _tensor(plain: Plain) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
+
+
+def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
+    """The manifest record."""
+    kinds: dict[Packing, list[Packed]] = {}
+    for each in outcome.placed.values():
+        whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
+        packing = replace_fields(each.packed.packing, quantiser=each.packed.rounded_by)
+        packing = replace_fields(packing, block_size=0) if whole else packing
+        kinds.setdefault(packing, []).append(each.packed)
+    return PackedWeights(
+        kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
+        accuracy_level=plan.kernels.accuracy_level,
+        form=plan.form.name,
+        reads=_reads(plan, outcome),
+        activations=plan.activations,
+        kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
+        not_packed=tuple(not_packed(outcome)),
+    )
+
+
+def _reads(plan: Plan, outcome: Outcome) -> str:
+    """The operators that read quantised weights."""
+    experts = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
+    return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
+
+
+def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
+    """The record of weights with one packing; block size 0 is a whole row."""
+    return PackedKind(
+        precision=packing.name,
+        block_size=packing.block_size,
+        zero_points=not packing.grid.symmetric,
+        quantiser=packing.quantiser,
+        weights=len(weights),
+        parameters=sum(weight.elements for weight in weights),
+        size_bytes=sum(part.size_bytes for weight in weights for part in weight.parts),
+    )
+
+
+def not_packed(outcome: Outcome) -> list[str]:
+    """Weights that stay unquantised without a setting, one phrase per operator that reads them."""
+    told = []
+    for (operator, kind), weights in sorted(outcome.stayed.items()):
+        size = human_bytes(sum(weights.values()) * kind.bitwidth // 8)
+        told.append(
+            f"{plural(len(weights), 'weight')} that {operator} reads, {size} in {of_ir(kind)}, as {min(weights)}"
+        )
+    return told
+
+
+def notes(plan: Plan, outcome: Outcome) -> list[str]:
+    """Notes for the user, in sentences."""
+    nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
+    nothing += [
+        f"`keep`: {name} has {bits} bits nevertheless: {plan.form.summary} looks up no other"
+        for name, bits in sorted(outcome.otherwise.items())
+    ]
+    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
+
+
+def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
+    """A sentence for each block size that is smaller than requested."""
+    widths: dict[int, list[int]] = {}
+    for each in outcome.placed.values():
+        size = each.packed.packing.block_size
+        if plan.block_size is not None and size < plan.block_size:
+            widths.setdefault(size, []).append(each.packed.width)
+    return [
+        f"`block_size={plan.block_size}` does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
+        f"{plural(len(found), 'weight')} in blocks of {size}"
+        for size, found in sorted(widths.items(), reverse=True)
+    ]

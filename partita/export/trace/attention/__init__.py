@@ -1,12 +1,26 @@
-"""Lowerings of attention and cache, one file each. The file name is the value of ``--attention``."""
+"""Lowerings of attention and cache, one file each. The file name is the value of ``--attention``.
+
+The interface of a lowering of attention and cache.
+
+A lowering emits nodes for one attention call: they write the new keys and values into the static cache and attend to
+all valid ones.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from partita.errors import UsageError
-from partita.export.trace.attention.base import Lowering
+
+if TYPE_CHECKING:
+    import torch
+
+    from partita.package.contract import Role
+
 
 __all__ = ["GROWING", "Lowering", "lowering", "names", "ranked"]
 
@@ -32,3 +46,125 @@ def lowering(name: str) -> Lowering:
     found = importlib.import_module(f"{__name__}.{name}").LOWERING
     assert isinstance(found, Lowering)
     return found
+
+
+Fused = Literal["contrib", "standard", "none"]
+"""Fused operators: those of ONNX Runtime, those of ONNX's operator sets 23 and later, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A graph input with the position of a step in the cache."""
+
+    name: str
+    role: Role
+    dtype: str
+    per_row: bool
+    """[B] when True, a scalar otherwise."""
+    per_key: bool = False
+    """[B, T]: one entry per row of a growing cache, including those of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Attention over all rows of a cache.
+
+    query [B, H, S, D], keys [B, Hkv, N, D], values [B, Hkv, N, Dv]; positions [B, S] int32; cursors in the order of
+    `Lowering.cursors`.
+    """
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    scale: float
+    softcap: float
+    """0 without a softcap."""
+    window: int | None
+    """Number of keys that a query sees, including its own; None: all before it."""
+    mask: torch.Tensor | None
+    """[B or 1, H or 1, S, N], added to the scores instead of the causal rule and the window; None: the rule applies."""
+    sink: torch.Tensor | None
+    """[H]: score of an always visible key without a value; None without a sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One attention call that reads the keys its layer has just cached, so that one operator may write and attend.
+
+    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are new; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may
+    have larger head sizes than the new ones; the rest as in `Reading`.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    past_key: torch.Tensor
+    past_value: torch.Tensor
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    scale: float
+    softcap: float
+    window: int | None
+    mask: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+    rolls: bool = False
+    """N is the window: the operator drops older rows."""
+
+    def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
+        """The attention part of the call, over the cache with the new keys and values."""
+        return Reading(
+            self.query,
+            keys,
+            values,
+            self.positions,
+            self.cursors,
+            self.scale,
+            self.softcap,
+            self.window,
+            self.mask,
+            self.sink,
+        )
+
+
+Emit = Callable[[AttentionCall], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
+"""-> attention output [B, S, H, Dv], present key, present value."""
+Write = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "tuple[torch.Tensor, ...]"], "torch.Tensor"]
+"""past [B, Hkv, N, D], new [B, Hkv, S, D], positions, cursors -> present."""
+Attend = Callable[[Reading], "torch.Tensor"]
+"""-> attention output [B, S, H, Dv]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """A way to write attention and cache in ONNX."""
+
+    name: str
+    rank: int
+    """Preference where a provider supports all of it, lowest first: fewest nodes, most in place."""
+    merit: str
+    """Its advantages in a few words."""
+    opset: int
+    """Default operator set."""
+    min_opset: int
+    domains: tuple[tuple[str, int], ...]
+    """Contrib domains and their versions."""
+    cursors: tuple[Cursor, ...]
+    emit: Emit
+    write: Write
+    """For a layer whose keys are read by operators other than its own attention call."""
+    attend: Attend
+    takes_mask: bool
+    """`emit` supports a mask tensor."""
+    same_kv_width: bool
+    """Keys and values must have the same head size: the smaller ones are padded with zeros."""
+    fused: Fused
+    """Operators that graph passes may fuse nodes into, with this lowering."""
+    appends_in_batches: bool
+    """Several new tokens may follow past ones in every sequence of a batch; False: only in a batch of one."""
+    rolls: bool = False
+    """Its operator supports a window cache."""
+    grows: bool = False
+    """Past states have one row per earlier token, present states one per token; a cursor has length T. Used on request
+    only. False: both have N rows."""

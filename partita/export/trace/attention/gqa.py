@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from partita.export.trace.attention import primitives
-from partita.export.trace.attention.base import AttentionCall, Cursor, Lowering
+from partita.export.trace.attention import AttentionCall, Cursor, Lowering, primitives
 from partita.export.trace.operators import padded
 
 if TYPE_CHECKING:

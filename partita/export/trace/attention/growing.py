@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.trace.attention.base import AttentionCall, Cursor, Lowering, Reading
+from partita.export.trace.attention import AttentionCall, Cursor, Lowering, Reading
 from partita.export.trace.attention.primitives import LOWEST, allowed, with_sink
 from partita.export.trace.operators import product, reshaped
 

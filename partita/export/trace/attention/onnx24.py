@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from partita.export.trace.attention import primitives
-from partita.export.trace.attention.base import AttentionCall, Cursor, Lowering, Reading
+from partita.export.trace.attention import AttentionCall, Cursor, Lowering, Reading, primitives
 
 if TYPE_CHECKING:
     import torch

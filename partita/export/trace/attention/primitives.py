@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.trace.attention.base import AttentionCall, Lowering, Reading
+from partita.export.trace.attention import AttentionCall, Lowering, Reading
 from partita.export.trace.operators import product, reshaped
 
 if TYPE_CHECKING:

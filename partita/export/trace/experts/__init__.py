@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from partita.errors import UnsupportedModelError
 from partita.export.trace.experts import contrib, standard
 from partita.export.trace.experts.base import Call, Experts
-from partita.export.trace.experts.gates import Gate
+from partita.export.trace.experts.contrib import Gate
 
 if TYPE_CHECKING:
     import torch

@@ -3,6 +3,15 @@
 transformers has one function per recurrence, shared by models, as a place to plug in faster kernels
 (`use_kernel_func_from_hub_with_fallback`). The functions listed here are replaced in a trace, because the originals
 loop over tokens, or start from zeros in every step. Others are traced unchanged.
+
+The replacement of a transformers function for a recurrence.
+
+Emit one `com.microsoft::LinearAttention` node: a recurrence over any number of tokens.
+
+    gated        S = exp(decay) S + k v';                            output = scale q' S
+    gated_delta  S = exp(decay) S + beta k (v - S' k)', S decayed;   output = scale q' S
+
+Source: ONNX Runtime ContribOperators.md, LinearAttention.
 """
 
 from __future__ import annotations
@@ -10,14 +19,19 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from partita.export.trace.operators import Form
-from partita.export.trace.recurrence.base import Recurrence
+
+if TYPE_CHECKING:
+    from partita.export.trace.operators import Form
+
 
 __all__ = ["Recurrence", "read_states", "recurrences", "replaced", "used_by"]
 
@@ -58,3 +72,63 @@ def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
 def _modelling_code(model: torch.nn.Module) -> list[ModuleType]:
     """The Python modules that define the classes of `model`."""
     return [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
+
+
+Function = Callable[..., Any]
+"""A function with the arguments and results of the replaced one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A transformers function that loops over tokens, and its replacements in a trace."""
+
+    functions: tuple[str, ...]
+    """Its names in transformers."""
+    contrib: Function
+    """For any number of tokens, in ONNX Runtime's operators."""
+    standard: Function
+    """For a fixed number of tokens, in standard operators."""
+    reads_state: bool = False
+    """It reads the layer's last state itself: the model gets no state, and always takes its code path for several
+    tokens."""
+
+    def written(self, form: Form) -> Function:
+        """The replacement in this form."""
+        return self.contrib if form == "contrib" else self.standard
+
+
+def linear_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the output [B, S, H, Dv] and the new state.
+
+    query, key [B, S, H, Dk], value [B, S, H, Dv], state [B, H, Dk, Dv], decay [B, S, H] or [B, S, H, Dk], beta [B, S,
+    H].
+    """
+    import torch.onnx.ops as onnx_ops
+
+    batch, length, heads, value_width = value.shape
+    packed = [tensor.reshape(batch, length, -1) for tensor in (query, key, value)]
+    inputs: list[torch.Tensor] = [*packed, state, decay.reshape(batch, length, -1)]
+    if beta is not None:
+        inputs.append(beta)
+    output, present = onnx_ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        inputs,
+        {
+            "q_num_heads": heads,
+            "kv_num_heads": heads,
+            "update_rule": "gated" if beta is None else "gated_delta",
+            "scale": scale,
+        },
+        dtypes=(value.dtype, state.dtype),
+        shapes=((batch, length, heads * value_width), state.shape),
+        version=1,
+    )
+    return output.reshape(batch, length, heads, value_width), present

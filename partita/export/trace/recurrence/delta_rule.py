@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from partita.export.graph.linear_attention import linear_attention
-from partita.export.trace.recurrence.base import Recurrence
+from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
 NORM_EPSILON = 1e-6

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from partita.export.graph.linear_attention import linear_attention
 from partita.export.trace.hooks import last_state
-from partita.export.trace.recurrence.base import Recurrence
+from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters.branches import switched
-from partita.export.checkpoint.adapters.config import NOT_MERGED
-from partita.export.checkpoint.adapters.files import read_adapter
+from partita.export.checkpoint.adapters.files import NOT_MERGED, read_adapter
 from partita.export.checkpoint.adapters.merge import merged
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.original import auto_class

@@ -14,8 +14,8 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.quantise.rounders import Grid
 from partita.export.quantise.write import packed as packed_module
-from partita.export.quantise.write.bits import pack, unpack
 from partita.export.quantise.write.packed import Packed, Packing
+from partita.export.weights.element_types import pack, unpack
 from partita.export.weights.sources import Plain, StoredPart, checkpoint_weight
 from tests.conftest import TinyCheckpoint
 

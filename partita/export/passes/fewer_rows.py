@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.rewriting import added, constant, drop_unused_initializers
+from partita.export.passes.base import added, constant, drop_unused_initializers
 from partita.package.contract import Port, State
 
 BATCH = "batch_size"

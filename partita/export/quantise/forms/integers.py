@@ -1,10 +1,18 @@
-"""Dynamic quantisation of activations to 8 bits with one scale per token, in standard operators.
+"""Products of 8-bit integers: activations are quantised with one scale per token, in standard operators.
 
     s = Max(ReduceMax(Abs(x)), tiny) / 127                        [..., 1]
     q = QuantizeLinear(x, s, 128)                                 [..., K] uint8, a scale along the axis of tokens
 
 Products with the same x share s and q. QuantizeLinear reads x once, unlike Div, Round, Add and Cast. There are no Shape
-nodes, because a provider may lack int64.
+nodes, because a provider may lack int64. The product, in standard operators for machines with an integer matrix unit,
+or in ONNX Runtime's operator, which scales the result and so saves two passes over it:
+
+    y = Cast(MatMulInteger(q, W [K, N], zero point 128)) * s * scales [N]
+    y = MatMulIntegerToFloat(q, W [K, N], 1, scales [N], zero point 128) * s
+
+DynamicQuantizeMatMul has one scale for all tokens, and the activations of a text's first token are hundreds of times
+larger than the others. Weights are signed with one scale per output channel, as ONNX Runtime's matrix unit requires
+(core/mlas, MlasGemm with a signed right side).
 """
 
 from __future__ import annotations
@@ -12,8 +20,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.quantise.forms.base import Place, last
+from partita.export.quantise.forms import Form, Place, Product, Weight, last
+from partita.export.quantise.forms.blocks import DOMAIN, LOOK_UP
+from partita.export.quantise.write.layouts import InColumns
 
+STANDARD, FUSED = "MatMulInteger", "MatMulIntegerToFloat"
 QUANTIZE = "QuantizeLinear"
 ROUNDED = "rounded"
 ZERO_POINTS = "zero_points"
@@ -129,3 +140,71 @@ def _made_by(value: ir.Value | None) -> ir.Node:
     node = None if value is None else value.producer()
     assert node is not None
     return node
+
+
+def _standard_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
+    data, scales = weight.values
+    assert hidden.dtype is not None
+    integers, scale = rounded(place, hidden, weight.width)
+    shape, kind = last(hidden, weight.rows), hidden.dtype
+    whole = place.node(STANDARD, [integers, data, zero_point(place)], dtype=ir.DataType.INT32, shape=shape)
+    made = place.node("Cast", [whole], dtype=kind, shape=shape, attributes={"to": int(kind)})
+    made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
+    made = place.node("Mul", [made, scales], dtype=kind, shape=shape)
+    return made if bias is None else place.node("Add", [made, bias], dtype=kind, shape=shape)
+
+
+def _fused_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
+    data, scales = weight.values
+    assert hidden.dtype is not None
+    integers, scale = rounded(place, hidden, weight.width)
+    shape, kind = last(hidden, weight.rows), hidden.dtype
+    one = place.constant(np.array(1, kind.numpy()), "rounding.one")
+    made = place.node(FUSED, [integers, data, one, scales, zero_point(place)], dtype=kind, shape=shape, domain=DOMAIN)
+    made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
+    return made if bias is None else place.node("Add", [made, bias], dtype=kind, shape=shape)
+
+
+def _exact(model: ir.Model) -> None:
+    """Multiply x / s without rounding by the weights as floats."""
+    for node in [node for node in model.graph if node.op_type in (STANDARD, FUSED)]:
+        integers, data, *others = node.inputs
+        result = node if node.op_type == FUSED else next(use.node for use in node.outputs[0].uses())
+        (scaled,) = [use.node for use in result.outputs[0].uses()]
+        assert data is not None
+        steps = ir.node("Div", inputs=[before_rounding(integers), scaled.inputs[1]], name=f"{node.name}.steps")
+        wide = ir.node("Cast", inputs=[data], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{node.name}.wide")
+        written = [steps, wide]
+        if node.op_type == FUSED:
+            written.append(ir.node("Mul", inputs=[*wide.outputs, others[1]], name=f"{node.name}.weight"))
+        inputs = [*steps.outputs, *written[-1].outputs]
+        product = ir.node("MatMul", inputs=inputs, name=f"{node.name}.exact")
+        for new in (*written, product):
+            new.outputs[0].name = f"{new.name}.output"
+            model.graph.insert_before(node, new)
+        product.outputs[0].type, product.outputs[0].shape = result.outputs[0].type, result.outputs[0].shape
+        result.outputs[0].replace_all_uses_with(product.outputs[0])
+        model.graph.remove([node] if result is node else [result, node], safe=True)
+
+
+FORMS = (
+    Form(
+        "matmul_integer",
+        "MatMulInteger over activations quantised per token, in standard operators",
+        Product(f"{STANDARD} over quantised activations", InColumns(one_scale=True), _standard_product, _exact),
+        LOOK_UP,
+        opset=18,
+        bits=(8,),
+        one_scale=True,
+    ),
+    Form(
+        "matmul_integer_to_float",
+        "MatMulIntegerToFloat over activations quantised per token",
+        Product(f"{FUSED} ({DOMAIN}) over quantised activations", InColumns(one_scale=True), _fused_product, _exact),
+        LOOK_UP,
+        opset=18,
+        domains=(DOMAIN,),
+        bits=(8,),
+        one_scale=True,
+    ),
+)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from partita.errors import ProviderError
-from partita.export.graph.element_types import to_ir
 from partita.export.options import WINDOW, ExportOptions
 from partita.export.target import Question, Target
+from partita.export.weights.element_types import to_ir
 
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 OPSET, IR_VERSION = 21, 10

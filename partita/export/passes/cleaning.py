@@ -1,0 +1,168 @@
+"""Exact clean-up of torch's graph.
+
+onnxscript's `optimize` also drops `x + c` for |c| <= 1e-8 and `x * c` for c within 1e-5 of 1, e.g. the epsilon of a
+norm. Only structural rewrites run here.
+
+Rename the symbolic sizes of a traced graph (s70, s66) to the names in the manifest.
+
+Name the nodes of a traced graph by module and operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import onnxscript.optimizer
+from onnxscript.rewriter import rewrite
+from onnxscript.rewriter.rules.common import (
+    cast_constant_of_shape_rule,
+    cast_constant_of_shape_without_value_rule,
+    collapse_slice2_rule,
+    collapse_slice_rule,
+    materialize_reshape_shape_rule,
+    no_op_cast_rule,
+    no_op_expand_rule,
+    no_op_transpose_rule,
+    reshape_reshape_rule,
+    squeeze_reshape_1d_rule,
+    transpose_transpose_rule,
+    unsqueeze_unsqueeze_rule,
+)
+
+EXACT_RULES = (
+    cast_constant_of_shape_rule,
+    cast_constant_of_shape_without_value_rule,
+    collapse_slice_rule,
+    collapse_slice2_rule,
+    materialize_reshape_shape_rule,
+    no_op_cast_rule,
+    no_op_expand_rule,
+    no_op_transpose_rule,
+    reshape_reshape_rule,
+    squeeze_reshape_1d_rule,
+    transpose_transpose_rule,
+    unsqueeze_unsqueeze_rule,
+)
+"""Rewrites of shapes and casts that change no values."""
+ROUNDS = 2
+
+
+def clean(model: ir.Model) -> None:
+    """Inline functions, fold constants, remove redundant nodes and name constants, in place. Needs no weight data."""
+    common.InlinePass()(model)
+    for _ in range(ROUNDS):
+        onnxscript.optimizer.fold_constants(model, onnx_shape_inference=True)
+        rewrite(model, pattern_rewrite_rules=EXACT_RULES)
+        common.RemoveUnusedNodesPass()(model)
+    for last in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        last(model)
+
+
+AXES = {
+    "input_ids": (1, "sequence_length"),
+    "logits_indices": (0, "logits_rows"),
+    "attention_mask": (1, "total_sequence_length"),
+}
+"""Input -> the axis with a symbolic size, and its name in the manifest."""
+PAST = 2, "past_sequence_length"
+"""Axis and name for every growing state."""
+
+
+def name_axes(model: ir.Model) -> None:
+    """Rename every symbolic size of `model`, in expressions (`2*s70`), too."""
+    names = {}
+    for value in model.graph.inputs:
+        if value.shape is not None and (value.name in AXES or len(value.shape) == 4):
+            axis, name = AXES.get(value.name or "", PAST)
+            size = value.shape[axis]
+            if isinstance(size, ir.SymbolicDim) and size.value is not None:
+                names[str(size.value)] = name
+    if not names:
+        return
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    for value in _values(model):
+        if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
+            value.shape = ir.Shape([_renamed(size, names, pattern) for size in value.shape])
+
+
+def _renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
+    """The new name of one size."""
+    if isinstance(size, int):
+        return size
+    return None if size.value is None else pattern.sub(lambda found: names[found.group(1)], str(size.value))
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value with a shape, in subgraphs too."""
+    yield from model.graph.inputs
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from attribute.as_graph().inputs
+
+
+MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
+"""Node metadata keys: module path, module class, file:line of the modelling code."""
+ROOT = "hf"
+"""Attribute of the model inside the traced wrapper; stripped from every name."""
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Name every node `<module path>/<Op>[_n]` and its outputs after it.
+
+    Module, class and source line become metadata.
+    """
+    seen: dict[str, int] = {}
+    keep = {v.name for v in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
+    for node in model.graph:
+        module = _settle_metadata(node)
+        base = f"{module or 'graph'}/{node.op_type}"
+        number = seen.get(base, 0)
+        seen[base] = number + 1
+        node.name = f"{base}_{number}" if number else base
+        for index, value in enumerate(node.outputs):
+            if value.name not in keep:
+                value.name = f"{node.name}_output_{index}"
+
+
+def _settle_metadata(node: ir.Node) -> str:
+    """Replace torch's metadata by three short entries. Returns the module path, "" at the top."""
+    properties = node.metadata_props
+    if MODULE in properties:
+        return properties[MODULE]
+    scopes = _as_list(properties.get("pkg.torch.onnx.name_scopes"))
+    classes = _as_list(properties.get("pkg.torch.onnx.class_hierarchy"))
+    paths = [s.removeprefix(ROOT).removeprefix(".") for s in scopes[:-1] if s == ROOT or s.startswith(f"{ROOT}.")]
+    source = _source_line(properties.get("pkg.torch.onnx.stack_trace", ""))
+    properties.clear()
+    module = paths[-1] if paths else ""
+    properties[MODULE] = module
+    if len(classes) >= len(scopes) - 1 and len(scopes) > 1:
+        properties[CLASS] = classes[len(scopes) - 2].rpartition(".")[2]
+    if source:
+        properties[SOURCE] = source
+    return module
+
+
+def _as_list(text: str | None) -> list[str]:
+    """Parse torch's metadata lists, which are Python literals of plain strings."""
+    return re.findall(r"'([^']*)'", text or "")
+
+
+def _source_line(stack: str) -> str:
+    """file:line of the innermost frame of modelling code, relative to site-packages."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
+    for path, line in reversed(frames):
+        if "modeling_" in path or "/transformers/" in path:
+            return f"{path.rpartition('site-packages/')[2]}:{line}"
+    return ""
