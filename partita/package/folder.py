@@ -128,7 +128,7 @@ class QuantisedSource(Record):
     """GPTQ, AWQ, fp8, …"""
     weights: int
     """Number of quantised weights in the checkpoint."""
-    taken: Literal["unchanged", "requantised", "dequantised"]
+    taken: Literal["as stored", "requantised", "dequantised"]
     """The package has the stored integers or codes; quantised them again; or has floats."""
 
 

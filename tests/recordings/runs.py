@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from partita.check.limits import Limits, exceeded
 from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, Environment, PackageFacts
+from partita.observations.records import ChainEntry, Environment, PackageFacts, Record
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import load_view
@@ -116,7 +116,12 @@ def report(name: str) -> Report:
     """The report of recorded facts."""
     found = json.loads(gzip.decompress((FACTS / f"{name}.json.gz").read_bytes()))
     facts = TypeAdapter(RunFacts).validate_python(found["facts"])
-    records = {"environment": Environment, "package": PackageFacts, "model": ModelFacts, "request": Request}
+    records: dict[str, type[Record]] = {
+        "environment": Environment,
+        "package": PackageFacts,
+        "model": ModelFacts,
+        "request": Request,
+    }
     return build_report(
         replace(facts, sessions=tuple(map(at_present, facts.sessions))),
         **{key: found[key] and kind.model_validate(found[key]) for key, kind in records.items()},
@@ -129,7 +134,7 @@ def report(name: str) -> Report:
 
 
 def golden(made: Report) -> str:
-    """The facts of a report that have to stay: its brief, then nodes and copies of the last phase, and all fallbacks."""
+    """The brief of a report, then nodes and copies of its last phase, and all fallbacks."""
     return "\n".join([load_view("brief").to_text(made).rstrip(), "", *lines(made)]) + "\n"
 
 
