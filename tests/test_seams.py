@@ -56,10 +56,7 @@ REASON = Reason(
     {fields}example=Context(
         node="a",
         op_type="Elu",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="LunarExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
         {example},
     ),
 )

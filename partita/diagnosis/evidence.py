@@ -16,6 +16,7 @@ from partita.diagnosis.probe_verdict import conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
 from partita.observations.facts import FAILED, Factor, NodeProbe, RejectedPart
 from partita.observations.log_pattern import LogPattern
+from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
 
 Ground = Literal[
@@ -78,15 +79,15 @@ class Context:
 
     node: str
     op_type: str | None
-    provider: str
-    """ONNX Runtime's name of the provider the node is on."""
     skipped: ChainEntry
     """The preferred provider that the node is not on."""
-    exported: bool
+    provider: str = CPU
+    """ONNX Runtime's name of the provider the node is on."""
+    exported: bool = True
     """The ONNX file has a node of this name."""
-    replaces: tuple[str, ...]
+    replaces: tuple[str, ...] = ()
     """File nodes whose work the node does."""
-    log: tuple[str, ...]
+    log: tuple[str, ...] = ()
     """Native log lines that mention the node or one that it replaces."""
     patterns: tuple[LogPattern, ...] = ()
     """How such lines, and those of `session_log`, give a reason away: the skipped provider's patterns."""

@@ -13,7 +13,6 @@ from partita.diagnosis.evidence import GROUNDS, Context, Finding, Ground
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import CODES, ReasonCode
 from partita.observations.facts import NodeProbe
-from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
 
 
@@ -130,5 +129,5 @@ def shown_by(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
     where they show none.
     """
     skipped = ChainEntry(provider=provider, status="active")
-    reason, finding = explain(Context(probe.node, None, CPU, skipped, exported=True, replaces=(), log=(), probe=probe))
+    reason, finding = explain(Context(probe.node, None, skipped, probe=probe))
     return None if finding.ground == "nothing" else (reason.code, finding.evidence)

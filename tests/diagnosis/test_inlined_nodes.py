@@ -196,7 +196,7 @@ def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
     ],
 )
 def test_inserted_quantisation_is_known(name: str, op_type: str) -> None:
-    context = Context(name, op_type, CPU, ChainEntry(provider="QNNExecutionProvider", status="active"), False, (), ())
+    context = Context(name, op_type, ChainEntry(provider="QNNExecutionProvider", status="active"), exported=False)
     assert explain(context)[0].code == "runtime_inserted"
     assert explain(replace(context, exported=True))[0].code == "unexplained"
 

@@ -565,7 +565,7 @@ def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> Non
 
     def remedy(*trials: Trial) -> str | None:
         probe = NodeProbe("n", trials)
-        context = Context("n", "Relu", "CPUExecutionProvider", skipped, exported=True, replaces=(), log=(), probe=probe)
+        context = Context("n", "Relu", skipped, probe=probe)
         reason, finding = explain(context)
         assert reason.code == "no_kernel_version"
         return finding.remedy

@@ -14,23 +14,14 @@ from partita.diagnosis.precedence import explain
 from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
-from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, PREFERRED
+from tests.partition_reports.samples import GPU, NO_KERNEL, PATTERNS, PREFERRED
 
 REASONS = {reason.code: reason for reason in load_reasons()}
 GATHER = "model.rotary_emb/Gather"
 
 
 def context(**changes) -> Context:
-    plain = Context(
-        GATHER,
-        "Gather",
-        CPU,
-        ChainEntry(provider=GPU, status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
-        patterns=PATTERNS,
-    )
+    plain = Context(GATHER, "Gather", ChainEntry(provider=GPU, status="active"), patterns=PATTERNS)
     return replace(plain, **changes)
 
 

@@ -24,10 +24,7 @@ REASON = Reason(
     example=Context(
         node="decoder/ConvTranspose",
         op_type="ConvTranspose",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
         log=(
             "[W:onnxruntime:, cuda_execution_provider.cc:3120 GetCapability] Dropping the ConvTranspose node: "
             "decoder/ConvTranspose to CPU because it requires asymmetric padding which the CUDA EP currently does not "

@@ -20,10 +20,7 @@ REASON = Reason(
     example=Context(
         node="/Concat",
         op_type="Concat",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
         log=(
             "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU "
             "execution for node: /Concat because the CPU execution path is deemed faster than overhead involved with "

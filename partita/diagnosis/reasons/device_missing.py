@@ -17,7 +17,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="WebGpuExecutionProvider",
             status="unavailable",
@@ -25,9 +24,6 @@ REASON = Reason(
             evidence="Failed to get a WebGPU adapter: No supported adapters.",
             remedy="install a Vulkan driver for the GPU and the loader",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     steps=(ASK_PROVIDER,),
 )

@@ -18,7 +18,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
@@ -26,9 +25,6 @@ REASON = Reason(
             evidence="onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1 are installed side by side",
             remedy="pip uninstall onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     entry_kind="derived",
     steps=(ASK_PROVIDER,),

@@ -29,11 +29,7 @@ REASON = Reason(
     example=Context(
         node="/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="QNNExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe(
             "/MatMul",
             (

@@ -17,7 +17,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
@@ -26,9 +25,6 @@ REASON = Reason(
             "without an active exception",
             remedy="see the evidence; nvidia-smi shows whether GPU and driver answer",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     steps=(ASK_PROVIDER,),
 )

@@ -17,7 +17,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
@@ -25,9 +24,6 @@ REASON = Reason(
             evidence="libcublasLt.so.13: cannot open shared object file: No such file or directory",
             remedy='pip install "onnxruntime-gpu[cuda,cudnn]"',
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     steps=(ASK_PROVIDER,),
 )

@@ -43,10 +43,7 @@ REASON = Reason(
     example=Context(
         node="model.rotary_emb/Gather",
         op_type="Gather",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
         log=(
             "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries "
             "for Op type: Gather node name: model.rotary_emb/Gather",

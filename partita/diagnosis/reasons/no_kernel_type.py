@@ -22,11 +22,7 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.self_attn/GroupQueryAttention",
         op_type="GroupQueryAttention",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe(
             "model.layers.0.self_attn/GroupQueryAttention",
             (

@@ -21,11 +21,7 @@ REASON = Reason(
     example=Context(
         node="/Reshape",
         op_type="Reshape",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe(
             "/Reshape",
             (

@@ -24,11 +24,7 @@ REASON = Reason(
     example=Context(
         node="/Add",
         op_type="Add",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="OpenVINOExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe(
             "/Add",
             (Trial("as_is", "", "taken", ""),),

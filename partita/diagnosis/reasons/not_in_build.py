@@ -28,7 +28,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="WebGpuExecutionProvider",
             status="unavailable",
@@ -36,9 +35,6 @@ REASON = Reason(
             evidence="onnxruntime 1.31.1 offers CPUExecutionProvider",
             remedy="pip install onnxruntime-webgpu in an environment without another ONNX Runtime",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     find=find,
     found_on=("entry",),

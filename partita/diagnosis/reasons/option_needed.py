@@ -28,11 +28,7 @@ REASON = Reason(
     example=Context(
         node="/Range",
         op_type="Range",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe(
             "/Range",
             (

@@ -17,7 +17,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
@@ -25,9 +24,6 @@ REASON = Reason(
             evidence="Invalid device ID: 7, must be between 0 and 0 (inclusive)",
             remedy="see `partita providers --json` for its options",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     steps=(ASK_OPTIONS,),
 )

@@ -52,11 +52,7 @@ REASON = Reason(
     example=Context(
         node="model.layers.7.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         budget="cuda.memory_budget_kb=1000",
         probe=NodeProbe("model.layers.7.mlp.up_proj/MatMul", (Trial("as_is", "", "taken", ""),)),
         session_log=(

@@ -29,10 +29,7 @@ REASON = Reason(
     example=Context(
         node="lm_head/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
         log=(
             "[I:onnxruntime:, webgpu_execution_provider.cc:620 GetCapability] Force CPU execution for node: "
             "lm_head/MatMul",

@@ -35,11 +35,8 @@ REASON = Reason(
     example=Context(
         node="Transpose_token_4",
         op_type="Transpose",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
         exported=False,
-        replaces=(),
-        log=(),
     ),
     find=find,
     found_on=("origin",),

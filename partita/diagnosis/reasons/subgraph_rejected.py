@@ -78,11 +78,7 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp/Mul",
         op_type="Mul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="TensorrtExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         patterns=(
             LogPattern(
                 "subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"

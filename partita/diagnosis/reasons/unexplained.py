@@ -36,11 +36,7 @@ REASON = Reason(
     example=Context(
         node="model.norm/Mul",
         op_type="Mul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     find=find,
     found_on=("nowhere", "nothing"),

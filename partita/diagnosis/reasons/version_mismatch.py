@@ -17,7 +17,6 @@ REASON = Reason(
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
-        provider="CPUExecutionProvider",
         skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
@@ -25,9 +24,6 @@ REASON = Reason(
             evidence="CUDA driver version is insufficient for CUDA runtime version",
             remedy="update the NVIDIA driver",
         ),
-        exported=True,
-        replaces=(),
-        log=(),
     ),
     steps=(ASK_PROVIDER,),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -285,10 +286,19 @@ def _with_swap(trial: Trial, swap: Swap) -> Trial:
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
-    """Test unchanged nodes with each provider option that may make the provider support them."""
+    """Test unchanged nodes with each provider option that may make the provider support them, and with the default of
+    each given option that the provider names as it leaves the node.
+    """
     for option in lab.resolution.provider.options:
         concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
         _run_with(option, [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned], lab)
+    known = {option.name: option for option in lab.resolution.provider.options}
+    for name in lab.resolution.options:
+        named = re.compile(rf"\b{re.escape(name)}\b")
+        concerned = [subject for subject in _open(subjects) if named.search(subject.trials[0].said)]
+        option = known.get(name) or Option(name, "text", "", "")
+        models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
+        _run_with(option, models, lab, option.default)
 
 
 def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:

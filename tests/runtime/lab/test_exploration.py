@@ -105,6 +105,20 @@ def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Gra
     assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
+class Naming(Scripted):
+    """Leaves every node, and names an option of which only the library knows, whose value is a file."""
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        return Answer("left", "Relu filtered off by the affinity provider option")
+
+
+def test_an_option_that_the_provider_names_is_tried_at_its_default(graph: Graph) -> None:
+    lab = Naming(affinity="a.json", speed="1")
+    subject = explored(graph, "c", lab)
+    assert lab.asked == [("affinity", "")]
+    assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+
+
 class Both(Scripted):
     """Wants the option and an older operator."""
 

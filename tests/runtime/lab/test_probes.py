@@ -268,11 +268,7 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     context = Context(
         "n",
         "Relu",
-        "CPUExecutionProvider",
         ChainEntry(provider="QNNExecutionProvider", status="active"),
-        exported=True,
-        replaces=(),
-        log=(),
         probe=NodeProbe("n", (first, late), lateness((first, late))),
     )
     reason, finding = explain(context)
