@@ -20,6 +20,7 @@ from partita.commands.terminal import note, stderr
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.bench.benching import Plan, Say
 from partita.options.bench import BenchCommand
+from partita.partition_reports.render.show import load_view
 
 
 def run(options: BenchCommand) -> int:
@@ -72,7 +73,7 @@ def _saying() -> Iterator[Say]:
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     """Write the result to stdout and to the file of --out, and print the paths of the reports."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    show_and_write(bench, "partita.bench.sections", text, sink, "result", as_json=as_json)
+    show_and_write(bench, load_view("text", "partita.bench.sections"), text, sink, "result", as_json=as_json)
     for entry in bench.contenders:
         if entry.report is not None:
             say_written("report", entry.report)

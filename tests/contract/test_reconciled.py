@@ -128,8 +128,8 @@ def test_a_generation_has_the_optimised_graph_on_the_cpu(environment, partita, p
 @cases("target", targets)
 @pytest.mark.usefixtures("device")
 def test_the_text_names_causes_and_costs(environment, target, partita, model):
-    done = honoured(partita("place", model("island"), "--provider", f"{target.provider},cpu"))
+    done = honoured(partita("place", model("island"), "--full", "--provider", f"{target.provider},cpu"))
     assert "cost per run: 2 tensors between partitions" in done.out or target.kind == "compiling", done
     assert "    cost: " in done.out, done
-    copied = re.search(r"^  h  +to host .*island/Scaler$", done.out, re.MULTILINE)
+    copied = re.search(r"^  h  +to host ", done.out, re.MULTILINE)
     assert (copied is not None) is (target.kind == "device"), done
