@@ -166,7 +166,7 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
         assert entry["unprobed"] == "probing budget exhausted (--probe-seconds)"
         open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
         assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
-    said = " ".join(place(planted, "--probe-seconds", 0.1).out.split())
+    said = " ".join(place(planted, "--full", "--probe-seconds", 0.1).out.split())
     why = "experiments on 4 nodes are missing or incomplete: probing budget exhausted (--probe-seconds): "
     _, found, names = said.partition(why)
     assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"

@@ -18,6 +18,7 @@ from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.bench.benching import Plan
 from partita.options.bench import BenchCommand
+from partita.partition_reports.render.show import load_view
 
 
 def run(options: BenchCommand) -> int:
@@ -60,7 +61,7 @@ def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     """Write the result to stdout and to the file of --out, and print the paths of the reports."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    show_and_write(bench, "partita.bench.sections", text, sink, "result", as_json=as_json)
+    show_and_write(bench, load_view("text", "partita.bench.sections"), text, sink, "result", as_json=as_json)
     for entry in bench.contenders:
         if entry.report is not None:
             say_written("report", entry.report)

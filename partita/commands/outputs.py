@@ -12,7 +12,7 @@ from partita.errors import PackageError, ReportError, UsageError
 from partita.files import STDIN, Output, claim
 from partita.observations.text_format import listing
 from partita.options.fields import PathText
-from partita.partition_reports.render.show import load_view, print_text
+from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def say_written(what: str, path: Path | str) -> None:
     note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
-def show_and_write(record: Any, folder: str, text: str, sink: Sink | None, what: str, *, as_json: bool) -> None:
-    """Show a record on stdout, as JSON `text` or in the text view of `folder`, and write `text` to `sink`.
+def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: str, *, as_json: bool) -> None:
+    """Show a record on stdout, as JSON `text` or in a `view` for terminals, and write `text` to `sink`.
 
     Nothing else goes to stdout where `sink` is stdout. Raises what writing raises.
     """
@@ -54,7 +54,8 @@ def show_and_write(record: Any, folder: str, text: str, sink: Sink | None, what:
         if as_json and not isinstance(sink, Stdout):
             write_stdout(text)
         elif not isinstance(sink, Stdout):
-            print_text(record, folder, stdout_console())
+            assert view.print_to is not None
+            view.print_to(record, stdout_console())
     finally:  # where one of the two fails, the other has the record
         if sink is not None:
             sink.write(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from partita.commands.audience import TERMINAL, say_target
 from partita.commands.outputs import Sink, claim_output, data_files, refuse_two_on_stdout, show_and_write
 from partita.commands.terminal import note
-from partita.errors import INTERRUPTED, PartitaError
+from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.chain import chain_of, read_by
 from partita.library.notes import not_used
@@ -20,7 +20,7 @@ from partita.library.run_report import limits_error
 from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import REPORT_VIEWS
+from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
 
 def run(options: PlaceCommand) -> int:
@@ -38,6 +38,8 @@ def run(options: PlaceCommand) -> int:
 
 def _claim_report(options: PlaceCommand) -> Sink | None:
     """Where the report goes; None without `--report`."""
+    if options.full and options.as_json:
+        raise UsageError("--full and --json select different views; keep one")
     if options.report is None:
         return None
     report, model = Path(options.report), Path(options.model)
@@ -56,7 +58,8 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
-    show_and_write(report, REPORT_VIEWS, storage.to_json(report), sink, "report", as_json=options.as_json)
+    view, text = load_view("text" if options.full else "brief", REPORT_VIEWS), storage.to_json(report)
+    show_and_write(report, view, text, sink, "report", as_json=options.as_json)
     if error is not None:
         raise error
     over = limits_error(report)

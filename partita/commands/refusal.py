@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from partita.errors import RefusedNode, Refusing
-from partita.observations.text_format import plural, short_provider
+from partita.observations.text_format import name_some, plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
 
@@ -19,7 +19,7 @@ MOST_ROWS = 40
 SINGLE_NODES = 40
 """Up to here every node has a row; above, nodes of one operator and reason share one."""
 NAMES = 2
-"""Nodes that a shared row names."""
+"""Families of nodes that a shared row names."""
 EVIDENCE = 2
 """Different log lines that are quoted below the table, per reason."""
 NO_NAME = "(no name)"
@@ -80,19 +80,19 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
         groups.setdefault((row.op_type or "unknown", row.provider, _say_reasons(row)), []).append(row)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
-        (operator, str(len(members)), short_provider(provider), reason, _name_some(members))
+        (
+            operator,
+            str(len(members)),
+            short_provider(provider),
+            reason,
+            name_some((row.node or NO_NAME for row in members), NAMES),
+        )
         for (operator, provider, reason), members in ranked
     ]
     left = ranked[MOST_ROWS:]
     rest = f"and {sum(len(members) for _, members in left)} more nodes in {len(left)} more groups" if left else ""
     columns = (Column("operator", False), Column("nodes"), Column("would run on", False), Column("reason", False))
     page.table((*columns, Column("examples", False)), cells[:MOST_ROWS], rest)
-
-
-def _name_some(rows: Sequence[RefusedNode]) -> str:
-    """The first few names."""
-    named = ", ".join(row.node or NO_NAME for row in rows[:NAMES])
-    return f"{named}, …" if len(rows) > NAMES else named
 
 
 def _say_reasons(row: RefusedNode) -> str:

@@ -69,6 +69,7 @@ class PlaceCommand(ProgressOptions, PlaceOptions):
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
 
     report: ReportFile = None
+    full: bool = option("All tables.", default=False, group="Output")
     as_json: Json = False
 
 

@@ -169,7 +169,7 @@ def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntr
         words("supported"),
         words("supported types"),
         words("unsupported types"),
-        words("unsupported forms", below=True),
+        words("unsupported forms"),
     )
     cells = [
         (

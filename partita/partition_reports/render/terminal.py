@@ -24,7 +24,7 @@ from partita.remedies import quoted
 FILE_COLUMNS = 100
 """Width of a view in a file."""
 LEAST_COLUMNS = 60
-"""Narrower consoles get lines of this width."""
+"""Minimum width of lines, also on smaller consoles."""
 INDENT = 2
 GAP = 2
 """Cells between columns."""
@@ -141,7 +141,7 @@ class _Lengths:
 
 
 def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
-    """Column numbers of each part of a table: the first column and those that fit next to it, groups together."""
+    """Column numbers of each part of a table: the first column and as many others as fit, groups together."""
     parts = [[0]]
     for _, group in groupby(range(1, len(columns)), lambda n: columns[n].group or n):
         numbers = list(group)

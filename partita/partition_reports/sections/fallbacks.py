@@ -43,7 +43,7 @@ from partita.partition_reports.sections.model import (
     table,
     words,
 )
-from partita.partition_reports.sections.shared import copied_bytes, some
+from partita.partition_reports.sections.shared import copied_bytes
 
 NAMED = 8
 """Maximum families of nodes, or nodes of a cell, that are named."""
@@ -147,7 +147,7 @@ def _rejected(report: Report) -> Iterator[Table]:
         (
             part.file,
             part.provider,
-            some(part.nodes, NAMED),
+            name_some(part.nodes, NAMED),
             part.evidence,
             "yes" if part.minimal else "unknown: time ran out",
             f"{part.tries:,}",

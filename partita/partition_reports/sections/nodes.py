@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.records import Fallback
 from partita.observations.records import PhaseName
-from partita.observations.text_format import decimals, human_bytes, in_phases, listing, short_provider
+from partita.observations.text_format import decimals, human_bytes, in_phases, listing, name_some, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors, stray_anchors
 from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, words
-from partita.partition_reports.sections.shared import placements, some
+from partita.partition_reports.sections.shared import placements
 
 NAMED = 8
 """Maximum nodes named in a cell."""
@@ -82,4 +82,4 @@ def _say_reasons(entry: Fallback) -> str:
 def _say_replaced(node: NodePlacement) -> str:
     """The file nodes that a node replaces."""
     made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
-    return made + some(node.replaces, NAMED)
+    return made + name_some(node.replaces, NAMED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
@@ -95,10 +95,3 @@ def runtime_name(machine: Environment) -> str:
 def span(first: int, count: int) -> str:
     """`3` or `3-7`."""
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
-
-
-def some(names: Iterable[str], most: int) -> str:
-    """The first names, with the total number if there are more."""
-    listed = list(names)
-    more = f", … ({plural(len(listed), 'node')})" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
