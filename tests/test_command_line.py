@@ -9,7 +9,6 @@ import re
 import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
