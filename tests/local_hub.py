@@ -31,7 +31,9 @@ class Hub:
 
     def add(self, name: str, folder: Path) -> None:
         """A repository with the files of a folder."""
-        self.repositories[name] = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+        self.repositories[name] = {
+            each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()
+        }
         self.changes[name] = self.changes.get(name, 0) + 1
 
     def commit(self, name: str) -> str:

@@ -103,7 +103,7 @@ def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest
 
 
 def test_export_errors(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "no such folder", "export", tmp_path / "absent", tmp_path / "p")
+    fails(capsys, 1, "no such file or folder", "export", tmp_path / "absent", tmp_path / "p")
     fails(capsys, 2, "--max-length is -1", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", -1)
     fails(capsys, 2, "integer", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", "many")
     fails(capsys, 2, "No such option", "export", tiny_checkpoint("llama"), tmp_path / "p", "--fast")
@@ -266,7 +266,7 @@ def test_a_batch_that_reads_its_prompts_whole_says_so(
 
 
 def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "no such folder", "generate", tmp_path / "absent", PROMPT)
+    fails(capsys, 1, "no such file or folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
     fails(capsys, 1, f"it has no {MANIFEST}", "generate", tmp_path / "empty", PROMPT)
     manifest = json.loads((own_package / MANIFEST).read_text())

@@ -4,18 +4,22 @@ that an option of tomorrow is tested, too.
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from partita.cli import CACHE_VERBS, REPORT_VERBS, VERBS, app, run
+from partita.commands import terminal
 from partita.commands.build import GROUPS, read_size
+from partita.export.progress import stage
 from partita.options.fields import PathText, described
+from partita.options.groups import ProgressOptions
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
 """In a metavar: an option that takes a name and a file."""
@@ -150,7 +154,7 @@ def test_several_values_are_a_list(monkeypatch):
     assert run(["generate", "package", "one", "-p", "two", "--pin", "cpu:a", "--provider-option", "cpu.x=1"]) == 0
     support, bench, generate = found.values()
     assert support.operators == ["Cast", "com.microsoft:MatMulNBits"]
-    assert (bench.chains, bench.more, bench.against) == (["webgpu"], ("cpu",), (Path("a"), Path("b")))
+    assert (bench.chains, bench.more, bench.against) == (["webgpu"], ("cpu",), ("a", "b"))
     assert (generate.prompts, generate.more_prompts, generate.pins) == (("one",), ("two",), ("cpu:a",))
     assert generate.provider_options == {"cpu": {"x": "1"}}
 
@@ -168,3 +172,65 @@ def test_other_spellings_of_options_are_taken(tmp_path, capsys):
     assert "--max-new-tokens" in found
     for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
         assert "nosuch" in fails(capsys, "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("options", "least_seconds", "on_terminal", "lines"),
+    [
+        (ProgressOptions(), 0.0, False, True),
+        (ProgressOptions(), 3600.0, False, False),
+        (ProgressOptions(), 0.0, True, False),
+        (ProgressOptions(quiet=True), 0.0, False, False),
+        (ProgressOptions(verbose=True), 3600.0, False, True),
+        (ProgressOptions(verbose=True), 3600.0, True, True),
+    ],
+)
+def test_a_long_stage_has_a_line_without_a_terminal(options, least_seconds, on_terminal, lines, monkeypatch):
+    stream = Terminal() if on_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(terminal, "LONG_STAGE_SECONDS", least_seconds)
+    monkeypatch.setattr(terminal, "shown_progress", options)
+    with terminal.Bars() as bars, stage(bars, "trace", {}, of="gqa"):
+        pass
+    with terminal.Spinner("opening") as spinner:
+        spinner.update("first run (Ctrl-C: go on without it)")
+    found = re.findall(r"(trace gqa|opening|first run): \d+\.\d s", stream.getvalue())
+    assert found == (["trace gqa", "opening", "first run"] if lines else [])
+
+
+def test_quiet_and_verbose_exclude_each_other(capsys):
+    for verb in ("run", "place", "export"):
+        words = [verb, ".", "out"] if verb == "export" else [verb, "."]
+        assert "--quiet and --verbose exclude each other" in fails(capsys, *words, "-q", "-v")
+
+
+def test_a_quiet_terminal_has_no_bars(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(terminal, "shown_progress", ProgressOptions(quiet=True))
+    with terminal.Bars() as bars, stage(bars, "trace", {}), terminal.Spinner("opening"):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_every_verb_that_shows_progress_has_both_options():
+    both = {path[-1] for path, command in EVERY if {"quiet", "verbose"} <= {each.name for each in command.params}}
+    assert both == {
+        "export",
+        "run",
+        "generate",
+        "chat",
+        "serve",
+        "verify",
+        "evaluate",
+        "place",
+        "support",
+        "bench",
+        "push",
+    }

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from partita import extras
 from partita.cli import run
 from partita.commands import providers as verb
 from partita.errors import UsageError
@@ -206,12 +207,21 @@ def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypat
     assert "the onnxruntime that Python imports is 1.24.0" in other.evidence
 
 
+def test_versions_that_partita_does_not_support_are_found(monkeypatch):
+    monkeypatch.setattr(extras, "_requirements", lambda: ["numpy>=1", "transformers>=4,<5; extra == 'export'"])
+    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
+    assert finding.reason == "version_mismatch"
+    assert finding.evidence == f"transformers {metadata.version('transformers')} is not supported; Partita needs <5,>=4"
+    assert finding.remedies[0].command == ("pip", "install", "transformers<5,>=4")
+
+
 def test_a_plugin_that_wants_another_version_is_found(monkeypatch):
     needs = ["numpy>=1", "onnxruntime>=1.40", "onnxruntime-gpu>=9; extra == 'gpu'"]
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
     monkeypatch.setattr(wheels, "installed_version", lambda wheel: "2.7.0")
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
-    monkeypatch.setattr(metadata, "requires", lambda wheel: needs)
+    monkeypatch.setattr(metadata, "requires", lambda wheel: needs if wheel == "onnxruntime-qnn" else [])
     (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
     assert finding.reason == "version_mismatch"
     assert finding.evidence == "onnxruntime-qnn 2.7.0 requires onnxruntime>=1.40, and onnxruntime 1.31.1 is installed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -21,11 +22,17 @@ from partita.library import models
 from partita.library.audience import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
-from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint
+from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require
+from tests.gguf_files import save_gguf
 from tests.local_hub import Hub, local_hub
 
 Partita = Callable[..., tuple[int, str, str]]
 WORDS = ("Return the", "--raw", "--max-new-tokens", "4", "--provider", "cpu")
+FOREIGN = Path(__file__).parent / "foreign" / "samples" / "optimum"
+"""A decoder that optimum has exported."""
+KNOWN = json.loads((FOREIGN.parent / "tokens.json").read_text(encoding="utf-8"))
+IDS = (",".join(map(str, KNOWN["prompt"])), "--token-ids", "--max-new-tokens", "4", "--provider", "cpu")
+FOREIGN_TEXT = " ".join(map(str, KNOWN["tokens"][:4])) + " \n"
 
 
 @pytest.fixture
@@ -113,10 +120,24 @@ def test_a_package_is_used_where_it_is(exported: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("cache", "no_export")
-def test_a_folder_of_another_exporter_is_used_where_it_is(exported: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(exported, tmp_path / "foreign")
-    (folder / "manifest.json").unlink()
-    assert models.folder_of(str(folder), "auto", None) == folder
+def test_a_folder_of_another_exporter_is_used_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert texts(capsys, "run", FOREIGN, *IDS) == FOREIGN_TEXT
+
+
+def test_a_gguf_file_is_exported_once(
+    cache: Path,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
+    first = texts(capsys, "run", file, *WORDS)
+    (package,) = cache.iterdir()
+    assert package.name.startswith("tiny-auto-") and read_manifest(package).source.model_type == "llama"
+    monkeypatch.setattr(models, "run_export", None)
+    assert texts(capsys, "run", file, *WORDS) == first
 
 
 def test_every_verb_that_runs_a_model_exports_it(
@@ -198,7 +219,9 @@ def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("absent/from/here", "hi"), 1, "no such folder, and not a hub id"),
+        (("absent/from/here", "hi"), 1, "no such file or folder, and not a hub id"),
+        (("./absent", "hi"), 1, "partita: ./absent: no such file or folder"),
+        (("absent/", "hi"), 1, "partita: absent/: no such file or folder"),
         (("",), 2, "MODEL"),
         ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is for a prompt"),
         ((DEMO_CHECKPOINT, "hi", "--provider", "gpu9"), 2, "gpu9"),
@@ -324,9 +347,24 @@ def test_a_package_is_pushed_and_used_as_it_is(
     assert not list(cache.glob("[!.]*")), "nothing was exported"
     assert partita("run", "me/pushed", *WORDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text)
     hub.read_only = True
-    code, text, said = partita("push", exported, "me/pushed")
+    code, text, said = partita("push", exported, "me/pushed", "--quiet")
     assert (code, text) == (2, "") and said.count("\n") == 1
     assert "me/pushed: the hub refused the upload" in said and said.endswith("may write: hf auth login\n")
+
+
+@pytest.mark.parametrize("home", [".", "onnx"])
+def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
+    home: str, hub: Hub, partita: Partita, cache: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "repository"
+    (folder / home).mkdir(parents=True)
+    for file in FOREIGN.iterdir():
+        shutil.copy(file, folder / home if file.suffix == ".onnx" else folder)
+    hub.add("me/onnx", folder)
+    code, text, said = partita("run", "me/onnx", *IDS)
+    assert (code, text) == (0, FOREIGN_TEXT), said
+    assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "without a connection"
+    assert not list(cache.glob("[!.]*")), "nothing was exported"
 
 
 def test_what_is_no_package_is_not_pushed(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

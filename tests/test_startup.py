@@ -64,7 +64,10 @@ def test_the_import_is_quick():
 
 REFUSED = [
     *((f"{verb} missing -e cpu", "missing: no such folder") for verb in ("verify", "evaluate")),
-    *((f"{verb} /gone -e cpu", "/gone: no such folder") for verb in ("run", "generate", "chat", "serve", "bench")),
+    *(
+        (f"{verb} /gone -e cpu", "/gone: no such file or folder")
+        for verb in ("run", "generate", "chat", "serve", "bench")
+    ),
     *((f"{verb} x -e gpu", "did you mean 'cuda' or 'webgpu'?") for verb in ("verify", "place", "bench", "support")),
     ("verify empty -e cpu", "empty: not a Partita package"),
     ("bench nowhere -e cpu --rounds 0", "--rounds is 0"),
@@ -73,7 +76,8 @@ REFUSED = [
     ("place missing.onnx -e cpu", "missing.onnx: no such file"),
     ("report show missing.json", "missing.json"),
     ("no-such-verb", "No such command"),
-    ("export /missing out", "/missing: no such folder, and not a hub id"),
+    ("export /missing out", "/missing: no such file or folder, and not a hub id"),
+    ("export ./missing out", "./missing: no such file or folder"),
     ("export empty out", "empty: not a checkpoint, it has no config.json"),
     ("export checkpoint empty", "empty: exists already; choose another folder"),
     ("export checkpoint out --target gpu", "did you mean 'cuda' or 'webgpu'?"),

@@ -56,7 +56,7 @@ def edit_config(folder: Path, **changes: object) -> Path:
 
 def test_missing_folder(tmp_path: Path) -> None:
     error = refuse(tmp_path / "absent", tmp_path / "out")
-    assert isinstance(error, CheckpointError) and "no such folder" in str(error)
+    assert isinstance(error, CheckpointError) and "no such file or folder" in str(error)
 
 
 def test_empty_folder(tmp_path: Path) -> None:

@@ -225,6 +225,14 @@ def test_profiles_of_onnx_runtime_are_kept_on_request(package, tmp_path, monkeyp
     assert any(event.get("cat") == "Node" for event in json.loads(profile.read_text()))
 
 
+def test_a_file_in_place_of_the_folder_of_profiles_is_an_error_before_the_run(package, tmp_path, monkeypatch):
+    (tmp_path / "profiles").write_text("")
+    monkeypatch.setenv("PARTITA_PROFILES", str(tmp_path / "profiles"))
+    for process in ("this", "child"):
+        with pytest.raises(UsageError, match="profiles: not a folder; name a folder for the profiles"):
+            partita.load(package, providers="cpu", process=process)
+
+
 def test_a_report_says_which_of_its_runs_are_of_an_earlier_generation(package):
     """A session is profiled once. What the last generation was seen in counts; what it was not, is told to be older."""
     with partita.load(package, providers="cpu") as other:

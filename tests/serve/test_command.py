@@ -164,7 +164,7 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["/absent"], 1, "/absent: no such folder"),
+        (["/absent"], 1, "/absent: no such file or folder"),
         (["PACKAGE", "--provider", "coreml"], 3, "coreml"),
         (["PACKAGE", "--host", "no.such.host.invalid"], 2, "--host no.such.host.invalid"),
         (["PACKAGE", "--port", "70000"], 2, "between 1 and 65535"),

@@ -64,6 +64,14 @@ def test_the_action_refuses_a_baseline_that_it_would_write_over(folder: Path):
     assert (folder / "placement.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["place-options", "limits"])
+def test_the_action_names_the_input_with_an_open_quote(folder: Path, name: str):
+    refused = act(folder, model="model.onnx", **{name: "--shape 'x=1"})
+    assert refused.returncode == 2
+    assert refused.stderr == f"the input {name} has a quote that is not closed: --shape 'x=1\n"
+    assert not (folder / "placement.json").exists()
+
+
 def test_the_action_ends_with_the_error_of_a_placement_that_fails(folder: Path):
     failed = act(folder, model="no-such-model.onnx", limits="--max-copies 0")
     assert failed.returncode not in (0, 5)
