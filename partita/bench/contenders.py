@@ -9,9 +9,10 @@ from itertools import zip_longest
 from typing import Literal
 
 from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
-from partita.observations.names import CPU, UNKNOWN
+from partita.observations.names import CPU
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.cost import per, total_bytes
+from partita.partition_reports.file_nodes import file_counts
 from partita.partition_reports.records import Report
 from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
@@ -188,17 +189,16 @@ def explain(report: Report) -> Why | None:
         return None
     phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
     split = split_time(phase, used[0])
-    memcpy = sum(map(is_memcpy, phase.nodes))
-    others = [node for node in phase.nodes if node.provider != used[0] and not is_memcpy(node)]
+    counts = file_counts(phase)
     return Why(
         phase=phase.name,
         provider=used[0],
-        nodes=len(phase.nodes) - memcpy - len(others),
-        nodes_elsewhere=len(others),
-        elsewhere=tuple(dict.fromkeys(node.provider or UNKNOWN for node in others)),
+        nodes=counts[used[0]],
+        nodes_elsewhere=counts.total() - counts[used[0]],
+        elsewhere=tuple(provider for provider in counts if provider != used[0]),
         partitions=len(phase.partitions),
         copies=len(phase.copies),
-        memcpy_nodes=memcpy,
+        memcpy_nodes=sum(map(is_memcpy, phase.nodes)),
         copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
         memcpy_bytes_per_token=per(
             total_bytes(copy for copy in phase.copies if copy.kind == "memcpy_node"),

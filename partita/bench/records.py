@@ -73,7 +73,7 @@ class Why(Record):
     provider: str
     """The first used provider of the chain, by ONNX Runtime's name."""
     nodes: int
-    """Nodes on that provider; Memcpy nodes are counted separately."""
+    """File nodes on that provider; nodes that ONNX Runtime added and folded nodes are not counted."""
     nodes_elsewhere: int
     elsewhere: tuple[str, ...]
     """The providers of these nodes."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.check.compared import COMPARED, Beside
@@ -19,13 +18,12 @@ from partita.check.requirements import (
     Selector,
 )
 from partita.errors import UsageError
-from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.partition_reports.copies import copies_inside
+from partita.partition_reports.file_nodes import ran_by, report_rows
 from partita.partition_reports.groups import provider_of, total_us
-from partita.partition_reports.node_keys import INSIDE, Part, inlined_parts, is_added, parts_of
 from partita.partition_reports.outcome import failure_of, is_known
-from partita.partition_reports.records import NodePlacement, Phase, Report
+from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
@@ -108,7 +106,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure, phase)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
-    left_out = phase.bodies.nodes - len(inlined_parts(phase)) if phase.bodies and measure.field in COUNTED else 0
+    left_out = phase.bodies.nodes - len(phase.bodies.parts) if phase.bodies and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
@@ -132,65 +130,99 @@ def _measure_phase(field: str, phase: Phase) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The nodes that a requirement selects in one phase."""
+class Row:
+    """A file node, or a node that ONNX Runtime added, with the executed nodes that ran it."""
 
-    base: tuple[NodePlacement, ...]
-    """Nodes of the operator and module."""
-    nodes: tuple[NodePlacement, ...]
-    """Nodes of `base` on the provider and with the reason."""
-    reasons: Mapping[tuple[str, str], tuple[str, ...]]
-    """(node, its provider) -> reasons for every skipped preferred provider."""
-    weights: Mapping[int, int]
-    """id of a node of `base` -> number of its file nodes of the operator and module."""
-    doubtful: tuple[NodePlacement, ...]
-    """Fused nodes for which the report does not show whether all parts are of the operator and module."""
-    perhaps: tuple[NodePlacement, ...]
-    """Nodes of `doubtful` that match provider and reason, but may not be in `base`."""
+    node: FileNode | NodePlacement
+    executed: tuple[NodePlacement, ...]
+    reasons: tuple[str, ...]
+    """Reasons for every skipped preferred provider."""
+    fused_operators: frozenset[str]
+    """Operators of its executed nodes that none of their file nodes has."""
+
+    @property
+    def is_added(self) -> bool:
+        """Whether ONNX Runtime added it."""
+        return isinstance(self.node, NodePlacement)
+
+    def matches(self, selector: Selector) -> bool:
+        """Whether the row matches a selector. A row without a value matches neither = nor !=."""
+        if selector.field == "reason":
+            return (selector.value in self.reasons) == selector.equal
+        if selector.field == "op":
+            if selector.value in self.fused_operators:
+                return selector.equal
+            return self.node.op_type is not None and (self.node.op_type == selector.value) == selector.equal
+        if selector.field == "module":
+            module = self.node.module
+            return module is not None and (f".{selector.value}." in f".{module}.") == selector.equal
+        return self.node.provider is not None and (self.node.provider == selector.value) == selector.equal
+
+    def describe(self) -> str:
+        """The node with provider and reasons."""
+        where = short_provider(self.node.provider) if self.node.provider else "an unknown provider"
+        why = f": {', '.join(self.reasons)}" if self.reasons else ""
+        own = [node.name for node in self.executed if node.name != self.node.name]
+        inside = f" in {listing(own)}" if own and len(own) == len(self.executed) else ""
+        return f"{self.node.name} ({self.node.op_type or 'unknown'}{inside} on {where}{why})"
+
+
+def rows_of(phase: Phase, report: Report) -> list[Row]:
+    """The rows of a phase: file nodes that were not folded, then nodes that ONNX Runtime added."""
+    executed = {node.name: node for node in phase.nodes}
+    operators = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
+    codes: dict[tuple[str, str], tuple[str, ...]] = {
+        (entry.node, entry.provider): entry.codes for entry in report.fallbacks if entry.phase == phase.name
+    }
+    rows = []
+    for node in report_rows(phase):
+        names = node.ran_as if isinstance(node, FileNode) else (node.name,)
+        found = tuple(executed[name] for name in names if name in executed)
+        made = {(each.name, each.op_type) for each in found if each.op_type}
+        homes = [(name, provider_of(executed.get(name, node))) for name in names]
+        rows.append(
+            Row(
+                node=node,
+                executed=found,
+                reasons=tuple(dict.fromkeys(code for home in homes for code in codes.get(home, ()))),
+                fused_operators=frozenset(op for name, op in made if op not in operators.get(name, ())),
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The rows that a requirement selects in one phase."""
+
+    base: tuple[Row, ...]
+    """Rows of the operator and module."""
+    rows: tuple[Row, ...]
+    """Rows of `base` on the provider and with the reason."""
     nowhere: bool = False
     """No phase has a node of the module of a share: it was renamed, folded or never existed."""
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
-        """The nodes of a phase that a requirement selects."""
-        reasons = {(e.node, e.provider): e.codes for e in report.fallbacks if e.phase == phase.name}
+        """The rows of a phase that a requirement selects."""
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
-        there = (*phase.nodes, *inlined_parts(phase))
-        meant = {id(node): _count_meant(node, kinds) for node in there}
-        base = tuple(node for node in there if meant[id(node)][True])
-        doubtful = tuple(node for node in there if meant[id(node)][None])
+        base = tuple(row for row in rows_of(phase, report) if all(map(row.matches, kinds)))
         return cls(
             base=base,
-            nodes=tuple(node for node in base if all(_fits(node, entry, reasons) for entry in places)),
-            reasons=reasons,
-            weights={id(node): meant[id(node)][True] for node in base},
-            doubtful=doubtful,
-            perhaps=tuple(
-                node
-                for node in doubtful
-                if not meant[id(node)][True] and all(_fits(node, entry, reasons) for entry in places)
-            ),
+            rows=tuple(row for row in base if all(map(row.matches, places))),
             nowhere=bool(places) and _is_nowhere([entry for entry in kinds if entry.field == "module"], report),
         )
 
     def measure(self, field: str) -> float | None:
-        """A figure of the selected nodes; None if it is unknown or `base` is empty."""
+        """A figure of the selected rows; None if it is unknown or `base` is empty."""
         if field == "nodes":
-            return None if self.perhaps or self.nowhere else len(self.nodes)
-        if self.doubtful:
-            return None
+            return None if self.nowhere else len(self.rows)
         if field == "share":
-            whole = self.weigh(self.base)
-            return self.weigh(self.nodes) / whole if whole else None
-        # The time of a control-flow subgraph is that of its node.
-        base, nodes = ([each for each in some if each.position != INSIDE] for some in (self.base, self.nodes))
-        whole_us, part_us = total_us(base), total_us(nodes) if nodes else 0.0
+            whole = sum(not row.is_added for row in self.base)
+            return sum(not row.is_added for row in self.rows) / whole if whole else None
+        whole_us, part_us = _total_us(self.base), _total_us(self.rows) if self.rows else 0.0
         return part_us / whole_us if whole_us and part_us is not None else None
-
-    def weigh(self, nodes: Iterable[NodePlacement]) -> int:
-        """Number of file nodes of some nodes of `base`."""
-        return sum(self.weights[id(node)] for node in nodes if not is_added(node))
 
     def why_unknown(self, measure: Measure, phase: Phase) -> str:
         """Why a figure is unknown."""
@@ -202,69 +234,28 @@ class Chosen:
             return "the report does not have it"
         if self.nowhere:
             return "no phase has a node of this module"
-        if self.doubtful:
-            names = name_some([node.name for node in self.perhaps or self.doubtful])
-            return f"the report lacks operators and modules of parts of {names}"
-        return "the time is unknown" if self.weigh(self.base) else "no node of the file is selected"
+        return (
+            "the time is unknown" if any(not row.is_added for row in self.base) else "no node of the file is selected"
+        )
 
     def blame(self, measure: Measure) -> str:
         """The nodes that violate the measure: missing nodes, or excess nodes."""
         if measure.field not in COUNTED:
             return ""
         missing = measure.sign in (">", ">=")
-        ids = {id(node) for node in self.nodes}
-        named = [node for node in self.base if id(node) not in ids] if missing else list(self.nodes)
-        if not self.nodes:
+        if not self.rows:
             return ": no node is selected" if missing else ""
-        return f"{', without' if missing else ':'} {name_some([self.describe(node) for node in named])}"
+        selected = set(map(id, self.rows))
+        named = [row for row in self.base if id(row) not in selected] if missing else self.rows
+        return f"{', without' if missing else ':'} {name_some([row.describe() for row in named])}"
 
-    def describe(self, node: NodePlacement) -> str:
-        """A node with provider and reasons."""
-        where = short_provider(node.provider) if node.provider else "an unknown provider"
-        codes = self.reasons.get((node.name, provider_of(node)))
-        why = f": {', '.join(dict.fromkeys(codes))}" if codes is not None else ""
-        return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
+
+def _total_us(rows: Iterable[Row]) -> float | None:
+    """Time of the executed nodes of some rows, each once; None if none is known."""
+    return total_us({node.position: node for row in rows for node in row.executed}.values())
 
 
 def _is_nowhere(modules: Sequence[Selector], report: Report) -> bool:
-    """Whether modules are selected and no node of any phase is, or may be, of these modules."""
-    there = (node for phase in report.phases for node in (*phase.nodes, *inlined_parts(phase)))
-    counts = (_count_meant(node, modules) for node in there)
-    return any(entry.equal for entry in modules) and not any(count[True] or count[None] for count in counts)
-
-
-def _count_meant(node: NodePlacement, selectors: Sequence[Selector]) -> Counter[bool | None]:
-    """Number of file nodes in a node that match operator and module: True, False, or None for unknown."""
-    parts = parts_of(node)
-    found: Counter[bool | None] = Counter()
-    for part in parts:
-        answers = [_is_meant(node, part, parts, selector) for selector in selectors]
-        found[False if False in answers else None if None in answers else True] += 1
-    return found
-
-
-def _is_meant(node: NodePlacement, part: Part, parts: Sequence[Part], selector: Selector) -> bool | None:
-    """Whether a file node matches a selector; None if unknown. A node without a module or known operator matches
-    neither = nor !=.
-    """
-    if selector.field == "module":
-        if part.module == UNKNOWN:  # the module of the fused node is a common prefix of its parts
-            return selector.equal if _is_within(node.module, selector.value) else None
-        return part.module is not None and _is_within(part.module, selector.value) == selector.equal
-    if selector.value == node.op_type and all(each.op_type != selector.value for each in parts):
-        return selector.equal  # an operator of ONNX Runtime: every part counts
-    if part.op_type == UNKNOWN:
-        return None
-    return part.op_type is not None and (part.op_type == selector.value) == selector.equal
-
-
-def _is_within(module: str | None, value: str) -> bool:
-    """Whether `value` is a part of a module path."""
-    return module is not None and f".{value}." in f".{module}."
-
-
-def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[tuple[str, str], tuple[str, ...]]) -> bool:
-    """Whether the node is on the provider or has the reason. Unknown values match neither = nor !=."""
-    if selector.field == "reason":
-        return (selector.value in reasons.get((node.name, provider_of(node)), ())) == selector.equal
-    return node.provider is not None and (node.provider == selector.value) == selector.equal
+    """Whether modules are selected and no row of any phase is of these modules."""
+    rows = (row for phase in report.phases for row in rows_of(phase, report))
+    return any(entry.equal for entry in modules) and not any(all(map(row.matches, modules)) for row in rows)

@@ -52,6 +52,8 @@ class Joined:
     """Executed node -> file nodes whose work it does."""
     beside: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node that does no file node's work -> file nodes that ONNX Runtime rewrote when it added the node."""
+    undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Executed node of a region that could not be divided -> file nodes of which it does some work."""
 
 
 def join_graphs(
@@ -76,7 +78,7 @@ def join_graphs(
     found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
     owners |= {each: name for name, behind in found.stands_for.items() for each in behind}
     named = _by_prefix((name for name in order if name not in {**known, **found.beside}), exported, owners)
-    return Joined({**named, **known, **found.stands_for}, found.beside)
+    return Joined({**named, **known, **found.stands_for}, found.beside, found.undecided)
 
 
 def join_in_order(
@@ -228,14 +230,16 @@ def _join_regions(
     cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
     joined = Joined()
     for part in cut.regions():
-        gone = {name for name in part.file if name not in by_name}
+        gone = dict.fromkeys(name for name in part.file if name not in by_name)
+        others = [name for name in part.executed if name not in exported]
         if any(not graph.unnamed.isdisjoint(cut.executed[name].inputs) for name in part.executed):
+            joined.undecided.update(dict.fromkeys(others, tuple(gone)))
             continue  # one of its executed nodes has no name
         if len(part.executed) == 1:
             names = tuple(name for name in part.file if name in gone)
             joined.stands_for.update({part.executed[0]: names} if names else {})
             continue
-        come_from = {name: gone & set(candidates[name]) for name in part.executed if name in candidates}
+        come_from = {name: gone.keys() & set(candidates[name]) for name in part.executed if name in candidates}
         for name, functions in come_from.items():
             if len(functions) == 1:
                 joined.stands_for[name] = tuple(functions)
@@ -255,6 +259,8 @@ def _join_regions(
             rewritten = rewritten or [name for name in part.changed if name in part.file]
             idle = [name for name in added if name not in shares and rewritten]
             joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
+        elif added:
+            joined.undecided.update(dict.fromkeys(others, tuple(gone)))
     return joined
 
 

@@ -15,7 +15,7 @@ from partita.diagnosis import (
     unnamed_in_bodies,
 )
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
-from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, index_graph
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
 from partita.diagnosis.join import Executed, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
@@ -81,6 +81,8 @@ class SessionIndex:
     """Executed node -> the file nodes whose work it does."""
     beside: dict[str, tuple[str, ...]]
     """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
+    ambiguous: dict[str, tuple[str, ...]]
+    """File node that is executed, but not known as which node -> executed nodes that may do its work."""
     parts: dict[str, tuple[str, ...]]
     """Executed node without a name -> the file nodes, functions, that it may come from."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
@@ -103,11 +105,6 @@ class SessionIndex:
         """Operator of a file node, in the main graph or a control-flow subgraph; `unknown` for other names."""
         node = self.exported.get(name) or self.inner.get(name)
         return node.op_type if node is not None else "unknown"
-
-    def exported_module(self, name: str) -> str | None:
-        """Module of a file node, in the main graph or a control-flow subgraph; None where it has none."""
-        node = self.exported.get(name) or self.inner.get(name)
-        return node.module if node is not None else None
 
     def module(self, name: str, *, twin: bool = False) -> str | None:
         """Module path of a node: from the file, else from the name, else the common path of its file nodes.
@@ -143,6 +140,13 @@ class SessionIndex:
     def replaces(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """File nodes whose work an executed node does, without the file node of its own name."""
         return self.twins.get(name, ()) if twin else self.stands_for.get(name, ())
+
+    def is_added(self, name: str) -> bool:
+        """Whether ONNX Runtime added an executed node: it does no file node's work."""
+        if not self.exported:
+            return self.op_type(name) in MEMCPY_OPS
+        known = name in self.exported or self.stands_for.get(name)
+        return not known and not any(name in nodes for nodes in self.ambiguous.values())
 
     def tried_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """Nodes whose experiments apply to a node: itself and the file nodes whose work it does.
@@ -207,6 +211,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
             {**unfolded, **whole},
             dict.fromkeys((*branches, *compiled, *parts), ()),
         )
+    stands_for = {**_fused_in_bodies(facts, {*order, *exported}), **unfolded, **joined.stands_for, **branches}
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -231,8 +236,14 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **unfolded, **joined.stands_for, **branches},
+        stands_for=stands_for,
         beside=joined.beside,
+        ambiguous=_ambiguous(
+            {name: exported[name] for name in exported if name not in present},
+            {**functions, **joined.undecided},
+            stands_for,
+            (node.name for node in listed.main if optimised is None),
+        ),
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
@@ -243,6 +254,29 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         within=within,
         copied_as=copies.copied_as,
     )
+
+
+def _ambiguous(
+    gone: Mapping[str, GraphNode],
+    undecided: Mapping[str, Sequence[str]],
+    stands_for: Mapping[str, Sequence[str]],
+    assigned: Iterable[str],
+) -> dict[str, tuple[str, ...]]:
+    """File nodes that are executed under an unknown name, and the executed nodes that may do their work.
+
+    Args:
+        gone: File nodes that are not executed under their own name.
+        undecided: Executed node -> file nodes of which it may do some work.
+        assigned: Nodes that were placed on a provider after constants were folded.
+    """
+    done = {each for behind in stands_for.values() for each in behind}
+    unknown = {name for name, node in gone.items() if name not in done and node.op_type not in FOLDED}
+    found: dict[str, tuple[str, ...]] = {name: () for name in assigned if name in unknown}
+    for executed, owners in undecided.items():
+        for name in owners:
+            if name in unknown and executed not in stands_for:
+                found[name] = (*found.get(name, ()), executed)
+    return found
 
 
 def _main_graph(

@@ -37,6 +37,7 @@ GROUPS = 20
 """Maximum groups of a section and rows of its table."""
 FIGURES = {
     "nodes": "nodes",
+    "added": "nodes added by ONNX Runtime",
     "partitions": "partitions",
     "copies": "copies",
     "copy_bytes_per_run": "bytes copied per run",

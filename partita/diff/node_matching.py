@@ -1,50 +1,68 @@
 """Matches nodes of two reports. Pure.
 
-Names from ONNX Runtime contain process-wide counters (`Memcpy_token_4`, `OpenVINO-EP-subgraph_3_0`). So compiled and
-fused nodes are split into their file nodes, which are matched by name; copies are matched by tensor; the rest is
-matched by name without numbers.
+File nodes are matched by name, copies by tensor, and other added nodes by name without numbers.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from partita.partition_reports.node_keys import DIGITS, is_added, keyed, stands_for
-from partita.partition_reports.records import Copy, NodePlacement, Phase
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.file_nodes import placed, ran_by
+from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase
 
 COUNTER = re.compile(r"_\d+$")
+DIGITS = re.compile(r"\d+")
 Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A node of the file or one added by ONNX Runtime, with the node of the plan that executes it."""
+    """A node of the file that was not folded, or a node that ONNX Runtime added."""
 
     key: str
     """Matching key: equal for the same node in two reports."""
-    name: str
-    node: NodePlacement
-    added: bool
-    """Added by ONNX Runtime; not in the file."""
+    node: FileNode | NodePlacement
 
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        return self.node.name
 
-def operator_of(*units: Unit) -> str | None:
-    """Operator of a node in several phases: from a node of this name in the plan, else from its name."""
-    own = [unit.node.op_type for unit in units if unit.node.name == unit.name and unit.node.op_type]
-    tail = units[0].name.rpartition("/")[2] if "/" in units[0].name else ""
-    return own[0] if own else COUNTER.sub("", tail) or units[0].node.op_type
+    @property
+    def added(self) -> bool:
+        """Whether ONNX Runtime added it, so that it is not in the file."""
+        return isinstance(self.node, NodePlacement)
+
+    @property
+    def ran_as(self) -> tuple[str, ...]:
+        """Names of the executed nodes."""
+        return self.node.ran_as if isinstance(self.node, FileNode) else (self.node.name,)
+
+    @property
+    def runs_in(self) -> str | None:
+        """The compiled or fused node, or the nodes of its function; None if it runs under its own name."""
+        return None if self.name in self.ran_as or not self.ran_as else ", ".join(self.ran_as)
 
 
 def units(phase: Phase) -> tuple[Unit, ...]:
-    """The file nodes of a phase in execution order, without Memcpy nodes."""
-    return tuple(
-        Unit(key, name, node, is_added(node))
-        for node in keyed(phase.nodes)
-        for key, name in zip(node.keys, stands_for(node), strict=False)
-    )
+    """The file nodes of a phase that were not folded, then added nodes other than Memcpy nodes.
+
+    The key of an added node is its operator, its name without numbers, its provider, and a number if that is repeated:
+    names from ONNX Runtime contain counters that differ between runs.
+    """
+    found = [Unit(row.name, row) for row in placed(phase)]
+    seen: Counter[str] = Counter()
+    for node in phase.nodes:
+        if node.added and not is_memcpy(node):
+            key = f"{node.op_type} {DIGITS.sub('#', node.name)} {node.provider}"
+            seen[key] += 1
+            found.append(Unit(f"{key} {seen[key]}", node))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +166,7 @@ def _tensor_role(copy: Copy) -> Hashable:
 
 def _cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
     """File nodes that a Memcpy node copies for."""
-    behind = {node.name: stands_for(node) for node in phase.nodes}
+    behind = {name: [row.name for row in rows] for name, rows in ran_by(phase).items()}
 
     def role(copy: Copy) -> Hashable:
         names = frozenset(name for cause in copy.caused_by for name in behind.get(cause, (cause,)))

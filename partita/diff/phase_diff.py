@@ -12,16 +12,16 @@ from partita.diff.node_matching import (
     CopyPairs,
     Pairs,
     Unit,
-    operator_of,
     pair_copies,
     pair_units,
     units,
 )
 from partita.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
+from partita.observations.names import UNKNOWN
 from partita.observations.records import PhaseName
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.file_nodes import added_nodes, file_counts, ran_by
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
 
 INNER_SUFFIX = " (control flow)"
@@ -106,11 +106,11 @@ class BothPhases:
             phase=self.name,
             node=now.name,
             name_before=was.name if was.name != now.name and not now.added else None,
-            op_type=operator_of(now, was),
+            op_type=now.node.op_type or was.node.op_type,
             module=now.node.module,
             before=was.node.provider,
             after=now.node.provider,
-            runs_in=now.node.name if now.node.name != now.name else None,
+            runs_in=now.runs_in,
             reason=why.reason if why else None,
             evidence=why.evidence if why else "",
             remedy=why.remedy if why else "",
@@ -130,11 +130,11 @@ class BothPhases:
         return NodeChange(
             phase=self.name,
             node=unit.name,
-            op_type=operator_of(unit),
+            op_type=unit.node.op_type,
             module=unit.node.module,
             before=unit.node.provider if change == "gone" else None,
             after=unit.node.provider if change == "came" else None,
-            runs_in=unit.node.name if unit.node.name != unit.name else None,
+            runs_in=unit.runs_in,
             reason=why.reason if why else None,
             evidence=why.evidence if why else "",
             remedy=why.remedy if why else "",
@@ -143,13 +143,28 @@ class BothPhases:
     def fused_otherwise(self) -> Iterator[Refusion]:
         """Nodes on the same provider as part of another fused node."""
         for was, now in self.pairs.both:
-            if was.node.provider == now.node.provider and self.company(was) != self.company(now):
+            if was.node.provider == now.node.provider and self.fused_with(was) != self.fused_with(now):
                 yield Refusion(
                     phase=self.name,
                     node=now.name,
-                    before=was.node.op_type or "unknown",
-                    after=now.node.op_type or "unknown",
+                    before=_operator(self.before, was),
+                    after=_operator(self.after, now),
                 )
+
+    @cached_property
+    def groups(self) -> dict[int, frozenset[str]]:
+        """id of a file node -> file nodes of the same executed nodes, with old names replaced by new names."""
+        found: dict[int, frozenset[str]] = {}
+        for side, phase in ((self.units_before, self.before), (self.units_after, self.after)):
+            rows = ran_by(phase)
+            for unit in side:
+                names = (row.name for name in unit.ran_as for row in rows.get(name, ()))
+                found[id(unit.node)] = frozenset(self.new_names.get(name, name) for name in names)
+        return found
+
+    def fused_with(self, unit: Unit) -> frozenset[str]:
+        """File nodes that the same executed nodes run."""
+        return frozenset() if unit.added else self.groups[id(unit.node)]
 
     @cached_property
     def new_names(self) -> dict[str, str]:
@@ -160,14 +175,6 @@ class BothPhases:
     def name_of(self) -> dict[str, str]:
         """Unit key -> name."""
         return {unit.key: unit.name for unit in (*self.units_before, *self.units_after)}
-
-    def company(self, unit: Unit) -> frozenset[str]:
-        """File nodes of the same fused node, with old names replaced by new names."""
-        return (
-            frozenset(self.new_names.get(name, name) for name in stands_for(unit.node))
-            if not unit.added
-            else frozenset()
-        )
 
     def reasons(self) -> Iterator[ReasonChange]:
         """New, removed and changed reasons for each skipped preferred provider."""
@@ -281,6 +288,12 @@ class BothPhases:
         return "within" if is_within else "beyond"
 
 
+def _operator(phase: Phase, unit: Unit) -> str:
+    """Operators of the executed nodes of a unit."""
+    found = dict.fromkeys(node.op_type or UNKNOWN for node in phase.nodes if node.name in unit.ran_as)
+    return ", ".join(found) or UNKNOWN
+
+
 def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
     """Skipped preferred provider -> reason; None in older reports, which explain the first provider only."""
     if entry is None:
@@ -299,9 +312,11 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
     a plan node, its name with a suffix. Memcpy nodes are excluded.
     """
     memcpy = {node.name for node in phase.nodes if is_memcpy(node)}
+    providers = {node.name: provider_of(node) for node in phase.nodes}
     keys: dict[tuple[str, str], list[str]] = {}
     for unit in units(phase):
-        keys.setdefault((unit.node.name, provider_of(unit.node)), []).append(unit.key)
+        for name in unit.ran_as:
+            keys.setdefault((name, providers.get(name, provider_of(unit.node))), []).append(unit.key)
     planned = {name for name, _ in keys}
     entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
 
@@ -316,7 +331,8 @@ def _counted(phase: Phase) -> dict[str, float | None]:
     cost = phase.cost
     inside = phase.bodies.copies if phase.bodies is not None else 0
     return {
-        "nodes": len(phase.nodes),
+        "nodes": file_counts(phase).total(),
+        "added": added_nodes(phase),
         "partitions": len(phase.partitions),
         "copies": None if inside is None else len(phase.copies) + inside,
         "copy_bytes_per_run": cost.copy_bytes_per_run if cost else None,

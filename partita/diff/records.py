@@ -109,6 +109,7 @@ class Figure(Record):
     phase: PhaseName
     name: Literal[
         "nodes",
+        "added",
         "partitions",
         "copies",
         "copy_bytes_per_run",

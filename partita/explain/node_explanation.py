@@ -13,16 +13,18 @@ from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.groups import is_about, share, total_us
+from partita.partition_reports.file_nodes import ran_by
+from partita.partition_reports.groups import is_about, provider_of, share, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
-from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
+from partita.partition_reports.records import Copy, Disagreement, FileNode, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
 
 NEAR = 5
 """Maximum suggestions for an unknown name."""
-Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
-"""In this order: in the plan; part of a fused node; a Memcpy node; a copied session input or output; in a control-flow
-subgraph; only in a reason, a rejection or a conflict of sources."""
+Role = Literal["runs", "replaced", "copy", "border", "body", "folded", "listed"]
+"""In this order: in the plan; run by a fused node, or as the nodes of a function; a Memcpy node; a copied session input
+or output; in a control-flow subgraph; a file node that ONNX Runtime folded, or whose executed node is unknown; only in
+a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):
@@ -52,7 +54,7 @@ class Place(Record):
     partition: int | None
     partition_nodes: int | None
     replaces: tuple[str, ...]
-    """File nodes that the plan node replaces."""
+    """File nodes that the plan node runs, without one of its own name."""
     replaces_op_types: tuple[str, ...] = ()
     """Their operators; empty if unknown."""
     host_us_per_run: float | None
@@ -112,7 +114,7 @@ class Match(Record):
     node: str
     op_type: str | None
     providers: dict[str, str]
-    """Phase -> provider, or `unknown`."""
+    """Phase -> provider, `unknown`, or `folded` for a file node that ONNX Runtime folded."""
     reason: str | None
 
 
@@ -174,7 +176,7 @@ def _names(report: Report) -> Iterator[str]:
     for phase in report.phases:
         yield from (node.name for node in phase.nodes)
     for phase in report.phases:
-        yield from (name for node in phase.nodes for name in node.replaces)
+        yield from (row.name for row in phase.file_nodes)
         yield from (copy.name for copy in phase.copies)
         yield from (node.name for node in (phase.bodies.on_cpu if phase.bodies else ()))
     yield from (entry.node for entry in report.fallbacks)
@@ -191,24 +193,30 @@ def _blocking(report: Report) -> Iterator[BlockingNode]:
 
 def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
     """Summaries of several nodes, in one pass, because a query such as `/` may match all nodes."""
-    runs_in: dict[str, dict[str, NodePlacement]] = {}
+    runs_in: dict[str, dict[str, FileNode | NodePlacement]] = {}
     for phase in report.phases:
-        for node in phase.nodes:
-            for name in (*node.replaces, node.name):
-                runs_in.setdefault(name, {})[phase.name] = node
+        every: list[FileNode | NodePlacement] = [*phase.nodes, *phase.file_nodes]
+        for node in every:
+            runs_in.setdefault(node.name, {})[phase.name] = node
     entries: dict[str, list[Fallback]] = {}
     for entry in fallbacks_of(report):
         entries.setdefault(entry.node, []).append(entry)
     for name in fitting:
         nodes = runs_in.get(name, {})
-        found = [entry for known in {name, *(node.name for node in nodes.values())} for entry in entries.get(known, [])]
+        executed = {name, *(each for node in nodes.values() if isinstance(node, FileNode) for each in node.ran_as)}
+        found = [entry for known in sorted(executed) for entry in entries.get(known, [])]
         ops = [node.op_type for node in nodes.values()] + [entry.op_type for entry in found]
         yield Match(
             node=name,
             op_type=next((op for op in ops if op), None),
-            providers={phase: node.provider or "unknown" for phase, node in nodes.items()},
+            providers={phase: _where(node) for phase, node in nodes.items()},
             reason=", ".join(dict.fromkeys(entry.reason for entry in found)) or None,
         )
+
+
+def _where(node: FileNode | NodePlacement) -> str:
+    """The provider of a node, `unknown` or `folded`."""
+    return "folded" if isinstance(node, FileNode) and node.state == "folded" else provider_of(node)
 
 
 def explain(report: Report, name: str) -> Explanation:
@@ -236,17 +244,19 @@ def explain(report: Report, name: str) -> Explanation:
         rejected=tuple(part for part in report.rejected if runs_in & set(part.nodes)),
         graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
         disagreements=tuple(entry for entry in report.disagreements if entry.node in runs_in),
-        notes=tuple(notes(report, runs_in)),
+        notes=tuple(notes(report, name, runs_in)),
         run_failed=failure_of(report),
     )
 
 
-def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
-    """Caveats."""
+def notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
+    """Caveats about the node called `name`, which runs in the nodes `runs_in`."""
     for phase in report.phases:
+        if any(row.name == name and row.state == "ambiguous" for row in phase.file_nodes):
+            yield f"{phase.name}: no source names the executed node of {name}; it is one of those listed, if any"
         inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
-        for name in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
-            yield f"a node in a control-flow subgraph of {phase.name} is also named {name} and is on {CPU}"
+        for twin in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
+            yield f"a node in a control-flow subgraph of {phase.name} is also named {twin} and is on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.unprobed):
         budget = f"{report.probing.budget_seconds:g} seconds"
         yield f"probes are missing; their time budget was {budget}, `probe_seconds` raises it"
@@ -256,12 +266,17 @@ def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
 
 def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     """The places of a node in one phase: in the plan, in a fused node, or only in other parts of the report."""
-    there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
+    row = next((row for row in phase.file_nodes if row.name == name), None)
+    names = {name} if row is None else {name, *row.ran_as}
+    there = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
     if there:
         yield from (_in_plan(report, phase, node, position, name) for position, node in there)
         for part in phase.bodies.parts if phase.bodies else ():
-            if name in part.replaces:
+            if part.name in names:
                 yield _outside(phase, part.name, "body", op_type=part.op_type, provider=part.provider)
+        return
+    if row is not None:
+        yield _outside(phase, name, "folded", op_type=row.op_type, provider=row.provider)
         return
     for copy in phase.copies:
         if copy.name == name:
@@ -314,6 +329,7 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
     """The place of a plan node that is, or contains, the node called `name`."""
     made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
     caused = tuple(copy for copy in phase.copies if node.name in copy.caused_by)
+    rows = [row for row in ran_by(phase).get(node.name, ()) if row.name != node.name]
     part = next((p for p in phase.partitions if p.first_position <= position < p.first_position + p.nodes), None)
     return Place(
         phase=phase.name,
@@ -327,8 +343,8 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
         sources=node.sources,
         partition=part.index if part else None,
         partition_nodes=part.nodes if part else None,
-        replaces=node.replaces,
-        replaces_op_types=node.replaces_op_types,
+        replaces=tuple(row.name for row in rows),
+        replaces_op_types=tuple(row.op_type or UNKNOWN for row in rows),
         host_us_per_run=node.host_us_per_run,
         time_share=share(node.host_us_per_run, total_us(phase.nodes)),
         output_bytes=node.output_bytes,

@@ -61,6 +61,8 @@ def _say_place(explanation: Explanation, place: Place) -> str:
     if place.role == "copy" and place.copy_made is not None:
         made = place.copy_made
         return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
+    if place.role == "folded" and place.provider is None:
+        return f"{place.op_type or 'unknown operator'} of the file, folded by ONNX Runtime at load time"
     where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
     if place.role == "replaced":
         where = f"not in the plan; fused into {place.node}: {where}"

@@ -44,8 +44,6 @@ def _body_node(index: SessionIndex, node: AssignedNode) -> BodyNode:
         provider=node.provider,
         module=index.module(node.name, twin=twin) if node.name else None,
         replaces=replaces,
-        replaces_op_types=tuple(index.exported_op(each) for each in replaces),
-        replaces_modules=tuple(index.exported_module(each) for each in replaces),
     )
 
 

@@ -14,7 +14,7 @@ from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
-from partita.partition_reports.node_keys import keyed
+from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
 from partita.partition_reports.probing import find_rejected
@@ -53,7 +53,7 @@ def build_report(
     phases, fallbacks = [], list[Fallback]()
     rows = package.batch_size if package is not None else 1
     for name, index in _phase_sessions(indexes):
-        phase = _build_phase(index, name, facts.steps, rows, timed=played is None)
+        phase = _build_phase(index, name, facts.steps, rows, chain, timed=played is None)
         phases.append(phase)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
@@ -104,7 +104,13 @@ def _phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, Se
 
 
 def _build_phase(
-    index: SessionIndex, name: PhaseName, steps: Sequence[StepFact], rows: int, *, timed: bool = True
+    index: SessionIndex,
+    name: PhaseName,
+    steps: Sequence[StepFact],
+    rows: int,
+    chain: Sequence[ChainEntry],
+    *,
+    timed: bool = True,
 ) -> Phase:
     """Placement, partitions, copies and time of one phase. `rows`: batch size; `timed`: False for a dry run."""
     times = node_times(index, name)
@@ -113,21 +119,25 @@ def _build_phase(
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
-    nodes = keyed(in_layers(index, nodes, copies))
+    nodes, bodies = in_layers(index, nodes, copies), find_bodies(index)
+    file_nodes = find_file_nodes(
+        index, nodes, bodies.parts if bodies is not None else (), [entry.provider for entry in chain]
+    )
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
     return Phase.taken_from(
         speed,
         name=name,
         file=index.facts.file,
+        file_nodes=file_nodes,
         nodes=nodes,
-        providers=groups.by_provider(nodes, compiled),
+        providers=groups.by_provider(file_nodes, nodes, compiled),
         by_op_type=groups.group(nodes, groups.op_type_of),
         by_layer=groups.by_layer(nodes),
         by_module=groups.group(nodes, groups.module_name),
         partitions=partitions,
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
-        bodies=find_bodies(index),
+        bodies=bodies,
         folded=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
         observed_runs=times.observed_runs,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,

@@ -12,6 +12,7 @@ from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some, plural
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.file_nodes import placed
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
 
@@ -71,9 +72,10 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks of the sums, partitions and providers of one phase."""
     for key, label, groups in _groupings(phase):
+        whole_count = len(placed(phase)) if key == "provider" else len(phase.nodes)
         total = sum(entry.nodes for entry in groups)
-        detail = f"{total} of {plural(len(phase.nodes), 'node')}"
-        passed = total == len(phase.nodes)
+        detail = f"{total} of {plural(whole_count, 'node')}"
+        passed = total == whole_count
         yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
         if phase.nodes and any(entry.time_share is not None for entry in groups):
             whole = math.fsum(entry.time_share or 0.0 for entry in groups)

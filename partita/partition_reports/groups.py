@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from partita.diagnosis import naming
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.records import GroupShare, NodePlacement, ProviderShare
+from partita.partition_reports.records import FileNode, GroupShare, NodePlacement, ProviderShare
 
 OUTSIDE_LAYERS = "outside layers"
 
 
-def provider_of(node: NodePlacement) -> str:
+def provider_of(node: FileNode | NodePlacement) -> str:
     """The node's provider, or `unknown`."""
     return node.provider or UNKNOWN
 
@@ -25,7 +25,7 @@ def is_about(entry: Fallback, node: NodePlacement) -> bool:
     return (entry.node, entry.provider) == (node.name, provider_of(node))
 
 
-def op_type_of(node: NodePlacement) -> str:
+def op_type_of(node: FileNode | NodePlacement) -> str:
     """The node's operator, or `unknown`."""
     return node.op_type or UNKNOWN
 
@@ -59,32 +59,29 @@ def _split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) 
     return groups
 
 
-def _exported_nodes(nodes: Sequence[NodePlacement]) -> int:
-    """Number of file nodes in plan nodes. A function call counts once; nodes without a name are not distinguished."""
-    replaced = [name for node in nodes for name in node.replaces]
-    return len({name for name in replaced if name}) + replaced.count("") + sum("model_file" in n.sources for n in nodes)
-
-
 def by_provider(
-    nodes: tuple[NodePlacement, ...], compiled: Mapping[str, Sequence[str]] | None = None
+    file_nodes: Sequence[FileNode], nodes: Sequence[NodePlacement], compiled: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[ProviderShare, ...]:
-    """Share of each provider, sorted by number of nodes. `compiled`: compiled node -> its operators."""
+    """Share of each provider, sorted by number of file nodes. `compiled`: compiled node -> its operators."""
     whole = total_us(nodes)
+    counts = Counter(row.provider or UNKNOWN for row in file_nodes if row.state != "folded")
+    by_name = {**dict.fromkeys(counts, ()), **_split(nodes, provider_of)}
     inside = compiled or {}
     shares = [
         ProviderShare(
             provider=provider,
-            nodes=len(members),
-            exported_nodes=_exported_nodes(members),
+            nodes=counts[provider],
+            added=sum(node.added for node in members),
+            executed=len(members),
             op_types=dict(
                 Counter(op for node in members for op in inside.get(node.name, (op_type_of(node),))).most_common()
             ),
             host_us_per_run=total_us(members),
             time_share=share(total_us(members), whole),
         )
-        for provider, members in _split(nodes, provider_of).items()
+        for provider, members in by_name.items()
     ]
-    return tuple(sorted(shares, key=lambda entry: -entry.nodes))
+    return tuple(sorted(shares, key=lambda entry: (-entry.nodes, -entry.executed)))
 
 
 def group(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> tuple[GroupShare, ...]:

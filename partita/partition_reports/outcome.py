@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
-from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.file_nodes import file_counts, report_rows
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.node_keys import inlined_parts, is_added, parts_of
-from partita.partition_reports.records import NodePlacement, Phase, Report
+from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 
 FEW_STEPS = 10
 """With fewer steps a speed is too uncertain to compare."""
@@ -31,7 +29,7 @@ def state_name(report: Report) -> StateName:
         return "refused"
     if not away and not report.fallbacks:
         return "all"
-    if len(away) == sum(len(phase.nodes) for phase in phases):
+    if not any(file_counts(phase)[wanted_of(report)] for phase in phases):
         return "none"
     return "nearly" if _is_mild(report) else "partly"
 
@@ -109,31 +107,14 @@ def main_phase(report: Report) -> Phase | None:
     return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
 
 
-def file_counts(phase: Phase) -> Counter[str]:
-    """File nodes of a phase per provider, the base of every share. A compiled or fused node counts as all its parts,
-    added nodes such as Memcpy do not count. Without known file nodes: all nodes except Memcpy.
-    """
-    counts: Counter[str] = Counter()
-    for node in (*phase.nodes, *inlined_parts(phase)):
-        if not is_added(node):
-            counts[provider_of(node)] += len(parts_of(node))
-    return counts or Counter(provider_of(node) for node in phase.nodes if not is_memcpy(node))
-
-
-def added_nodes(phase: Phase) -> int:
-    """Number of added nodes of a phase, which `file_counts` excludes."""
-    every = all(map(is_added, phase.nodes))
-    return sum(map(is_memcpy if every else is_added, phase.nodes))
-
-
 def too_few_steps(phase: Phase) -> bool:
     """Whether the speed of a phase has too few steps; prefill never counts as such."""
     return phase.name != "prefill" and 0 < phase.steps < FEW_STEPS
 
 
-def strays(report: Report, phase: Phase) -> list[NodePlacement]:
-    """Nodes of a phase that are not on the preferred provider."""
-    return [node for node in phase.nodes if provider_of(node) != wanted_of(report)]
+def strays(report: Report, phase: Phase) -> list[FileNode | NodePlacement]:
+    """File nodes, and nodes that ONNX Runtime added, that are not on the preferred provider."""
+    return [node for node in report_rows(phase) if provider_of(node) != wanted_of(report)]
 
 
 def is_timed(report: Report) -> bool:

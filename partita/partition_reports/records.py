@@ -29,8 +29,29 @@ from partita.partition_reports.speculation import Speculation
 SCHEMA = "partita.report/1"
 
 
+NodeState = Literal["executed", "ambiguous", "folded"]
+
+
+class FileNode(Record):
+    """One node of the ONNX file, the unit of every count and share."""
+
+    name: str
+    op_type: str | None
+    """null if the file is unknown."""
+    module: str | None
+    layer: int | None
+    provider: str | None
+    """The least preferred provider of the nodes in `ran_as`; null if a provider is unknown, and for a folded node."""
+    ran_as: tuple[str, ...]
+    """Executed nodes that ran it: itself, a fused or compiled node, or the nodes of its function. If `state` is
+    ambiguous: nodes that may have run it. Empty for a folded node."""
+    state: NodeState
+    """folded: ONNX Runtime computed or removed it at load time. ambiguous: it is executed, but not known as which
+    node."""
+
+
 class NodePlacement(Record):
-    """One node of the final plan with its provider."""
+    """One executed node, in the final plan, with its provider."""
 
     position: int
     """0-based position in the execution order."""
@@ -47,15 +68,9 @@ class NodePlacement(Record):
     output_bytes: int | None
     """Output bytes in the last observed run of this phase."""
     replaces: tuple[str, ...]
-    """File nodes that a compiled or fused node replaces, from the optimised graph or its name."""
-    replaces_op_types: tuple[str, ...] = ()
-    """Operators of `replaces`; empty in older reports."""
-    replaces_modules: tuple[str | None, ...] = ()
-    """Modules of `replaces`; empty in older reports."""
-    keys: tuple[str, ...] = ()
-    """Identifiers that are stable between reports: names of the file nodes that it executes. Empty for a Memcpy node,
-    and in older reports.
-    """
+    """File nodes that a compiled or fused node runs, from the optimised graph or its name."""
+    added: bool = False
+    """Whether ONNX Runtime added it, such as a Memcpy node: no row of `file_nodes` ran as it."""
     element_type: str | None = None
     """Type of its first floating-point output, e.g. float16. null without one, for a compiled node, and in older
     reports.
@@ -72,8 +87,11 @@ class ProviderShare(Record):
 
     provider: str
     nodes: int
-    exported_nodes: int | None = None
-    """File nodes that these nodes execute."""
+    """File nodes."""
+    added: int
+    """Nodes that ONNX Runtime added."""
+    executed: int
+    """Nodes of the final plan."""
     op_types: dict[str, int]
     """Operators, including those of nodes in compiled subgraphs."""
     host_us_per_run: float | None
@@ -82,7 +100,7 @@ class ProviderShare(Record):
 
 
 class GroupShare(Record):
-    """Nodes and time of one op type, one layer or one module."""
+    """Executed nodes and time of one op type, one layer or one module."""
 
     name: str
     nodes: int
@@ -160,8 +178,6 @@ class BodyNode(Record):
     module: str | None = None
     replaces: tuple[str, ...] = ()
     """File nodes that it is a part of: functions that ONNX Runtime inlined."""
-    replaces_op_types: tuple[str, ...] = ()
-    replaces_modules: tuple[str | None, ...] = ()
 
 
 class Bodies(Record):
@@ -176,7 +192,7 @@ class Bodies(Record):
     on_cpu: tuple[BodyNode, ...] = ()
     """Nodes on the CPU provider."""
     parts: tuple[BodyNode, ...] = ()
-    """Nodes of inlined functions of the main graph, which count in requirements."""
+    """Nodes of inlined functions of the main graph; `file_nodes` has these functions."""
     copies: int | None
     """Memcpy nodes, from the log; null without a log at INFO."""
     unseen: bool | None = None
@@ -199,7 +215,10 @@ class Phase(Record):
 
     name: PhaseName
     file: str
+    file_nodes: tuple[FileNode, ...]
+    """The nodes of the file. Counts and shares are of these, without folded nodes."""
     nodes: tuple[NodePlacement, ...]
+    """The executed nodes, in execution order."""
     providers: tuple[ProviderShare, ...]
     by_op_type: tuple[GroupShare, ...]
     by_layer: tuple[GroupShare, ...]
@@ -324,9 +343,16 @@ class PhaseSummary(Record):
 
     phase: PhaseName
     nodes: int
+    """File nodes, without folded nodes."""
     nodes_by_provider: dict[str, int]
+    share: float | None
+    """File nodes on the preferred provider, divided by `nodes`; null without nodes."""
     elsewhere: int
-    """Nodes not on the preferred provider."""
+    """File nodes that are not on the preferred provider."""
+    added: int
+    """Nodes that ONNX Runtime added, such as copies."""
+    folded: int
+    """File nodes that ONNX Runtime computed or removed at load time."""
     reasons: dict[str, int]
     """Reason code -> number of fallback nodes, including control-flow subgraphs, relative to the first available
     preferred provider."""

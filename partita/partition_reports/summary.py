@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from partita.partition_reports.cache_state import is_in_place
-from partita.partition_reports.outcome import fallbacks_of, state_name, strays, wanted_of
+from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
+from partita.partition_reports.groups import share
+from partita.partition_reports.outcome import fallbacks_of, state_name, wanted_of
 from partita.partition_reports.records import Phase, PhaseSummary, Report, Summary
 from partita.partition_reports.verdict import give_verdict
 
@@ -25,11 +27,15 @@ def summarise(report: Report) -> Summary:
 
 
 def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
+    counts, wanted = file_counts(phase), wanted_of(report)
     return PhaseSummary(
         phase=phase.name,
-        nodes=len(phase.nodes),
-        nodes_by_provider={share.provider: share.nodes for share in phase.providers},
-        elsewhere=len(strays(report, phase)),
+        nodes=counts.total(),
+        nodes_by_provider=dict(counts.most_common()),
+        share=share(counts[wanted], counts.total()),
+        elsewhere=counts.total() - counts[wanted],
+        added=added_nodes(phase),
+        folded=folded_nodes(phase),
         reasons=dict(Counter(entry.reason for entry in fallbacks_of(report) if entry.phase == phase.name)),
         copies=len(phase.copies),
         copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,

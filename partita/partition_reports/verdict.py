@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import human_bytes, in_phases, listing, plural
 from partita.partition_reports.cache_state import status_of
-from partita.partition_reports.outcome import added_nodes, failure_of, file_counts, was_interrupted
+from partita.partition_reports.file_nodes import added_nodes, file_counts
+from partita.partition_reports.outcome import failure_of, was_interrupted
 from partita.partition_reports.records import Cache, Phase, Report
 
 
@@ -75,7 +76,8 @@ def say_placed(phases: Sequence[Phase], first: str | None = None, name: Callable
     provider name.
     """
     counts = file_counts(phases[0])
-    head = counts.most_common(1)[0][0] if first is None else first
+    homes = [*counts.most_common(1), *((entry.provider, 0) for entry in phases[0].providers)]
+    head = homes[0][0] if first is None else first
     others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
     placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
     added = added_nodes(phases[0])

@@ -99,7 +99,7 @@ def test_a_compiled_node_counts_as_all_that_it_stands_for():
     gpu = [node.name for node in mixed().phases[0].nodes if node.provider == GPU and "Memcpy" not in node.name]
     report = compiled(1, *gpu)(mixed())
     assert required("provider=webgpu,share>=0.66", report)[0]
-    assert required("provider=webgpu,nodes=4", report)[0], "one compiled node and three Memcpy nodes"
+    assert required("provider=webgpu,nodes=9", report)[0], "six nodes of the file and three Memcpy nodes"
 
 
 def test_what_is_not_known_does_not_hold():
@@ -137,7 +137,7 @@ def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
 
 def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
     parts = tuple(
-        BodyNode(name=name, op_type=name, provider=place, replaces=("map",), replaces_op_types=("SequenceMap",))
+        BodyNode(name=name, op_type=name, provider=place, replaces=("map",))
         for name, place in (("At", GPU), ("Insert", CPU))
     )
     report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=3, cpu_nodes=(), parts=parts, copies=0)})
@@ -186,13 +186,6 @@ def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
 FUSED = ("model.layers.0.mlp/Mul", "model.layers.0.self_attn.q_proj/MatMul", "lm_head/MatMul")
 
 
-def fused(operators=("Mul", "MatMul", "MatMul"), **changes):
-    """The sample with these nodes as one on the CPU; the modules are those of their names unless given."""
-    made = compiled(1, *FUSED, provider=CPU)(mixed())
-    given = {"replaces_op_types": operators, "module": "model.layers.0", **changes}
-    return each_node(made, lambda node: node.model_copy(update=given) if node.replaces else node)
-
-
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
@@ -201,34 +194,32 @@ def fused(operators=("Mul", "MatMul", "MatMul"), **changes):
         ("op!=MatMul,provider=cpu,share<=0.572", True),  # Mul, Gather, Concat and Det of 7, without the two MatMul
         ("op!=MatMul,provider=cpu,share>=0.571", True),
         ("op=CompiledSubgraph,provider=cpu,share=1", True),
+        ("op=CompiledSubgraph,nodes=3", True),
         ("module=lm_head,provider=cpu,nodes=0", False),
         ("module=q_proj,provider=cpu,nodes=1", True),
         ("module=layers.0,provider=cpu,share=1", True),
         ("module=embed_tokens,provider=cpu,nodes=0", True),
         ("op=Mul,module=lm_head,provider=cpu,nodes=0", True),
+        ("op=MatMul,provider=cpu,time_share=1", True),
     ],
 )
 def test_a_node_made_of_several_counts_as_those_of_the_operator_and_module(text, holds):
-    assert required(text, fused())[0] is holds, required(text, fused())
+    fused = compiled(1, *FUSED, provider=CPU)(mixed())
+    assert required(text, fused)[0] is holds, required(text, fused)
 
 
-def test_a_fused_node_weighs_what_is_of_the_operator_beside_the_others():
-    gather = "op=Gather,provider=webgpu,share"
-    report = fused(("Gather", "MatMul", "MatMul"))
-    assert required(f"{gather}>=0.3", report)[0] and not required(f"{gather}>=0.34", report)[0], "one of three"
-
-
-def test_what_a_node_is_made_of_must_be_known():
-    nameless = {"replaces": ("node_1", "node_2", "node_3")}
-    for text in ("module=lm_head,provider=cpu,nodes=0", "module=lm_head,provider=webgpu,share=0"):
-        assert "EP_subgraph_1_0" in required(text, fused(**nameless))[1]
-    unsaid = fused(())
-    held, said = required("op=MatMul,provider=cpu,nodes=0", unsaid)
-    assert not held and said.startswith("nodes cannot be confirmed in prefill and decode: the report lacks operators")
-    assert required("op=MatMul,provider=webgpu,nodes=0", unsaid)[0], "it is not there, whatever it is"
-    assert required("module=layers.0,provider=cpu,nodes=1", fused(**nameless))[1].startswith("nodes 2"), "all of it is"
-    told = fused(**nameless, replaces_modules=("model.layers.0.mlp", None, "lm_head"))
-    assert required("module=lm_head,provider=cpu,nodes=1", told)[0]
+def test_nodes_that_were_folded_are_in_no_share():
+    folded = {"state": "folded", "provider": None, "ran_as": ()}
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "file_nodes": tuple(r.model_copy(update=folded if r.provider == CPU else {}) for r in phase.file_nodes)
+            }
+        )
+        for phase in mixed().phases
+    )
+    report = mixed().model_copy(update={"phases": phases})
+    assert required("provider=webgpu,share=1", report)[0] and required("op=Det,nodes=0", report)[0]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_compiled_subgraph_stands_for_its_nodes(environment, target, placed, m
     (node,) = report["phases"][0]["nodes"]
     assert (node["op_type"], set(node["replaces"])) == ("CompiledSubgraph", {"layer/MatMul", "layer/Relu"})
     (share,) = report["phases"][0]["providers"]
-    assert (share["exported_nodes"], share["op_types"]) == (2, {"MatMul": 1, "Relu": 1})
+    assert (share["nodes"], share["op_types"]) == (2, {"MatMul": 1, "Relu": 1})
     optimised = source(report, "optimised_model")
     assert not optimised["available"] and "compiles" in optimised["covers"]
 
@@ -107,9 +107,7 @@ def test_every_node_of_a_package_is_found_again(environment, target, package, pl
     found = {name for node in phase["nodes"] for name in (node["name"], *node["replaces"])}
     left = {node.name for node in file.graph.node if node.name not in found and node.op_type != "Constant"}
     assert left == set()
-    assert sum(share["exported_nodes"] for share in phase["providers"]) == len(
-        found & {n.name for n in file.graph.node}
-    )
+    assert sum(share["nodes"] for share in phase["providers"]) == len(found & {n.name for n in file.graph.node})
 
 
 @each_environment()

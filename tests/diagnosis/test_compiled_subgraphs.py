@@ -67,7 +67,7 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
     report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
     phase = phase_of(report, "decode")
     npu = next(entry for entry in phase.providers if entry.provider == NPU)
-    assert (npu.nodes, npu.exported_nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
+    assert (npu.executed, npu.nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
     assert {entry.name: entry.nodes for entry in phase.by_op_type} == {"CompiledSubgraph": 2, "made-up-7": 1}
     borders = [[(each.name, each.direction, each.size_bytes) for each in part.boundary] for part in phase.partitions]
     assert borders == [

@@ -147,8 +147,8 @@ def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_s
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ("mm",), "it is tried as the node of the file"
     bodies = find_bodies(index)
     assert bodies is not None
-    assert {each.name: each.replaces_op_types for each in bodies.on_cpu} == {
-        "mm/MatMulAddFusion": ("MatMul",),
+    assert {each.name: each.replaces for each in bodies.on_cpu} == {
+        "mm/MatMulAddFusion": ("mm",),
         "neg/Inserted": (),
     }
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from partita.diagnosis.records import Skipped
-from partita.observations.facts import AssignedNode
+from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.records import ChainEntry
-from partita.partition_reports.node_keys import keyed
+from partita.partition_reports.file_nodes import join_rows
 from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 
@@ -57,14 +57,21 @@ def left_by_cuda_too(report: Report, remedy: str = "none") -> Report:
 
 
 def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Report:
-    """The report with every phase changed, as it would be stored: nodes have the keys of what they are then."""
+    """The report with every phase changed, and with the rows of the changed nodes."""
+    chain = [entry.provider for entry in report.chain]
 
     def changed(phase: Phase) -> Phase:
         made = phase.model_copy(update=change(phase))
-        bare = tuple(node.model_copy(update={"keys": ()}) for node in made.nodes)
-        return made.model_copy(update={"nodes": keyed(bare)})
+        known = {row.name: _file_node(row.name, row.op_type, row.module) for row in made.file_nodes}
+        known |= {node.name: _file_node(node.name, node.op_type, node.module) for node in made.nodes}
+        parts = made.bodies.parts if made.bodies is not None else ()
+        return made.model_copy(update={"file_nodes": join_rows(known, (), made.nodes, parts, chain)})
 
     return report.model_copy(update={"phases": tuple(map(changed, report.phases))})
+
+
+def _file_node(name: str, op_type: str | None, module: str | None) -> GraphNode:
+    return GraphNode(name, op_type or "", "", (), (), module, None, None)
 
 
 def with_cost(phase: Phase, **changes: Any) -> PhaseCost:

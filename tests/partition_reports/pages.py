@@ -6,6 +6,7 @@ from typing import Any
 
 from partita.diagnosis.records import Fallback, FallbackCost, Trial
 from partita.partition_reports.cost import phase_cost
+from partita.partition_reports.file_nodes import without_file
 from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
 from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
@@ -51,7 +52,8 @@ def node(position: int, name: str, operator: str, provider: str, layer: int | No
     """A node of the plan."""
     module = name.rpartition("/")[0] or None
     given: dict[str, Any] = {"host_us_per_run": 12.5, "output_bytes": 256, "replaces": ()}
-    given["sources"] = ("profile",)
+    given["sources"] = ("profile",) if operator.startswith("Memcpy") else ("profile", "model_file")
+    given["added"] = operator.startswith("Memcpy")
     return NodePlacement(
         position=position,
         name=name,
@@ -109,8 +111,9 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
     )
     return phase.model_copy(
         update={
+            "file_nodes": without_file(nodes),
             "nodes": nodes,
-            "providers": by_provider(nodes),
+            "providers": by_provider(without_file(nodes), nodes),
             "by_op_type": group(nodes, op_type_of),
             "by_layer": by_layer(nodes),
             "by_module": group(nodes, module_name),

@@ -136,9 +136,11 @@ def test_operators_and_modules_of_replaced_nodes_are_those_of_the_file():
         runs=windows("decode"),
         events=(event(0, 0, "fused", "FusedMatMul", CPU),),
     )
-    node = report_of(run_facts(session)).phases[0].nodes[0]
-    assert node.replaces == names and node.replaces_op_types == ops
-    assert node.replaces_modules == (None, "layers.1", "layers.2") and node.module is None
+    (phase,) = report_of(run_facts(session)).phases
+    assert phase.nodes[0].replaces == names and phase.nodes[0].module is None
+    rows = [(row.name, row.op_type, row.module, row.ran_as) for row in phase.file_nodes]
+    modules = (None, "layers.1", "layers.2")
+    assert rows == [(*each, ("fused",)) for each in zip(names, ops, modules, strict=True)]
 
 
 def test_a_wanted_provider_that_is_not_there_explains_every_node():

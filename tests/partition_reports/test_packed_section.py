@@ -84,10 +84,11 @@ def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() ->
     report = of_precision("int8", {})
     phases = []
     for phase in report.phases:
-        whole = phase.nodes[0].model_copy(
-            update={"op_type": None, "replaces_op_types": ("DequantizeLinear", "MatMul", "DequantizeLinear", "Add")}
-        )
-        phases.append(phase.model_copy(update={"nodes": (whole,)}))
+        whole = phase.nodes[0].model_copy(update={"op_type": None})
+        operators = ("DequantizeLinear", "MatMul", "DequantizeLinear", "Add")
+        row = phase.file_nodes[0].model_copy(update={"ran_as": (whole.name,)})
+        rows = tuple(row.model_copy(update={"op_type": operator}) for operator in operators)
+        phases.append(phase.model_copy(update={"nodes": (whole,), "file_nodes": rows}))
     found = section(report.model_copy(update={"phases": tuple(phases)}))
     assert found is not None
     said = [str(block.text) for block in found.blocks if isinstance(block, Line)]

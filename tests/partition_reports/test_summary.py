@@ -12,9 +12,7 @@ from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diff.compare import compare
 from partita.diff.node_matching import units
 from partita.partition_reports import storage
-from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.outcome import state_name
-from partita.partition_reports.records import Report
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.shared import say_speed
@@ -25,18 +23,6 @@ from tests.partition_reports.changed import compiled, each_phase, mixed, moved, 
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
 
-OLDER = sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz"))
-"""Reports as Partitas of before this field wrote them."""
-
-
-def without_keys(report: Report) -> Report:
-    """The report as it was written before nodes had keys."""
-    phases = tuple(
-        phase.model_copy(update={"nodes": tuple(node.model_copy(update={"keys": ()}) for node in phase.nodes)})
-        for phase in report.phases
-    )
-    return report.model_copy(update={"phases": phases, "summary": None})
-
 
 def test_a_report_stores_its_verdict_in_figures():
     report = mixed()
@@ -45,8 +31,9 @@ def test_a_report_stores_its_verdict_in_figures():
     assert report.summary.verdict == give_verdict(report)
     (decode,) = (entry for entry in report.summary.phases if entry.phase == "decode")
     (phase,) = (entry for entry in report.phases if entry.name == "decode")
-    assert decode.nodes == len(phase.nodes) == sum(decode.nodes_by_provider.values())
-    assert decode.nodes_by_provider[CPU] == decode.elsewhere == 4
+    assert decode.nodes == len(phase.file_nodes) == sum(decode.nodes_by_provider.values()) == 9
+    assert decode.nodes_by_provider[CPU] == decode.elsewhere == 3
+    assert (decode.share, decode.added, decode.folded) == (6 / 9, 4, 0), "three copies and a Transpose"
     assert sum(decode.reasons.values()) == sum(entry.phase == "decode" for entry in report.fallbacks)
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
     assert report.summary.cache_in_place is None, "it has no states"
@@ -62,51 +49,29 @@ def test_the_summary_says_whether_the_cache_stayed_in_place():
     assert summarise(report.model_copy(update={"cache": unseen})).cache_in_place is None
 
 
-def test_every_node_of_the_file_is_in_the_keys_and_no_counter_of_the_process():
+def test_rows_are_nodes_of_the_file_whatever_ran_them():
     report = compiled(7, "model.layers.0.self_attn/Det")(mixed())
-    for phase in report.phases:
-        keys = [key for node in phase.nodes for key in node.keys]
-        assert len(keys) == len(set(keys))
-        assert "model.layers.0.self_attn/Det" in keys
-        assert not any("subgraph" in key or "Memcpy" in key for key in keys)
+    for phase, was in zip(report.phases, mixed().phases, strict=True):
+        assert {row.name for row in phase.file_nodes} == {row.name for row in was.file_nodes}
+        ran = {row.name: row.ran_as for row in phase.file_nodes}
+        assert ran["model.layers.0.self_attn/Det"] == ("EP_subgraph_7_0",)
 
 
-def test_keys_last_when_names_that_onnx_runtime_makes_change():
+def test_names_that_onnx_runtime_makes_are_matched_without_their_counters():
     report = mixed()
     names = [node.name for phase in report.phases for node in phase.nodes]
     counted = {name: f"{name[:-1]}9" for name in names if name.endswith("token_4") or "Memcpy" in name}
     assert counted
     later = renamed(report, counted)
     for was, now in zip(report.phases, later.phases, strict=True):
-        assert [node.keys for node in was.nodes] == [node.keys for node in now.nodes]
+        assert [unit.key for unit in units(was)] == [unit.key for unit in units(now)]
 
 
-@pytest.mark.parametrize("name", OLDER)
-def test_an_older_report_is_read_and_has_what_a_newer_one_stores(name, tmp_path):
-    path = tmp_path / "old.json"
+@pytest.mark.parametrize("name", sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz")))
+def test_a_recorded_report_is_read(name, tmp_path):
+    path = tmp_path / "recorded.json"
     path.write_bytes(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
-    report = storage.read(path)
-    assert report.summary is None and not any(node.keys for phase in report.phases for node in phase.nodes)
-    for phase in report.phases:
-        assert {unit.key for unit in units(phase)} == {key for node in keyed(phase.nodes) for key in node.keys}
-
-
-@pytest.mark.parametrize("after", [mixed(), moved("lm_head/MatMul")], ids=["same", "moved"])
-def test_an_older_report_compares_with_a_newer_one_as_two_newer_ones_do(after):
-    before = mixed()
-    found = compare(before, after)
-    assert compare(without_keys(before), after) == found
-    assert compare(before, without_keys(after)) == found
-    assert compare(without_keys(before), without_keys(after)) == found
-
-
-@pytest.mark.parametrize("name", OLDER)
-def test_a_stored_key_is_what_two_reports_are_matched_by(name):
-    report = recorded(name)
-    stored = report.model_copy(
-        update={"phases": tuple(p.model_copy(update={"nodes": keyed(p.nodes)}) for p in report.phases)}
-    )
-    assert compare(report, stored).same
+    assert storage.read(path) == recorded(name) and compare(recorded(name), recorded(name)).same
 
 
 def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_nothing():

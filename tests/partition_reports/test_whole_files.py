@@ -167,4 +167,4 @@ def test_nodes_of_a_function_that_moved_count_as_many_as_they_are(unfolded: Repo
 def test_a_call_is_one_node_of_the_file_however_many_run_for_it(unfolded: Report):
     (phase,) = unfolded.phases
     (on_gpu,) = [entry for entry in phase.providers if entry.provider == GPU]
-    assert on_gpu.exported_nodes == 2, "the call and the node after it"
+    assert on_gpu.nodes == 2, "the call and the node after it"

@@ -17,12 +17,12 @@ from partita.observations.text_format import (
     short_provider,
     tally,
 )
+from partita.partition_reports.file_nodes import file_counts
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import (
     StateName,
     active_of,
     failure_of,
-    file_counts,
     has_run,
     is_default_without_first,
     is_folded,
@@ -174,7 +174,7 @@ def _say_headline(report: Report, name: StateName) -> str:
     if name == "nothing":
         return "No executed nodes are known"
     if name == "refused":
-        some_ran = any(len(strays(report, phase)) < len(phase.nodes) for phase in used_phases(report))
+        some_ran = any(file_counts(phase)[wanted_of(report)] for phase in used_phases(report))
         return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
     if name == "all":
         return f"All nodes {ran} on {wanted}"

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from partita.observations.text_format import plural, short_provider
+from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Phase, Report
@@ -67,11 +68,12 @@ def section(report: Report) -> Section | None:
 def _counted(phase: Phase) -> Counter[Kind]:
     """Nodes that read weights, by kind; a compiled node counts as its parts."""
     found: Counter[Kind] = Counter()
+    rows = ran_by(phase)
     for node in phase.nodes:
         if node.op_type in KNOWN:
             found[node.op_type, _how(node.op_type), provider_of(node)] += 1
             continue
-        inside = [operator for operator in node.replaces_op_types if operator in KNOWN]
+        inside = [row.op_type for row in rows.get(node.name, ()) if row.op_type in KNOWN]
         reads = any(operator not in FLOATING for operator in inside)  # its products may read dequantised weights
         for operator in inside:
             found[operator, COMPILED if reads else FLOATS, provider_of(node)] += 1

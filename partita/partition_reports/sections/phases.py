@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
 from partita.partition_reports.cache_state import status_of
-from partita.partition_reports.outcome import TOO_FEW, added_nodes, file_counts, is_timed, too_few_steps
+from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
+from partita.partition_reports.outcome import TOO_FEW, is_timed, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
@@ -55,9 +56,10 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
             f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
             *(_say_nodes(each[provider], entry) for each, entry in zip(counts, shares, strict=True)),
         )
-    added = [added_nodes(phase) for phase in phases]
-    if any(added):
-        yield "nodes added by ONNX Runtime", *(f"{count:,}" for count in added)
+    for name, count in (("added", added_nodes), ("folded", folded_nodes)):
+        found = [count(phase) for phase in phases]
+        if any(found):
+            yield f"nodes {name} by ONNX Runtime", *(f"{number:,}" for number in found)
 
 
 def _say_nodes(count: int, entry: ProviderShare | None) -> str:

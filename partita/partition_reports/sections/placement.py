@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -15,9 +16,10 @@ from partita.observations.text_format import (
     short_provider,
     tally,
 )
+from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import op_type_of
 from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
-from partita.partition_reports.records import Bodies, GroupShare, NodePlacement, Phase, ProviderShare, Report
+from partita.partition_reports.records import Bodies, FileNode, GroupShare, NodePlacement, Phase, ProviderShare, Report
 from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
 from partita.partition_reports.sections.shared import on_providers, placements
 
@@ -66,7 +68,8 @@ def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str |
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
     rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
-    heads = [words(title), Column("nodes"), *([words("fallbacks")] if wanted else [])]
+    counted = "nodes" if title == "provider" else "executed"
+    heads = [words(title), Column(counted), *([words("fallbacks")] if wanted else [])]
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
@@ -128,21 +131,22 @@ def _about_providers(report: Report) -> Iterator[Line]:
 
 def _say_behind(entry: ProviderShare) -> str:
     """Number of file nodes of a provider, if it differs from the number of plan nodes."""
-    if entry.exported_nodes is None or entry.exported_nodes == entry.nodes:
+    if entry.nodes == entry.executed:
         return ""
-    return f"{plural(entry.nodes, 'node')} for {entry.exported_nodes:,} of the file: "
+    return f"{plural(entry.executed, 'node')} for {entry.nodes:,} of the file: "
 
 
 def _stand_ins(phase: Phase) -> list[str]:
     """Parts of compiled and fused nodes; nodes with equal parts in different layers share a line."""
     alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
     compiled: dict[str, list[str]] = {}
+    rows = ran_by(phase)
     for node in phase.nodes:
         if node.op_type == COMPILED:
             made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
             compiled.setdefault(made_of, []).append(node.name)
         elif node.replaces:
-            alike.setdefault((op_type_of(node), _replaced_kinds(node)), []).append(node)
+            alike.setdefault((op_type_of(node), _operators_of(node, rows.get(node.name, ()))), []).append(node)
     lines = [
         f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
@@ -155,9 +159,9 @@ def _stand_ins(phase: Phase) -> list[str]:
     return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
 
 
-def _replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
-    """Operators of the replaced nodes, or their number in older reports."""
-    return node.replaces_op_types or (plural(len(node.replaces), "node"),)
+def _operators_of(node: NodePlacement, rows: Sequence[FileNode]) -> tuple[str, ...]:
+    """Operators of the file nodes that a fused node runs, without one of its own name."""
+    return tuple(row.op_type or UNKNOWN for row in rows if row.name != node.name)
 
 
 def _say_bodies(bodies: Bodies) -> str:
