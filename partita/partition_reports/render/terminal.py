@@ -28,7 +28,7 @@ LEAST_COLUMNS = 60
 INDENT = 2
 GAP = 2
 """Cells between columns."""
-READABLE, READABLE_NAME = 14, 0.6
+READABLE, READABLE_NAME = 12, 0.6
 """Minimum width of a text column before a table is split, and share of the console of the first column."""
 UNIT = re.compile(r"(?<=\d) (?=(?:B|KiB|MiB|GiB|TiB|ms|s|%)(?:\W|$))")
 PROMPT, GO_ON = "$ ", " \\"
