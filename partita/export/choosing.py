@@ -5,12 +5,13 @@ A supported lowering may still compute wrong results; it is then rejected, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from partita.errors import UnsupportedModelError
-from partita.export.drafts import Draft
+from partita.export.drafts import Draft, Graphs
+from partita.export.exporters import Exported
 from partita.export.progress import stage
 from partita.export.target import (
     AUTO,
@@ -26,7 +27,7 @@ from partita.export.target import (
     skeleton,
     usual,
 )
-from partita.export.trace.attention import ranked
+from partita.export.trace.attention import GROWING, ranked
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.operators import CONTRIB
 from partita.export.trace.ports import TOTAL
@@ -35,53 +36,79 @@ from partita.export.trace.tracing import Traced
 from partita.package.records import TargetRecord, Verification
 
 
-class Choices(Protocol):
-    """The order of lowerings, and the reasons for the choice."""
+@dataclass(slots=True)
+class Variants(ABC):
+    """The variants of one draft, in order of preference."""
 
-    @property
-    def target(self) -> Target | None:
-        """The provider of the package; None where it is not probed."""
+    draft: Draft
+    wanted: str
+    """A lowering by name, or auto."""
+    write: Callable[[Graphs], Exported]
+    """Prepares the graphs of a variant to be written."""
+    target: Target | None = None
+    """The provider of the package; None where it is not probed."""
+    tried: dict[str, Way] = field(default_factory=dict)
+    """Label of a variant -> its way."""
+    unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
+    """Variants that the model does not fit."""
+    stopped: dict[Way, str] = field(default_factory=dict)
+    """Variants that did not open or run -> the error."""
 
-    @property
-    def wanted(self) -> str:
-        """A lowering by name, or auto."""
-
-    def best(self) -> Way | None:
+    def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+        way = self.best_way()
+        if way is None:
+            return None
+        made = self.write(self.draft.graphs(way))
+        self.tried[made.label] = way
+        return made
 
-    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+    @abstractmethod
+    def best_way(self) -> Way | None:
+        """The way of the next variant; None when all were tried. Raises UnsupportedModelError."""
+
+    @abstractmethod
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
     def left_out(self) -> list[str]:
         """The rejected variants with their reasons."""
+        return [*told(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
 
-    def reason(self, way: Way) -> str:
-        """The reason for `way`, in one sentence."""
+    @abstractmethod
+    def reason(self, taken: Exported) -> str:
+        """The reason for the lowering of `taken`, in one sentence."""
 
-    def record(self, result: Verification | None) -> TargetRecord:
-        """The manifest record of the target. `result`: of the known answer on it."""
+    def record(self, result: Verification | None) -> TargetRecord | None:
+        """The manifest record of the target; None without one. `result`: of the known answer on it."""
+        return None
 
-    def instead(self, way: Way) -> Choices:
-        """Choices with `way` alone."""
+    @abstractmethod
+    def instead(self, way: Way) -> Variants:
+        """The variants with `way` alone."""
+
+    def others(self) -> Sequence[Variants]:
+        """The other lowerings, where one was requested."""
+        if self.wanted in (AUTO, GROWING):
+            return []
+        return [self.instead(way) for way in every_way() if way.attention != self.wanted]
 
 
 @dataclass(slots=True)
-class Choosing:
-    """The variants of one draft, with the results of probing the target."""
+class Choosing(Variants):
+    """The variants of one draft, with the results of probing the target. `wanted` is used whatever the result."""
 
-    draft: Draft
-    target: Target
-    wanted: str
-    """A lowering by name, used whatever the result, or auto."""
     answers: dict[Way, Answer] = field(default_factory=dict)
-    unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
-    """Variants that the model does not fit."""
     disagrees: dict[Way, str] = field(default_factory=dict)
     """Variants with wrong results on the target -> detail of the replay."""
-    stopped: dict[Way, str] = field(default_factory=dict)
-    """Variants that did not open or run -> the error."""
 
-    def best(self) -> Way | None:
+    @property
+    def asked(self) -> Target:
+        """The target."""
+        assert self.target is not None
+        return self.target
+
+    def best_way(self) -> Way | None:
         """The best remaining variant, after probing until the target supports one completely; None when none is left.
 
         Raises UnsupportedModelError when the model fits no variant.
@@ -99,34 +126,31 @@ class Choosing:
 
     def other_form(self, way: Way) -> Way | None:
         """The same lowering with experts and recurrences in the other form, where it may be better."""
-        if self.target.ask is None:
+        if self.asked.ask is None:
             return None
         both = self.draft.graphs(way).traced[-1].routed or bool(used_by(self.draft.fake.module))
         return instead_of(way, self.answers[way], has_both=both)
 
     def ways(self) -> list[Way]:
         """Variants to probe, including those added because of results."""
-        return list(dict.fromkeys([*candidates(self.target, self.wanted), *self.answers]))
+        return list(dict.fromkeys([*candidates(self.asked, self.wanted), *self.answers]))
 
     def left(self) -> list[Way]:
         """Probed variants that are not rejected, best first."""
         return [way for way in rank(self.answers, self.ways()) if way not in {*self.disagrees, *self.stopped}]
 
-    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: wrong results, or (`ran` false) it did not open or run."""
+        way = self.tried[tried.label]
         if ran:
             self.disagrees[way] = detail
             return
         self.stopped[way] = detail
         self.answers[way] = replace(self.answers[way], fails=detail)
 
-    def left_out(self) -> list[str]:
-        """The rejected variants with their reasons."""
-        return [*told(self.stopped), *told({way: str(error) for way, error in self.unfit.items()})]
-
     def instead(self, way: Way) -> Choosing:
-        """Choices with `way` alone, which counts as fully supported."""
-        return Choosing(self.draft, self.target, way.attention, {way: Answer(0, {}, "")})
+        """The variants with `way` alone, which counts as fully supported."""
+        return Choosing(self.draft, way.attention, self.write, self.target, answers={way: Answer(0, {}, "")})
 
     def ask(self, way: Way) -> None:
         """Probe the target with one variant, once."""
@@ -139,33 +163,34 @@ class Choosing:
         except UnsupportedModelError as error:
             self.unfit[way] = error
             return
-        if self.target.ask is None:
+        if self.asked.ask is None:
             self.answers[way] = Answer(len(list(traced.model.graph)), {}, "")
             return
         if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
             return  # the model's experts and recurrences are in standard operators in both forms
         with stage(work.progress, "probe target", work.seconds, of=str(way)):
-            self.answers[way] = self.target.ask(skeleton(traced.model), _one_token(traced))
+            self.answers[way] = self.asked.ask(skeleton(traced.model), _one_token(traced))
 
-    def reason(self, way: Way) -> str:
-        """The reason for `way`, in one sentence."""
+    def reason(self, taken: Exported) -> str:
+        """The reason for the lowering of `taken`, in one sentence."""
+        way = self.tried[taken.label]
         head = "requested" if self.wanted != AUTO else AUTO
-        if self.target.ask is None:
-            default = f"the default for {self.target.provider}"
+        if self.asked.ask is None:
+            default = f"the default for {self.asked.provider}"
             first = default if not self.stopped else f"the next after {default}"
-            return "; ".join([f"{head}: {first}, {self.target.how}", *told(self.stopped)])
+            return "; ".join([f"{head}: {first}, {self.asked.how}", *told(self.stopped)])
         others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
         others += [f"{other} does not match: {detail}" for other, detail in self.disagrees.items()]
         others += [*told(self.stopped), *(f"{other}: {error}" for other, error in self.unfit.items())]
-        return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[way])}", *others])
+        return "; ".join([f"{head}: {self.asked.provider} {describe(self.answers[way])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord:
         """The manifest record. `result`: of the known answer on the target."""
-        told = self.answers if self.target.ask is not None else {}
+        told = self.answers if self.asked.ask is not None else {}
         return TargetRecord(
-            provider=self.target.provider,
-            source=self.target.source,
-            how=self.target.how,
+            provider=self.asked.provider,
+            source=self.asked.source,
+            how=self.asked.how,
             asked=tuple(asked(way, answer, self.disagrees.get(way, "")) for way, answer in told.items()),
             unfit={str(way): str(error) for way, error in self.unfit.items()},
             verification=result.status if result is not None else "not_run",
@@ -189,16 +214,10 @@ def told(reasons: Mapping[Way, str]) -> list[str]:
 
 
 @dataclass(slots=True)
-class Unasked:
+class Unasked(Variants):
     """The variants of one draft without a target to probe, e.g. for the CPU provider."""
 
-    draft: Draft
-    wanted: str
-    unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
-    stopped: dict[Way, str] = field(default_factory=dict)
-    target: None = None
-
-    def best(self) -> Way | None:
+    def best_way(self) -> Way | None:
         """The default variant; then, for `auto`, the others that the model fits. None: none is left."""
         first, _ = _without_target(self.wanted, self.draft.fake)
         for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
@@ -214,26 +233,20 @@ class Unasked:
                 return way
         return None
 
-    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant, with the reason."""
-        self.stopped[way] = detail
+        self.stopped[self.tried[tried.label]] = detail
 
-    def left_out(self) -> list[str]:
-        """The rejected variants with their reasons."""
-        return [*told(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
-
-    def reason(self, way: Way) -> str:
-        """The reason for `way`, in one sentence."""
+    def reason(self, taken: Exported) -> str:
+        """The reason for the lowering of `taken`, in one sentence."""
         first, why = _without_target(self.wanted, self.draft.fake)
-        return why if way == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
-
-    def record(self, result: Verification | None) -> TargetRecord:
-        """Not called: there is no target."""
-        raise NotImplementedError
+        if self.tried[taken.label] == first:
+            return why
+        return "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
 
     def instead(self, way: Way) -> Unasked:
-        """Choices with the lowering of `way` alone."""
-        return Unasked(self.draft, way.attention)
+        """The variants with the lowering of `way` alone."""
+        return Unasked(self.draft, way.attention, self.write)
 
 
 def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:

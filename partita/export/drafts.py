@@ -20,13 +20,13 @@ from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUN
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
+from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.rounding import calibration
 from partita.export.quantise.rounding.reference import movable, round_weights
 from partita.export.quantise.write import prefill
 from partita.export.quantise.write.experts import gathered
-from partita.export.quantise.write.kept_narrow import keep_narrow, round_kept
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
 from partita.export.target import TakesEach, Target, Way
@@ -41,7 +41,6 @@ from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import spilled
-from partita.export.weights.narrow_weights import Narrow, rounded_weights, store_narrow
 from partita.export.weights.sources import Plain
 from partita.export.work import Work, tell
 from partita.package.folder import left_out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,15 @@ OLDEST_OPSET = 18
 """The minimum that torch writes."""
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
+OF_ROUNDING = (
+    "block_size",
+    "quantiser",
+    "calibrate",
+    "max_perplexity_ratio",
+    "max_weight_size",
+    "prefill_precision",
+)
+"""Options of quantisation."""
 
 
 class ExportOptions(Options):
@@ -104,196 +113,193 @@ class ExportOptions(Options):
         return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
 
 
+def with_layout(options: ExportOptions) -> ExportOptions:
+    """The options with the lowering that the cache requires."""
+    lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
+    only = lowerings[options.cache] if options.cache_precision is None else CACHE_LOWERING
+    return replace(options, attention=only)
+
+
+def _is_other(options: ExportOptions) -> bool:
+    """Whether the lowering is set to one that the cache layout excludes."""
+    only = {WINDOW: CACHE_LOWERING, GROWING: GROWING}.get(options.cache, options.attention)
+    return options.attention not in (AUTO, only)
+
+
+def _quantises(options: ExportOptions) -> bool:
+    """Whether weights are quantised; False while `auto` is not settled."""
+    return options.computing.bits is not None
+
+
+def _multiplied(options: ExportOptions) -> tuple[str, ...]:
+    """Possible activations; `auto` is checked again when the checkpoint settles it."""
+    return multiplied_with(PRECISIONS[PACKED if options.precision == AUTO else options.named])
+
+
+Rule = tuple[Callable[[ExportOptions], object], str]
+"""A condition under which options are refused, and the message, in which `o` is the options."""
+_LAYOUT = "`cache={o.cache}`: this layout does not support %s; leave one of the two out"
+_INT8 = "`activations={o.activations}`"
+_CACHE = "`cache_precision={o.cache_precision}`"
+_PREFILL = "`prefill_precision={o.prefill_precision}`"
+_WITH = "`with_adapters`"
+RULES: tuple[Rule, ...] = (
+    (
+        lambda o: o.prefill_chunk is not None and not o.static_shapes,
+        "`prefill_chunk` fixes the shape of prefill.onnx: it needs `static_shapes=True`",
+    ),
+    (
+        lambda o: o.verify_length is not None and not o.verify,
+        "`verify_length`: `verify=False` compares nothing; leave one of them out",
+    ),
+    (
+        lambda o: o.adapter is not None and o.with_adapters,
+        f"{_WITH} keeps adapters apart from weights into which `adapter` merges one; choose",
+    ),
+    (
+        lambda o: o.with_adapters and o.prefill_precision is not None,
+        f"{_WITH}: with {_PREFILL} prompts have weights of their own; leave one of the two out",
+    ),
+    (
+        lambda o: o.cache == FIXED and o.attention == GROWING,
+        f"`attention={GROWING}`: use `cache={GROWING}`",
+    ),
+    (_is_other, _LAYOUT % "`attention={o.attention}`"),
+    (lambda o: o.cache != FIXED and o.static_shapes, _LAYOUT % "`static_shapes=True`"),
+    (lambda o: o.cache != FIXED and o.cache_precision is not None, _LAYOUT % _CACHE),
+    (lambda o: o.cache == GROWING and o.prefill_precision is not None, _LAYOUT % _PREFILL),
+    (
+        lambda o: o.cache_precision not in (None, *CACHE_PRECISIONS),
+        f"{_CACHE}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out",
+    ),
+    (
+        lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
+        f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; it needs `attention={CACHE_LOWERING}`",
+    ),
+    (
+        lambda o: o.cache_precision is not None and o.computing.twin is not None,
+        f"{_CACHE}: cannot be verified with {{o.computing.dtype}} activations; add `activations=fp32`",
+    ),
+    (
+        lambda o: o.cache_precision is not None and not o.verify,
+        f"{_CACHE} requires a quality measurement with the source model: leave `verify=False` out",
+    ),
+    *(
+        (
+            lambda o, allowed=allowed: o.activations not in (None, *allowed) and _multiplied(o) == allowed,
+            f"{_INT8}: with `precision={{o.precision}}` choose {' or '.join(allowed)}",
+        )
+        for allowed in dict.fromkeys(multiplied_with(each) for each in PRECISIONS.values())
+    ),
+    *(
+        (
+            lambda o, name=name: (
+                not _quantises(o) and getattr(o, name) is not None and not (name == "calibrate" and o.rounds)
+            ),
+            f"`{name}={{o.{name}}}` applies to quantised weights: it needs `precision=int4` or int8",
+        )
+        for name in OF_ROUNDING
+    ),
+    *(
+        rule
+        for name in ("quality_text", "quality_tokens")
+        for rule in (
+            (
+                lambda o, name=name: getattr(o, name) is not None and not o.measures and o.precision != AUTO,
+                f"`{name}={{o.{name}}}` measures the loss by rounding, but `precision={{o.precision}}` rounds nothing: "
+                "choose another, or leave it out",
+            ),
+            (
+                lambda o, name=name: getattr(o, name) is not None and not _quantises(o) and not o.verify,
+                f"`{name}={{o.{name}}}`: the quality is measured against the source model, which `verify=False` does "
+                "not run; leave one of the two out",
+            ),
+        )
+    ),
+    (
+        lambda o: _quantises(o) and o.rounding in quantisers.CALIBRATING and o.calibrate is None,
+        "`quantiser={o.rounding}` rounds on a text: add `calibrate`",
+    ),
+    (
+        lambda o: _quantises(o) and o.rounding not in quantisers.CALIBRATING and o.calibrate is not None,
+        "`quantiser={o.rounding}` uses no text: leave `calibrate` out, or choose "
+        f"`quantiser={quantisers.CALIBRATED}`",
+    ),
+    (
+        lambda o: o.block_size not in (None, *BLOCK_SIZES),
+        f"`block_size={{o.block_size}}`: choose one of {', '.join(map(str, BLOCK_SIZES))}",
+    ),
+    (
+        lambda o: _quantises(o) and o.activations == INTEGERS and o.precision != "int8",
+        f"{_INT8}: products of 8-bit integers take weights of 8 bits: it needs `precision=int8`",
+    ),
+    (
+        lambda o: o.activations == INTEGERS and o.block_size is not None,
+        f"{_INT8}: every row of a weight has one scale: leave `block_size` out",
+    ),
+    (
+        lambda o: o.prefill_precision not in (None, INTEGERS),
+        f"{_PREFILL}: choose {INTEGERS}, the only precision of a graph for prompts",
+    ),
+    (
+        lambda o: o.prefill_precision is not None and o.activations == INTEGERS,
+        f"{_PREFILL}: with `activations={INTEGERS}` the package computes so anyway; leave one of the two out",
+    ),
+    (
+        lambda o: o.prefill_precision is not None and o.activations not in (None, EXACT.name),
+        f"{_PREFILL}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
+        f"{_INT8} out",
+    ),
+    (
+        lambda o: o.prefill_precision is not None and o.static_shapes,
+        f"{_PREFILL}: it is for processors that multiply integers fast, `static_shapes=True` for compilers; leave one "
+        "of the two out",
+    ),
+    (
+        lambda o: _quantises(o) and not o.verify,
+        "`precision={o.precision}` requires a quality measurement with the source model: leave `verify=False` out",
+    ),
+    (
+        lambda o: o.opset is not None and not OLDEST_OPSET <= o.opset <= MAX_OPSET,
+        f"`opset={{o.opset}}`: must be between {OLDEST_OPSET} and {MAX_OPSET}",
+    ),
+)
+
+
 def check_options(options: ExportOptions) -> None:
     """Check the options without a checkpoint. Raises UsageError."""
     checked(options)
     if options.named not in PRECISIONS:
         names = ", ".join((AUTO, *PRECISIONS))
         raise UsageError(f"`precision={options.precision}`: choose one of {names}")
-    if options.prefill_chunk is not None and not options.static_shapes:
-        raise UsageError("`prefill_chunk` fixes the shape of prefill.onnx: it needs `static_shapes=True`")
-    if options.verify_length is not None and not options.verify:
-        raise UsageError("`verify_length`: `verify=False` compares nothing; leave one of them out")
-    _check_adapters(options)
-    _check_layout(options)
-    _check_cache(options)
-    _check_packing(options)
+    _check_adapter_names(list(options.with_adapters or {}))
+    quantisers.check_name(options.rounding)
     if options.without_pass:
         from partita.export.passes import check_left_out
 
         check_left_out(options.without_pass)
-    if options.attention != "auto":
-        chosen = lowering(options.attention)
-        if options.opset is not None and options.opset < chosen.min_opset:
-            raise UsageError(
-                f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer"
-            )
-    if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
-        raise UsageError(f"`opset={options.opset}`: must be between {OLDEST_OPSET} and {MAX_OPSET}")
-
-
-def _check_adapters(options: ExportOptions) -> None:
-    """Check the options of adapters. Raises UsageError."""
-    said = "`with_adapters`"
-    if options.adapter is not None and options.with_adapters:
-        raise UsageError(f"{said} keeps adapters apart from weights into which `adapter` merges one; choose")
-    if options.with_adapters and options.prefill_precision is not None:
-        raise UsageError(
-            f"{said}: with `prefill_precision={options.prefill_precision}` prompts have weights of their "
-            "own; leave one of the two out"
-        )
-    names = list(options.with_adapters or {})
-    files = [name.casefold() for name in names]  # some file systems ignore case
-    for name in names:
-        if not re.fullmatch(ADAPTER_NAME, name):
-            raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
-        if files.count(name.casefold()) > 1:
-            raise UsageError(f"{said}: {name} is given more than once; names ignore case")
-
-
-def with_layout(options: ExportOptions) -> ExportOptions:
-    """The options with the lowering that the cache layout requires."""
-    lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
-    return replace(options, attention=lowerings[options.cache])
-
-
-def _check_layout(options: ExportOptions) -> None:
-    """Check the options of the cache layout. Raises UsageError."""
-    said = f"`cache={options.cache}`"
-    if options.cache == FIXED:
-        if options.attention == GROWING:
-            raise UsageError(f"`attention={GROWING}`: use `cache={GROWING}`")
-        return
-    only = with_layout(options).attention
-    others = {
-        f"`attention={options.attention}`": options.attention not in ("auto", only),
-        "`static_shapes=True`": options.static_shapes,
-        f"`cache_precision={options.cache_precision}`": options.cache_precision is not None,
-        f"`prefill_precision={options.prefill_precision}`": options.cache == GROWING
-        and options.prefill_precision is not None,
-    }
-    for other, given in others.items():
-        if given:
-            raise UsageError(f"{said}: this layout does not support {other}; leave one of the two out")
-
-
-def _check_cache(options: ExportOptions) -> None:
-    """Check the cache precision. Raises UsageError."""
-    if options.cache_precision is None:
-        return
-    said = f"`cache_precision={options.cache_precision}`"
-    if options.cache_precision not in CACHE_PRECISIONS:
-        raise UsageError(f"{said}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out")
-    if options.attention not in ("auto", CACHE_LOWERING):
-        raise UsageError(
-            f"{said}: `attention={options.attention}` keeps its cache in floats; it needs `attention={CACHE_LOWERING}`"
-        )
-    if options.computing.twin is not None:
-        raise UsageError(
-            f"{said}: cannot be verified with {options.computing.dtype} activations; add `activations=fp32`"
-        )
-    if not options.verify:
-        raise UsageError(f"{said} requires a quality measurement with the source model: leave `verify=False` out")
-
-
-def _check_packing(options: ExportOptions) -> None:
-    """Check the options of quantised weights. Raises UsageError."""
-    known = options.precision != AUTO  # `auto` is checked again when the checkpoint settles it
-    allowed = multiplied_with(PRECISIONS[options.named if known else PACKED])
-    if options.activations is not None and options.activations not in allowed:
-        raise UsageError(
-            f"`activations={options.activations}`: with `precision={options.precision}` choose {' or '.join(allowed)}"
-        )
-    quantisers.check_name(options.rounding)
+    chosen = None if options.attention == AUTO else lowering(options.attention)
+    if chosen is not None and options.opset is not None and options.opset < chosen.min_opset:
+        raise UsageError(f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer")
+    for broken, message in RULES:
+        if broken(options):
+            raise UsageError(message.format(o=options))
+    known = options.precision != AUTO
     read_keep(
         tuple((options.keep or {}).items()),
         options.named if known else PACKED,
         options.computing.dtype if known else EXACT.dtype,
     )
-    if options.computing.bits is None:
-        for name, value in (
-            ("block_size", options.block_size),
-            ("quantiser", options.quantiser),
-            ("calibrate", options.calibrate),
-            ("max_perplexity_ratio", options.max_perplexity_ratio),
-            ("max_weight_size", options.max_weight_size),
-            ("prefill_precision", options.prefill_precision),
-        ):
-            if value is None or (name == "calibrate" and options.rounds):
-                continue
-            raise UsageError(f"`{name}={value}` applies to quantised weights: it needs `precision=int4` or int8")
-        _check_quality(options)
-        return
-    calibrates = options.rounding in quantisers.CALIBRATING
-    if calibrates and options.calibrate is None:
-        raise UsageError(f"`quantiser={options.rounding}` rounds on a text: add `calibrate`")
-    if options.calibrate is not None and not calibrates:
-        raise UsageError(
-            f"`quantiser={options.rounding}` uses no text: leave `calibrate` out, or choose "
-            f"`quantiser={quantisers.CALIBRATED}`"
-        )
-    if options.block_size is not None and options.block_size not in BLOCK_SIZES:
-        sizes = ", ".join(map(str, BLOCK_SIZES))
-        raise UsageError(f"`block_size={options.block_size}`: choose one of {sizes}")
-    _check_activations(options)
-    _check_prefill(options)
-    if not options.verify:
-        raise UsageError(
-            f"`precision={options.precision}` requires a quality measurement with the source model: "
-            "leave `verify=False` out"
-        )
 
 
-def _check_quality(options: ExportOptions) -> None:
-    """Check the quality options for weights that are not quantised. Raises UsageError."""
-    for name in ("quality_text", "quality_tokens"):
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not options.measures and options.precision != AUTO:  # for `auto` it is known with the checkpoint
-            raise UsageError(
-                f"`{name}={value}` measures the loss by rounding, but `precision={options.precision}` rounds nothing: "
-                "choose another, or leave it out"
-            )
-        if not options.verify:
-            raise UsageError(
-                f"`{name}={value}`: the quality is measured against the source model, which `verify=False` does not "
-                "run; leave one of the two out"
-            )
-
-
-def _check_activations(options: ExportOptions) -> None:
-    """Check the activations of quantised weights. Raises UsageError."""
-    said = f"`activations={options.activations}`"
-    if options.activations != INTEGERS:
-        return
-    if options.precision != "int8":
-        raise UsageError(f"{said}: products of 8-bit integers take weights of 8 bits: it needs `precision=int8`")
-    if options.block_size is not None:
-        raise UsageError(f"{said}: every row of a weight has one scale: leave `block_size` out")
-
-
-def _check_prefill(options: ExportOptions) -> None:
-    """Check the options of a separate prefill graph. Raises UsageError."""
-    if options.prefill_precision is None:
-        return
-    said = f"`prefill_precision={options.prefill_precision}`"
-    if options.prefill_precision != INTEGERS:
-        raise UsageError(f"{said}: choose {INTEGERS}, the only precision of a graph for prompts")
-    if options.activations == INTEGERS:
-        raise UsageError(
-            f"{said}: with `activations={INTEGERS}` the package computes so anyway; leave one of the two out"
-        )
-    if options.activations not in (None, EXACT.name):
-        raise UsageError(
-            f"{said}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
-            f"`activations={options.activations}` out"
-        )
-    if options.static_shapes:
-        raise UsageError(
-            f"{said}: it is for processors that multiply integers fast, `static_shapes=True` for "
-            "compilers; leave one of the two out"
-        )
+def _check_adapter_names(names: Sequence[str]) -> None:
+    """Raise UsageError for names of adapters that cannot be parts of file names."""
+    files = [name.casefold() for name in names]  # some file systems ignore case
+    for name in names:
+        if not re.fullmatch(ADAPTER_NAME, name):
+            raise UsageError(f"{_WITH}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
+        if files.count(name.casefold()) > 1:
+            raise UsageError(f"{_WITH}: {name} is given more than once; names ignore case")
 
 
 def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:

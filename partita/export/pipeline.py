@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint import stored_precision
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
 from partita.export.options import (
-    CACHE_LOWERING,
     WINDOW,
     Asked,
     ExportOptions,
@@ -27,9 +24,10 @@ from partita.export.options import (
     max_length,
     with_layout,
 )
-from partita.export.passes import cache_rounding, rolling_cache
+from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
+from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.verify.quality import MissedRatioError, OpenScorer
 from partita.export.verify.running import (
@@ -80,8 +78,6 @@ def export(
     check_options(options)
     asked = asked_options(options) if asked is None else asked
     options = with_layout(options)
-    if options.cache_precision is not None:
-        options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
         try:
             place = cleanup.enter_context(reserve(options.folder, options.reads, force=options.force))
@@ -114,13 +110,16 @@ def _run(
         checkpoint = open_checkpoint(str(work.options.checkpoint))
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
-    work.options = options = _with_defaults(stored_precision.settled(work.options, checkpoint), target, quality_text)
+    work.options = options = resolve(work.options, checkpoint, target, quality_text)
     refuse_unable(chosen, options, checkpoint.quantised)
     chosen.check(options)
-    for note in (*checkpoint.notes, *stored_precision.notes(options, checkpoint)):
+    for note in (*checkpoint.notes, *notes(options, checkpoint)):
         tell(work, note)
     cache_rounding.ask(options, target)
-    rolling_cache.ask(options, target)
+    cache_rounding.ask_window(options, target)
+    if chosen.packs and in_question(options, target):
+        with stage(work.progress, "probe target", work.seconds, of=options.precision):
+            work.options = options = with_activations(options, target, work.notes.append)
     try:
         attempts = chosen.attempts(checkpoint, work, target)
         first = attempts.best()
@@ -132,15 +131,6 @@ def _run(
         if offer is None or isinstance(error, TargetParityError):  # the graph is correct on the CPU provider
             raise
         raise offer(error, checkpoint, options) from error
-
-
-def _with_defaults(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
-    """The options with defaults that depend on the precision and the target."""
-    if options.computing.bits is not None and options.activations is None:
-        options = replace(options, activations="fp32" if target is None else target.kernels.activations)  # type: ignore[arg-type]
-    if options.measures and options.verify and options.quality_text is None:
-        options = replace(options, quality_text=quality_text)
-    return options
 
 
 def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:

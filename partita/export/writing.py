@@ -19,19 +19,19 @@ import onnx_ir as ir
 import partita
 from partita import dtypes
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint import stored_precision
+from partita.export import resolve
 from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import corrected
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
-from partita.export.exporters.base import Attempts, Exported
+from partita.export.exporters import Attempts, Exported
 from partita.export.options import ExportOptions, most_positions
 from partita.export.passes import cache_rounding
 from partita.export.progress import stage
 from partita.export.verify import known_answer, quality, self_check, twins
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import MissedRatioError
-from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
+from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import spilled
@@ -119,7 +119,10 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         _check_memory_of_answer(exported, options, spilled.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime.replay)
     manifest = _rounded_cache(exported, work, manifest, runtime)
-    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target))
+    measured = text is not None
+    manifest, (result, smoke) = _run(
+        work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target, measured=measured)
+    )
     manifest = _measured(exported, work, manifest, text, runtime)
     _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
@@ -208,10 +211,14 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
             found = quality.measure(
                 exported.checkpoint, text, work.folder, manifest, scorer, current, work.scratch, twin
             )
-        except GenerationError as error:
+        except (PartitaError, RuntimeError, ValueError) as error:
+            if not isinstance(error, ResourceError):
+                run_on_cpu(work, manifest, runtime.smoke)  # raises where the graph fails on any text
+            if not isinstance(error, GenerationError):
+                raise
             raise UnsupportedModelError(
                 f"{work.options.checkpoint}: in {work.options.precision} it fails on {text.name}, on which its quality "
-                f"is measured on: {error}; nothing was written; name another `precision`, as bf16 or fp32",
+                f"is measured: {error}; nothing was written; name another `precision`, as bf16 or fp32",
                 option="precision",
             ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
@@ -279,7 +286,7 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
         parameters=exported.parameters,
         files=files,
         unused=exported.unused,
-        quantised=stored_precision.source_of(options, checkpoint),
+        quantised=resolve.source_of(options, checkpoint),
     )
 
 

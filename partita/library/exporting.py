@@ -81,14 +81,13 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.exporters import check_name
         from partita.export.exporters.optimum import offered
-        from partita.export.options import asked_options, with_layout
+        from partita.export.options import asked_options
         from partita.export.pipeline import export as write
         from partita.library.place.target import taken_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
     options = group(given, ExportOptions)
     check_name(options.exporter)
-    options = with_layout(options)
     with stage(shown, "find target", {}):
         target = _choose_target(options, audience)
     if options.activations == "int8" and (target is None or target.provider == "cpu"):
@@ -146,7 +145,7 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
 
     Raises UsageError, and ProviderError when the target cannot be probed.
     """
-    if options.target is None and options.attention != "auto":
+    if options.target is None and (options.attention != "auto" or options.cache != "fixed"):
         if options.target_default:
             raise UsageError("`target_default` needs `target`, the provider it belongs to; add it")
         return None

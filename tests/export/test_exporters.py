@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from partita.package.contract import Contract
 from partita.export.verify import known_answer
-from partita.export.exporters.base import Exported, Exporter
+from partita.export.exporters import Exported, Exporter
 from partita.package.folder import read_manifest
 
 

@@ -1,17 +1,139 @@
-"""Exporters, one file each: (checkpoint, options) -> graphs and their contract."""
+"""Exporters, one file each: (checkpoint, options) -> graphs and their contract.
+
+The interface of an exporter and its result.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.errors import UsageError
-from partita.export.exporters.base import Attempts, Exported, Exporter
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+    import onnx_ir as ir
+
+    from partita.export.checkpoint.description import Checkpoint
     from partita.export.checkpoint.stored_formats import Quantised
     from partita.export.options import ExportOptions
+    from partita.export.progress import Stage
+    from partita.export.target import Target
+    from partita.export.verify.known_answer import KnownAnswer
+    from partita.export.work import Work
+    from partita.package.contract import Contract
+    from partita.package.folder import AdapterRecord
+    from partita.package.records import (
+        Calibration,
+        NarrowWeights,
+        PackedKind,
+        PackedWeights,
+        PrefillChoice,
+        TargetRecord,
+        Verification,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchedAdapter:
+    """A switchable adapter."""
+
+    record: AdapterRecord
+    parameters: Callable[[], Mapping[str, npt.NDArray[Any]]]
+    """Reads the adapter's values for the graph inputs, by name."""
+    answer: Callable[[], KnownAnswer]
+    """Runs the source model with the adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The graphs of a model, with the data to write, run and verify them."""
+
+    label: str
+    """The option that selects this variant, e.g. `--attention gqa`."""
+    attention: str
+    """Name of the lowering of attention and cache."""
+    checkpoint: Checkpoint
+    models: tuple[ir.Model, ...]
+    """One per file of the contract. Weights may be lazy sources or tensors."""
+    contract: Contract
+    """Its weight_bytes are unknown before the weights are written."""
+    parameters: int
+    """Weights that the graphs use; a tied weight counts once."""
+    original_parameters: int
+    """Parameters of the source model."""
+    answer: Callable[[], KnownAnswer]
+    """Runs the source model."""
+    unused: tuple[str, ...]
+    """Checkpoint tensors that no graph uses, by module."""
+    passes: Mapping[str, int]
+    """Number of changes per pass."""
+    caution: str
+    """A known limitation of this kind of model with its remedy, as the end of a sentence."""
+    packed: PackedWeights | None = None
+    """The record of quantised weights."""
+    calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None
+    """Calibrates the weights into a folder, which must exist until they are written; None without calibration."""
+    widen: Callable[[float], bool] | None = None
+    """Selects more bits after a perplexity ratio was measured; False where no larger mix is left."""
+    prefill: PrefillChoice | None = None
+    """The record of a separate prefill graph, where one was requested."""
+    adapters: tuple[AdapterRecord, ...] = ()
+    """Adapters merged into the weights."""
+    switched: tuple[SwitchedAdapter, ...] = ()
+    """Switchable adapters."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Package name -> version, of tools that ran in another process."""
+    narrow: NarrowWeights | None = None
+    """The record of weights stored in 16 bits and computed in float32."""
+
+
+class Attempts(Protocol):
+    """The variants in which an exporter can write a model, in order of preference."""
+
+    @property
+    def target(self) -> Target | None:
+        """The provider of the package; None where it is not probed."""
+
+    def best(self) -> Exported | None:
+        """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
+        """Reject a variant: it does not run, or it `ran` and computed wrong results."""
+
+    def left_out(self) -> list[str]:
+        """The rejected variants with their reasons."""
+
+    def reason(self, taken: Exported) -> str:
+        """The reason for the choice, in one sentence."""
+
+    def record(self, result: Verification | None) -> TargetRecord | None:
+        """The manifest record of the target; None without one. `result`: of the known answer on it."""
+
+    def others(self) -> Sequence[Attempts]:
+        """For a requested variant: each of the others, to suggest one that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A way from a checkpoint to graphs."""
+
+    name: str
+    summary: str
+    """A description in one line."""
+    attempts: Callable[[Checkpoint, Work, Target | None], Attempts]
+    """Inspects the model and returns its variants. Raises a PartitaError."""
+    packs: bool = False
+    """It quantises weights."""
+    adapts: bool = False
+    """It supports adapters."""
+    check: Callable[[ExportOptions], None] = lambda options: None
+    """Raises UsageError for other unsupported options."""
+
 
 __all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names", "refuse_unable"]
 

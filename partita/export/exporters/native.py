@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from partita.export.checkpoint.adapters.merge import merged
 from partita.export.checkpoint.config_values import named
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
-from partita.export.checkpoint.stored_precision import check_merged, takes_stored
-from partita.export.choosing import Choices, Choosing, Unasked
+from partita.export.choosing import Choosing, Unasked, Variants
 from partita.export.drafts import Draft, Graphs
-from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
+from partita.export.exporters import Exported, Exporter, SwitchedAdapter
 from partita.export.options import ExportOptions, max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
+from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
 from partita.export.progress import stage
 from partita.export.quantise.keep import paths
 from partita.export.quantise.mixes import Mixes, check_size
@@ -29,92 +29,41 @@ from partita.export.quantise.rounding import calibration
 from partita.export.quantise.write.as_stored import AsStored
 from partita.export.quantise.write.prefill import prefill_plan
 from partita.export.quantise.write.rewrite import summary
-from partita.export.target import AUTO, Target, Way, every_way
+from partita.export.resolve import check_merged, takes_stored
+from partita.export.target import Target
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import FakeModel, build_fake_model
 from partita.export.verify.running import CPU
 from partita.export.weights import external_data as weights
-from partita.export.weights.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
 from partita.export.work import Work, tell
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
-from partita.package.records import PrefillChoice, TargetRecord, Verification
+from partita.package.records import PrefillChoice
 
 REPORT = "; nothing was written, please report this model"
 
 
-@dataclass(slots=True)
-class Traces:
-    """The variants of one draft, in the order of the target's results."""
-
-    draft: Draft
-    choosing: Choices
-    tried: dict[str, Way] = field(default_factory=dict)
-    """Label of a variant -> its way."""
-    mixes: Mixes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.mixes = Mixes(self.draft)
-
-    @property
-    def target(self) -> Target | None:
-        """The provider of the package."""
-        return self.choosing.target
-
-    def best(self) -> Exported | None:
-        """The graphs of the next variant."""
-        way = self.choosing.best()
-        if way is None:
-            return None
-        made = self._export_graphs(self.draft.graphs(way))
-        self.tried[made.label] = way
-        return made
-
-    def _export_graphs(self, graphs: Graphs) -> Exported:
-        """The exported graphs, with the bits of weights chosen where there is a budget."""
-        if not self.draft.work.options.searches:
-            return _exported(graphs)
-        if not graphs.packing.placed:  # no weight has a choice of bits
-            check_size(graphs, self.draft.work.options.max_weight_size, "and none of them can be packed")
-            return _exported(graphs)
-        mixed, record = self.mixes.take(graphs)
-        made = _exported(mixed)
-        assert made.packed is not None
-        return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=self.mixes.widen)
-
-    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """Reject the variant that made `tried`."""
-        self.choosing.set_aside(self.tried[tried.label], detail, ran=ran)
-
-    def left_out(self) -> list[str]:
-        """The rejected variants with their reasons."""
-        return self.choosing.left_out()
-
-    def reason(self, taken: Exported) -> str:
-        """The reason for the lowering of `taken`, in one sentence."""
-        return self.choosing.reason(self.tried[taken.label])
-
-    def record(self, result: Verification | None) -> TargetRecord | None:
-        """The manifest record of the target."""
-        return None if self.choosing.target is None else self.choosing.record(result)
-
-    def others(self) -> Sequence[Traces]:
-        """The other lowerings, where one was requested."""
-        wanted = self.choosing.wanted
-        ways = [] if wanted in (AUTO, GROWING) else [way for way in every_way() if way.attention != wanted]
-        return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
+def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
+    """The exported graphs, with the bits of weights chosen where there is a budget."""
+    options = graphs.draft.work.options
+    if not options.searches:
+        return _exported(graphs)
+    if not graphs.packing.placed:  # no weight has a choice of bits
+        check_size(graphs, options.max_weight_size, "and none of them can be packed")
+        return _exported(graphs)
+    mixed, record = mixes.take(graphs)
+    made = _exported(mixed)
+    assert made.packed is not None
+    return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=mixes.widen)
 
 
-def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
+def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
     """Build the model on fake tensors.
 
     Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
     """
     if work.options.with_adapters and target is not None and target.constant_defaults:
         _check_fixed(work.options, target)
-    if target is not None and in_question(work.options, target):
-        with stage(work.progress, "probe target", work.seconds, of=work.options.precision):
-            work.options = settled(work.options, target, work.notes.append)
     options = work.options
     length = max_length(options, checkpoint)
     text = None
@@ -153,9 +102,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
     draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
-    return Traces(
-        draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
-    )
+    write = partial(_with_mix, Mixes(draft))
+    kind = Unasked if target is None else Choosing
+    return kind(draft, options.attention, write, target)
 
 
 def _check_fixed(options: ExportOptions, target: Target) -> None:

@@ -20,8 +20,7 @@ import onnx_ir as ir
 from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.exporters import refuse_unable
-from partita.export.exporters.base import Exported, Exporter
+from partita.export.exporters import Exported, Exporter, refuse_unable
 from partita.export.options import AUTO, ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.target import Target

@@ -15,6 +15,10 @@ instead of running a text of that length.
 
 Source: Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime, docs/ContribOperators.md, RotaryEmbedding and
 GroupQueryAttention (do_rotary), for the pairs of channels.
+
+`--cache window`: layers with sliding-window attention cache only the window. The operator drops positions outside it;
+positions and cursors do not change. A sequence longer than the window cannot be rewound, so the full cache is the
+default.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import onnx_ir as ir
 from partita import dtypes
 from partita.errors import ParityError, ProviderError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.options import ExportOptions
+from partita.export.options import WINDOW, ExportOptions
 from partita.export.progress import Stage
 from partita.export.target import Question, Target
 from partita.export.verify import texts
@@ -51,7 +55,7 @@ PRESENT = 1
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
 TWIN = "with a float32 cache, before it was quantised"
 OPSET, IR_VERSION = 21, 10
-PROBED = {"heads": 4, "kv_heads": 2, "size": 64, "length": 16}
+HEADS, KV_HEADS, SIZE, LENGTH = 4, 2, 64, 16
 """Sizes of the probed node."""
 
 Scales = Mapping[str, npt.NDArray[np.float32]]
@@ -70,37 +74,68 @@ def ask(options: ExportOptions, target: Target | None) -> None:
         )
 
 
+def ask_window(options: ExportOptions, target: Target | None) -> None:
+    """Raise ProviderError where the target is not known to support a window cache or the node. Nothing is written yet.
+
+    Without a target the package is for the CPU provider.
+    """
+    if options.cache != WINDOW or target is None:
+        return
+    said = f"`cache={WINDOW}`: {target.provider}"
+    rest = "nothing was written; leave it out, or name another `target`, as cpu"
+    if not target.rolls:
+        raise ProviderError(
+            f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
+        )
+    if target.takes is not None and not target.takes([window_question(options.computing.dtype)])[0]:
+        raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
+
+
+def window_question(dtype: str) -> Question:
+    """A model of one GroupQueryAttention with a window cache in `dtype`, and the sizes of its inputs."""
+    model, sizes = _one_node(to_ir(dtype), to_ir(dtype), local_window_size=LENGTH, sliding_window_cache=1)
+    return bytes(ir.to_proto(model).SerializeToString()), sizes
+
+
 def question(dtype: str) -> Question:
     """A model of one GroupQueryAttention with an int8 cache, to probe the target, and the sizes of its inputs.
 
     `dtype`: of the activations.
     """
-    heads, kv_heads, size, length = PROBED["heads"], PROBED["kv_heads"], PROBED["size"], PROBED["length"]
-    kinds = {name: to_ir(dtype) for name in ("query", "key", "value")}
-    sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, heads * size)}
-    sizes |= dict.fromkeys(("key", "value"), (1, 1, kv_heads * size))
-    sizes |= dict.fromkeys(("past_key", "past_value"), (1, kv_heads, length, size))
-    kinds |= dict.fromkeys(("past_key", "past_value"), ir.DataType.INT8)
+    model, sizes = _one_node(to_ir(dtype), ir.DataType.INT8)
+    one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
+    _round_node(model.graph, model.graph[0], {"past_key": one, "past_value": one})
+    return bytes(ir.to_proto(model).SerializeToString()), sizes
+
+
+def _one_node(
+    dtype: ir.DataType, cached: ir.DataType, **attributes: int
+) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
+    """A model of one GroupQueryAttention with activations of `dtype` and a cache of `cached`, and its input sizes."""
+    sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, HEADS * SIZE)}
+    sizes |= dict.fromkeys(("key", "value"), (1, 1, KV_HEADS * SIZE))
+    kinds = dict.fromkeys(sizes, dtype)
+    sizes |= dict.fromkeys(("past_key", "past_value"), (1, KV_HEADS, LENGTH, SIZE))
+    kinds |= dict.fromkeys(("past_key", "past_value"), cached)
     sizes |= {"last": (1,), "total": ()}
     kinds |= dict.fromkeys(("last", "total"), ir.DataType.INT32)
     given = [
         ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(kinds[name]))
         for name, shape in sizes.items()
     ]
+    numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, **attributes}
     node = ir.Node(
         DOMAIN,
         OPERATOR,
         given,
-        attributes=[ir.AttrInt64("num_heads", heads), ir.AttrInt64("kv_num_heads", kv_heads)],
+        attributes=[ir.AttrInt64(name, number) for name, number in numbers.items()],
         num_outputs=3,
         name="asked",
     )
     for output, name in zip(node.outputs, ("output", "present_key", "present_value"), strict=True):
         output.name = name
     graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": OPSET, DOMAIN: 1}, name="asked")
-    one = np.ones((1, kv_heads, 1, size), np.float32)
-    _round_node(graph, node, {"past_key": one, "past_value": one})
-    return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
+    return ir.Model(graph, ir_version=IR_VERSION), sizes
 
 
 def rounds(model: ir.Model) -> tuple[str, ...]:

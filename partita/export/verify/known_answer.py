@@ -4,6 +4,8 @@ The source model runs in float32 with transformers' default attention for its ty
 transformers' cache; their logits come from one forward pass over the whole sequence. Only for a separate prefill graph,
 the logits after the prompt are computed with the cache. The sequence exceeds every window, attention chunk and original
 context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay the answer without torch.
+
+Load the source model of a quantised checkpoint in float32, without the library of its format.
 """
 
 from __future__ import annotations
@@ -23,14 +25,13 @@ import psutil
 import torch
 import transformers
 from safetensors.numpy import save as serialised
-from transformers import modeling_utils
+from transformers import PreTrainedConfig, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint import dequantised
 from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.original import auto_class, of_text
-from partita.export.checkpoint.weight_files import read_json
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, read_json
 from partita.export.trace.fake_model import quiet, translated
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
 from partita.export.trace.plug_cache import CACHE_ARGUMENTS, cache_argument
@@ -172,7 +173,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
         spilled.spilling(checkpoint.tensors, scratch),
     ):
         if any(info.decoder is not None for info in checkpoint.tensors.values()):
-            loaded = dequantised.load(checkpoint, config)
+            loaded = _load_dequantised(checkpoint, config)
         else:
             loaded = auto_class(checkpoint.config).from_pretrained(
                 str(checkpoint.folder),
@@ -400,3 +401,31 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
         spread = np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, length - len(ids))
         ids = [*ids, *spread.tolist()]
     return np.array(ids, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A lazy tensor of the checkpoint, which transformers reads with `tensor[...]`."""
+
+    info: TensorInfo
+    files: OpenFiles
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
+        taken = whole if index is Ellipsis else whole[index]
+        return taken.contiguous()  # parameters keep the strides of their input
+
+
+def _load_dequantised(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
+    """The model in float32 with its default attention, and transformers' loading info. Raises as transformers does."""
+    with torch.device("meta"):
+        kind = type(auto_class(config).from_config(config))
+    with OpenFiles(checkpoint.folder) as files:
+        return kind.from_pretrained(
+            None,
+            config=config,
+            state_dict={name: _Unread(info, files) for name, info in checkpoint.tensors.items()},
+            dtype=torch.float32,
+            attn_implementation=None,
+            output_loading_info=True,
+        )

@@ -31,6 +31,7 @@ WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
 """Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
+BY_QUALITY = "its quality was measured on it"
 TWIN = "its float32 copy ran"
 LONGEST = 400
 
@@ -108,16 +109,18 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
 
 
 def run_all(
-    work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None
+    work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None, *, measured: bool = False
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
     """The smoke runs on the CPU provider and the target, and the known answer on the target, as far as it can run here.
 
-    Raises TargetParityError and NotRunningError.
+    `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
+    TargetParityError and NotRunningError.
     """
     twin = work.options.computing.twin is not None
     verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not twin
-    first = () if same and not verified else (_on_cpu(work, manifest, smoke),)
+    by_quality = measured and not manifest.graph.takes_fewer_rows
+    first = () if same and not verified else (run_on_cpu(work, manifest, smoke, by_quality=by_quality),)
     if target is None:
         return None, first
     try:
@@ -127,10 +130,10 @@ def run_all(
     return result, (record,) if same else (*first, record)
 
 
-def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
+def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
     """The smoke run on the CPU provider, of the float32 copy where that is verified instead of the package.
 
-    A replay of the known answer counts as one. Raises NotRunningError.
+    A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
     """
     twin = work.options.computing.twin is not None
     packed = work.options.rounds  # then another graph was replayed
@@ -139,6 +142,8 @@ def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
+    if by_quality:
+        return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if twin else BY_QUALITY)
     with stage(work.progress, "smoke run", work.seconds):
         return _tried(work, manifest, _on_twin(smoke) if twin else smoke, CPU)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -340,3 +340,43 @@ def _with_values(arguments: Any, files: OpenFiles) -> Any:
     if isinstance(arguments, Origin):
         return arguments.read_all(files)
     return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
+
+
+class Leaves(OpenFiles):
+    """Reads something else for the checkpoint tensors of an origin: a function of tensor and region."""
+
+    def __init__(self, value: Callable[[TensorInfo, Region], torch.Tensor]) -> None:
+        self.value = value
+
+    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
+        """The result of the function."""
+        return self.value(info, region)
+
+
+class Places(OpenFiles):
+    """A reader that returns indices instead of values: read through an origin, they show the source of each value.
+
+    `along`: tensor -> an axis, and the numbers that replace the indices of this axis.
+    """
+
+    def __init__(
+        self, infos: Iterable[TensorInfo], along: Mapping[TensorInfo, tuple[int, torch.Tensor]] | None = None
+    ) -> None:
+        self.along = along or {}
+        self.first: dict[TensorInfo, int] = {}
+        total = 0
+        for info in dict.fromkeys(infos):
+            self.first[info] = total
+            total += math.prod(info.shape)
+
+    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
+        """The indices of the values of a tensor in `region`."""
+        replaced, numbers = self.along.get(info, (None, None))
+        places = torch.full((), self.first[info], dtype=torch.int64)
+        stride = 1
+        for axis in reversed(range(len(region))):
+            begin, end = region[axis]
+            index = torch.arange(begin, end) if numbers is None or axis != replaced else numbers[begin:end]
+            places = places + (index * stride).reshape(-1, *[1] * (len(region) - 1 - axis))
+            stride *= info.shape[axis]
+        return places

@@ -69,18 +69,6 @@ class WeightSource(Protocol):
         Dtypes that torch lacks are uint8. Raises CheckpointError.
         """
 
-    def permuted(self, order: tuple[int, ...]) -> WeightSource | None:
-        """The same weight with axis `order[i]` as axis i; None where it cannot be stored so."""
-
-    def interleaved(self, axis: int) -> WeightSource | None:
-        """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ...; None where it cannot."""
-
-    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> WeightSource | None:
-        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`; None where it cannot."""
-
-    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> WeightSource | None:
-        """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -126,11 +114,11 @@ class Plain:
         origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
         return replace(self, origin=origin, dtype=dtype)
 
-    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> Plain | None:
-        """This weight and the others concatenated along `axis`; None for another source type or dtype."""
+    def joined(self, others: Sequence[Plain], axis: int, name: str) -> Plain | None:
+        """This weight and the others concatenated along `axis`; None for another dtype."""
         parts, parameters = [self.origin], [*self.parameters]
         for other in others:
-            if not isinstance(other, Plain) or (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
+            if (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
                 return None
             parts.append(other.origin)
             parameters += other.parameters
@@ -184,26 +172,27 @@ class StoredPart(ir.LazyTensor):
         return self.source.key, self.index
 
     def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
-        """The same weight with axis `order[i]` as axis i; None where it cannot be stored so."""
-        self._refuse_reshaped()
-        return _whole_of(self.source.permuted(order)) if self._is_whole else None
+        """The same weight with axis `order[i]` as axis i; None where it is quantised."""
+        plain = self._plain()
+        return None if plain is None else StoredPart(plain.permuted(order))
 
     def interleaved(self, axis: int) -> StoredPart | None:
-        """The same weight with its halves along `axis` interleaved; None where it cannot be stored so."""
-        self._refuse_reshaped()
-        return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
+        """The same weight with its halves along `axis`, [g; u], as g0, u0, g1, u1, ...; None where it is quantised."""
+        plain = self._plain()
+        return None if plain is None else StoredPart(plain.interleaved(axis))
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> StoredPart | None:
-        """Every value times `factor` plus `offset`, stored as `dtype`; None where it cannot be stored so."""
-        self._refuse_reshaped()
-        return _whole_of(self.source.rescaled(factor, offset, dtype)) if self._is_whole else None
+        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`; None where quantised."""
+        plain = self._plain()
+        return None if plain is None else StoredPart(plain.rescaled(factor, offset, dtype))
 
     def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
         """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
-        everyone = (self, *others)
-        if not all(each._is_whole for each in everyone) or any(each.is_reshaped for each in everyone):
+        everyone = [each.source for each in (self, *others) if not each.is_reshaped and isinstance(each.source, Plain)]
+        if len(everyone) != 1 + len(others):
             return None
-        return _whole_of(self.source.joined([each.source for each in others], axis, name))
+        plain = everyone[0].joined(everyone[1:], axis, name)
+        return None if plain is None else StoredPart(plain)
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
         """The same bytes as a tensor of another shape. To be applied last: axes are those of the part."""
@@ -216,25 +205,17 @@ class StoredPart(ir.LazyTensor):
         """Whether its shape differs from that of the part."""
         return tuple(self.shape.numpy()) != self.part.shape
 
-    @property
-    def _is_whole(self) -> bool:
-        """Whether it is the whole weight: one part of several cannot be transformed alone."""
-        return len(self.source.parts) == 1
-
-    def _refuse_reshaped(self) -> None:
+    def _plain(self) -> Plain | None:
+        """The plain source, whose axes can be changed; None where it is quantised. Raises ValueError if reshaped."""
         if self.is_reshaped:
             raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
+        return self.source if isinstance(self.source, Plain) else None
 
     def _whole(self) -> ir.TensorProtocol:
         """The whole part in memory, for tests and tools."""
         pieces = [piece.reshape(-1) for index, piece in self.source.pieces() if index == self.index]
         flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.part.dtype)))
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
-
-
-def _whole_of(source: WeightSource | None) -> StoredPart | None:
-    """The only part of a source; None where it is None or has several."""
-    return StoredPart(source) if source is not None and len(source.parts) == 1 else None
 
 
 def stored(value: ir.Value | None) -> StoredPart | None:

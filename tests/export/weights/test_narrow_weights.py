@@ -16,8 +16,8 @@ import partita
 from partita import cli
 from partita.dtypes import EXACT, PRECISIONS
 from partita.export.options import ExportOptions
+from partita.export.resolve import with_activations
 from partita.export.target import Target
-from partita.export.weights.narrow_weights import settled
 from partita.package.folder import read_manifest
 from partita.partition_reports.sections.arithmetic import section
 from partita.partition_reports.sections.model import Line
@@ -153,7 +153,9 @@ def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     told: list[str] = []
-    options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)  # type: ignore[arg-type]
+    options = with_activations(
+        ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append
+    )  # type: ignore[arg-type]
     assert (options.activations == "fp32", len(told)) == (wide, int(wide))
 
 

@@ -30,9 +30,10 @@ from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
-from partita.export.quantise.rounding.reference import Places, moves
+from partita.export.quantise.rounding.reference import moves
 from partita.export.quantise.write.products import weight_of_product
 from partita.export.weights.element_types import of_ir
+from partita.export.weights.origins import Places
 from partita.export.weights.sources import Plain
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord

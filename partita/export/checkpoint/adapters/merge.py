@@ -11,8 +11,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.files import INSTEAD, Adapter, Matrices
-from partita.export.checkpoint.adapters.recipes import AdapterTensor, LowRank, Replaced, Same, Shifted
+from partita.export.checkpoint.adapters.files import (
+    INSTEAD,
+    Adapter,
+    AdapterTensor,
+    LowRank,
+    Matrices,
+    Replaced,
+    Same,
+    Shifted,
+)
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import Decoder, TensorInfo, few

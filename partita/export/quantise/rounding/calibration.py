@@ -29,7 +29,7 @@ from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Stage
 from partita.export.quantise.rounders import Round, quantiser
 from partita.export.quantise.rounding.abreast import abreast
-from partita.export.quantise.rounding.reference import ROWS_ELEMENTS, Parameters, Places, parameter_names, put_back
+from partita.export.quantise.rounding.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
 from partita.export.quantise.rounding.stored import Rounded
 from partita.export.quantise.write.packed import Packed, Packing, in_parts, restored
 from partita.export.quantise.write.rewrite import Placed
@@ -38,7 +38,7 @@ from partita.export.trace.fake_model import quiet, translated
 from partita.export.verify import texts
 from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import Origin, Stored, blocks
+from partita.export.weights.origins import Origin, Places, Stored, blocks
 from partita.observations.text_format import human_bytes
 from partita.process import give_back
 

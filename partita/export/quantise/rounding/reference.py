@@ -16,10 +16,9 @@ import onnx_ir as ir
 import torch
 
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.quantise.write.rewrite import Placed
 from partita.export.weights import spilled
-from partita.export.weights.origins import Computed, Joined, Origin, Region, Rescaled, Stored, blocks
+from partita.export.weights.origins import Computed, Joined, Leaves, Origin, Places, Rescaled, Stored, blocks
 from partita.export.weights.sources import Plain
 
 ROWS_ELEMENTS = 1 << 22
@@ -157,47 +156,15 @@ def _put_stacks_back(
     for start, rows in rows_of:
         index = origin.read(((start, start + len(rows)), (0, placed.packed.width)), places)
         flat[index.reshape(-1)] = rows.reshape(-1)
-    tensors = _Tensors({info: flat[first : first + math.prod(info.shape)] for info, first in places.first.items()})
-    for info in places.first:
+    values = {info: flat[first:][: math.prod(info.shape)].view(info.shape) for info, first in places.first.items()}
+    tensors = Leaves(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
+    for info, value in values.items():
         for name in names.single.get(info.name, ()):
-            _get(model, name).detach().copy_(tensors.values[info].view(info.shape))
+            _get(model, name).detach().copy_(value)
     for name, where in stacked:
         parameter = _get(model, name).detach()
         for region in blocks(where.shape, ROWS_ELEMENTS):
             parameter[tuple(slice(begin, end) for begin, end in region)] = where.read(region, tensors)
-
-
-class _Tensors(OpenFiles):
-    """Checkpoint tensors in memory."""
-
-    def __init__(self, values: Mapping[TensorInfo, torch.Tensor]) -> None:
-        self.values = values
-
-    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The values of a tensor in `region`."""
-        return self.values[info].view(info.shape)[tuple(slice(begin, end) for begin, end in region)]
-
-
-class Places(OpenFiles):
-    """A reader that returns indices instead of values: read through an origin, they show the source of each value."""
-
-    def __init__(self, infos: Iterable[TensorInfo]) -> None:
-        self.first: dict[TensorInfo, int] = {}
-        total = 0
-        for info in dict.fromkeys(infos):
-            self.first[info] = total
-            total += math.prod(info.shape)
-
-    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The indices of the values of a tensor in `region`."""
-        places = torch.full((), self.first[info], dtype=torch.int64)
-        stride = 1
-        for axis in reversed(range(len(region))):
-            begin, end = region[axis]
-            along = torch.arange(begin, end, dtype=torch.int64) * stride
-            places = places + along.reshape(-1, *[1] * (len(region) - 1 - axis))
-            stride *= info.shape[axis]
-        return places
 
 
 def written_rows(placed: Placed) -> Iterator[tuple[int, torch.Tensor]]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.quantise.rounders import Grid, Quantised
-from partita.export.weights.origins import Origin, Region, blocks
+from partita.export.weights.origins import Leaves, Origin, Region, blocks
 
 ROWS_ELEMENTS = 1 << 22
 """Elements per read."""
@@ -87,7 +88,8 @@ class Rounded:
         count = -(-width // size)
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             integers, scales, zeros = (
-                origin.read(region, _Part(files, self._turned, (grid, size), name)) for name in Quantised._fields
+                origin.read(region, Leaves(partial(self._part, files, (grid, size), name)))
+                for name in Quantised._fields
             )
             integers = torch.nn.functional.pad(integers, (0, count * size - width), value=0)
             last = integers.shape[1] - width
@@ -110,20 +112,15 @@ class Rounded:
     def _open(self, key: Key) -> Arrays:
         return {name: np.load(self._file(key, name), mmap_mode="r") for name in Quantised._fields}
 
-
-class _Part(OpenFiles):
-    """A reader that returns for every value its integer, its block's scale or its block's zero point."""
-
-    def __init__(self, files: dict[str, Arrays], turned: dict[Key, bool], packing: tuple[Grid, int], name: str) -> None:
-        self.files, self.turned, self.packing, self.name = files, turned, packing, name
-
-    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The part for the values of a tensor in `region`."""
-        grid, size = self.packing
-        turned = self.turned[info.name, grid, size]
+    def _part(
+        self, files: dict[str, Arrays], packing: tuple[Grid, int], name: str, info: TensorInfo, region: Region
+    ) -> torch.Tensor:
+        """For every value of a tensor in `region` its integer, its block's scale or its block's zero point."""
+        grid, size = packing
+        turned = self._turned[info.name, grid, size]
         (row, last), (begin, end) = reversed(region) if turned else region
-        array = self.files[info.name][self.name]
-        if self.name == "integers":
+        array = files[info.name][name]
+        if name == "integers":
             found = torch.from_numpy(np.array(array[row:last, begin:end]))
         else:
             some = torch.from_numpy(np.array(array[row:last, begin // size : -(-end // size)]))

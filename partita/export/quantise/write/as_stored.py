@@ -7,9 +7,9 @@ out of order (act-order) are sorted by group, as are the inputs of the product.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -18,7 +18,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.quantise.rounders import Grid, Packing, Quantised
-from partita.export.weights.origins import Origin, Region, Reordered, blocks
+from partita.export.weights.origins import Leaves, Origin, Places, Region, Reordered, blocks
 
 QUANTISER = "as stored"
 """The recorded quantiser name."""
@@ -141,54 +141,23 @@ def _affine(origin: Origin) -> list[AffineWeight]:
 
 def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: OpenFiles) -> torch.Tensor:
     """The block number of every value in some rows, int64 [R, K]."""
-    infos = list(dict.fromkeys(origin.tensors()))
-    reader = _Blocks(infos, files)
+    weights = {info: affine(info) for info in origin.tensors()}
+    along = {info: (each.axis, each.blocks_along(files)) for info, each in weights.items() if each is not None}
+    reader = Places(weights, along)
     width = origin.shape[1]
     return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
 
 
-class _Blocks(OpenFiles):
-    """A reader that returns the block number of every value of a stored weight."""
-
-    def __init__(self, infos: Sequence[TensorInfo], files: OpenFiles) -> None:
-        self.along: dict[str, tuple[int, torch.Tensor]] = {}
-        for info in infos:
-            weight = affine(info)
-            assert weight is not None
-            self.along[info.name] = weight.axis, weight.blocks_along(files)
-        self.first: dict[str, int] = {}
-        total = 0
-        for info in infos:
-            self.first[info.name] = total
-            total += math.prod(info.shape)
-
-    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """Block numbers in `region`; different along the other axes."""
-        axis, along = self.along[info.name]
-        found = torch.full((), self.first[info.name], dtype=torch.int64)
-        stride = 1
-        for place in reversed(range(len(region))):
-            begin, end = region[place]
-            index = along[begin:end] if place == axis else torch.arange(begin, end)
-            found = found + (index * stride).reshape(-1, *[1] * (len(region) - 1 - place))
-            stride *= info.shape[place]
-        return found
-
-
-class _Part(OpenFiles):
-    """A reader that returns the integer, scale or zero point of every value of a stored weight."""
-
-    def __init__(self, files: OpenFiles, name: str, known: dict[tuple[str, Region], Parts]) -> None:
-        self.files, self.name, self.known = files, name, known
-
-    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
-        """The part for the values in `region`."""
-        weight = affine(info)
-        assert weight is not None
-        if (info.name, region) not in self.known:  # the other two parts are read next
-            self.known[info.name, region] = weight.parts(region, self.files)
-        part: torch.Tensor = getattr(self.known[info.name, region], self.name)
-        return part.expand([end - begin for begin, end in region])
+def _part(
+    files: OpenFiles, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
+) -> torch.Tensor:
+    """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
+    weight = affine(info)
+    assert weight is not None
+    if (info.name, region) not in known:  # the other two parts are read next
+        known[info.name, region] = weight.parts(region, files)
+    part: torch.Tensor = getattr(known[info.name, region], name)
+    return part.expand([end - begin for begin, end in region])
 
 
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
@@ -199,9 +168,9 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles(checkpoint.folder) as files:
         for region in blocks(origin.shape, ROWS_ELEMENTS):
-            known: dict[tuple[str, Region], Parts] = {}
+            part = partial(_part, files, {})
             integers, scales, zeros = (
-                origin.read(region, _Part(files, name, known)).reshape(-1, width // size, size)
+                origin.read(region, Leaves(partial(part, name))).reshape(-1, width // size, size)
                 for name in Quantised._fields
             )
             first, zero = scales[..., :1], zeros[..., :1]

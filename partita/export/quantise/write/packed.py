@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from partita.export.quantise.write import as_stored
 from partita.export.quantise.write.layouts import InRows, Layout
 from partita.export.weights.element_types import of_ir, to_torch
 from partita.export.weights.origins import Origin, blocks
-from partita.export.weights.sources import SLICE_BYTES, Part, Plain, WeightSource, broken
+from partita.export.weights.sources import SLICE_BYTES, Part, Plain, broken
 
 __all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
@@ -82,19 +82,6 @@ class Packed:
     def parts(self) -> tuple[Part, ...]:
         """Integers, scales, and zero points where there are any, in the layout's order."""
         return self.layout.parts(self)
-
-    def permuted(self, order: tuple[int, ...]) -> Packed | None:
-        """Itself for the identity, else None: blocks lie along the last axis."""
-        return self if order == (0, 1) else None
-
-    def interleaved(self, axis: int) -> None:
-        """None: interleaving happens before quantisation."""
-
-    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> None:
-        """None: rescaling happens before quantisation."""
-
-    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> None:
-        """None: joining happens before quantisation."""
 
     @property
     def rounded_by(self) -> str:

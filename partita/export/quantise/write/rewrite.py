@@ -41,7 +41,6 @@ from partita.export.quantise.write.products import (
     weight_of_product,
 )
 from partita.export.weights.element_types import of_ir
-from partita.export.weights.narrow_weights import Narrowed
 from partita.export.weights.origins import Reordered
 from partita.export.weights.sources import Plain, initializers, stored
 from partita.observations.text_format import human_bytes, plural
@@ -68,6 +67,16 @@ class Placed:
     """Integers, scales and zero points."""
     of_experts: bool = False
     """An operator on experts reads it, with another stack of the same packing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A weight that is stored in 16 bits and computed in float32."""
+
+    tensors: frozenset[str]
+    modules: tuple[str, ...]
+    """Modules of the weight: the nodes that read it, and those of its parameters."""
+    dtype: str
 
 
 @dataclass(slots=True)

@@ -21,13 +21,13 @@ from partita.demo import heldout_path
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.stored_formats import format_of, names
-from partita.export.checkpoint.stored_precision import notes, settled
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.options import ExportOptions, check_options
 from partita.export.quantise.write import as_stored
 from partita.export.quantise.write.as_stored import AsStored, NotAsStoredError
 from partita.export.quantise.write.layouts import InColumns, InRows, Layout
 from partita.export.quantise.write.packed import Packed
+from partita.export.resolve import notes, with_stored
 from partita.export.verify.known_answer import load
 from partita.export.weights.origins import Joined, Origin, Stored
 from partita.export.weights.sources import checkpoint_weight
@@ -267,7 +267,7 @@ def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     options = ExportOptions(str(folder), folder, precision="int4", requantise=True)
     checkpoint = open_checkpoint(str(folder))
-    assert any("quantised a second time" in note for note in notes(settled(options, checkpoint), checkpoint))
+    assert any("quantised a second time" in note for note in notes(with_stored(options, checkpoint), checkpoint))
 
 
 @pytest.mark.heavy
@@ -339,10 +339,10 @@ def test_what_is_said_of_packed_weights_is_judged_by_what_the_checkpoint_stores(
     stored, floats = quantised("gptq", *INTEGERS["gptq"]), tiny_checkpoint("llama")
     for folder in (stored, floats):
         check_options(ExportOptions(str(folder), folder, **options))
-    found = settled(ExportOptions(str(stored), stored, **options), open_checkpoint(str(stored)))
+    found = with_stored(ExportOptions(str(stored), stored, **options), open_checkpoint(str(stored)))
     assert found.precision == "int4" and all(getattr(found, name) == value for name, value in options.items())
     with pytest.raises(UsageError, match=words):
-        settled(ExportOptions(str(floats), floats, **options), open_checkpoint(str(floats)))
+        with_stored(ExportOptions(str(floats), floats, **options), open_checkpoint(str(floats)))
 
 
 def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

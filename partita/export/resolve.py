@@ -1,4 +1,4 @@
-"""The export precision of a quantised checkpoint.
+"""Options whose default depends on the checkpoint and the target.
 
 The default keeps the stored integers (int4 or int8), and is fp32 for a checkpoint without integers. Float precisions
 dequantise. Rounding a second time needs `requantise`.
@@ -6,7 +6,10 @@ dequantise. Rounding a second time needs `requantise`.
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, cast
 
 from partita.dtypes import EXACT, PRECISIONS
@@ -14,22 +17,30 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import AffineWeight, Quantised
 from partita.export.checkpoint.weight_files import few
-from partita.export.options import AUTO, ExportOptions, check_options
+from partita.export.options import AUTO, OF_ROUNDING, ExportOptions, check_options
+from partita.export.passes.narrow_weights import question
+from partita.export.target import Target
 from partita.options.groups import PrecisionName
 from partita.package.folder import QuantisedSource
 
-OF_ROUNDING = (
-    "block_size",
-    "quantiser",
-    "calibrate",
-    "max_perplexity_ratio",
-    "max_weight_size",
-    "prefill_precision",
-)
-"""Options of quantisation."""
+WIDE, CPU = "float32", "cpu"
+X86 = frozenset({"x86_64", "amd64"})
 
 
-def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
+def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | None, text: Path | None) -> ExportOptions:
+    """The options with the defaults that depend on the checkpoint and the target.
+
+    `text`: the default text of the quality measurement. Raises as `with_stored`.
+    """
+    options = with_stored(options, checkpoint)
+    if options.computing.bits is not None and options.activations is None:
+        options = replace(options, activations="fp32" if target is None else target.kernels.activations)  # type: ignore[arg-type]
+    if options.measures and options.verify and options.quality_text is None:
+        options = replace(options, quality_text=text)
+    return options
+
+
+def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     """The options with `auto` replaced by a precision.
 
     Raises UsageError where the options contradict the stored format, UnsupportedModelError where the weights cannot be
@@ -77,6 +88,38 @@ def _with_precision(options: ExportOptions, precision: str) -> ExportOptions:
     changed = replace(options, precision=cast("PrecisionName", precision))
     check_options(changed)
     return changed
+
+
+def in_question(options: ExportOptions, target: Target | None) -> bool:
+    """Whether the target must be probed for the activation dtype of a 16-bit package."""
+    computing = PRECISIONS[options.named]
+    if options.activations is not None or target is None or computing.dtype == WIDE:
+        return False
+    if computing.twin is not None:
+        return target.takes is not None
+    return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
+
+
+def with_activations(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
+    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
+
+    The kernel is probed only where the CPU provider cannot run the package either (`Precision.twin`). The CPU provider
+    runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
+    """
+    computing = PRECISIONS[options.named]
+    if target is None or not in_question(options, target):
+        return options
+    if target.takes is not None and computing.twin is not None:
+        if target.takes([question("MatMul", computing.dtype)])[0]:
+            return options
+        why = f"has no MatMul kernel for {computing.dtype}"
+    else:
+        why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
+    told(
+        f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
+        f"`activations={options.precision}` writes {computing.dtype} arithmetic"
+    )
+    return replace(options, activations="fp32")
 
 
 def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:

@@ -7,32 +7,41 @@
 
 ONNX Runtime folds the Cast when it loads the graph. The file has half the size, without loss if the checkpoint has that
 dtype. Vectors (norms and biases) stay float32.
+
+`--keep MODULE=fp16` or `bf16` in a quantised package: weights stored in 16 bits and cast on loading.
+
+A package that computes in 16 bits needs no change (see `narrow_weights.py`).
 """
 
 from __future__ import annotations
 
-import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.stored_formats import StoredFloats
 from partita.export.checkpoint.weight_files import TensorInfo
-from partita.export.options import ExportOptions
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.target import Question, TakesEach, Target
-from partita.export.weights.element_types import to_ir
+from partita.export.quantise.plan import Plan
+from partita.export.quantise.rounding.reference import parameter_names
+from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
+from partita.export.target import Question, TakesEach
+from partita.export.weights.element_types import to_ir, to_torch
 from partita.export.weights.origins import Rescaled
 from partita.export.weights.sources import Plain, StoredPart, stored
+from partita.export.weights.spilled import let_go
 from partita.package.records import NarrowWeights
 
-WIDE, CPU = "float32", "cpu"
-X86 = frozenset({"x86_64", "amd64"})
+WIDE = "float32"
 OPSET, IR_VERSION = 21, 10
 WIDTH = 64
 
@@ -48,48 +57,6 @@ class Narrow:
     """Only weights that the checkpoint has in that dtype are stored in it, without rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowed:
-    """A weight that is stored in 16 bits and computed in float32."""
-
-    tensors: frozenset[str]
-    modules: tuple[str, ...]
-    """Modules of the weight: the nodes that read it, and those of its parameters."""
-    dtype: str
-
-
-def in_question(options: ExportOptions, target: Target | None) -> bool:
-    """Whether the target must be probed for the activation dtype of a 16-bit package."""
-    computing = PRECISIONS[options.named]
-    if options.activations is not None or target is None or computing.dtype == WIDE:
-        return False
-    if computing.twin is not None:
-        return target.takes is not None
-    return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
-
-
-def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
-
-    The kernel is probed only where the CPU provider cannot run the package either (`Precision.twin`). The CPU provider
-    runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
-    """
-    computing = PRECISIONS[options.named]
-    if target is None or not in_question(options, target):
-        return options
-    if target.takes is not None and computing.twin is not None:
-        if target.takes([_question("MatMul", computing.dtype)])[0]:
-            return options
-        why = f"has no MatMul kernel for {computing.dtype}"
-    else:
-        why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
-    told(
-        f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
-        f"`activations={options.precision}` writes {computing.dtype} arithmetic"
-    )
-    return replace(options, activations="fp32")
-
-
 def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
     """How weights are stored; None where they have the dtype of the activations.
 
@@ -102,7 +69,7 @@ def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
 
 def looks_up(takes: TakesEach | None, dtype: str) -> bool:
     """Whether the provider supports Gather on a matrix of `dtype`."""
-    return takes is not None and all(takes([_question("Gather", dtype)]))
+    return takes is not None and all(takes([question("Gather", dtype)]))
 
 
 def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach | None) -> Narrow | None:
@@ -252,7 +219,7 @@ def _cast(value: ir.Value, shape: ir.Shape | None) -> ir.Node:
     return node
 
 
-def _question(operator: str, dtype: str) -> Question:
+def question(operator: str, dtype: str) -> Question:
     """A one-node model to probe a MatMul or Gather with a matrix of `dtype`."""
     kind = ir.TensorType(to_ir(dtype))
     matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
@@ -264,3 +231,60 @@ def _question(operator: str, dtype: str) -> Question:
     graph = ir.Graph([given, matrix], node.outputs, nodes=[node], opset_imports={"": OPSET}, name="asked")
     sizes = {"w": (WIDTH, WIDTH), "x": (1, 1) if looks_up else (1, 1, WIDTH)}
     return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
+
+
+def keep_narrow(
+    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: TakesEach | None
+) -> dict[str, int]:
+    """Store the weights that the plan names in 16 bits, in place. Returns the pass name with their number.
+
+    Raises PassError.
+    """
+    kinds = {keep.stored for keep in plan.keep if keep.stored is not None}
+    if not kinds:
+        return {}
+    ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        found = list(_matrices_to_narrow(model.graph, plan))  # all of them before the first change
+        for value, part, nodes, narrowed in found:
+            outcome.narrowed[part.source.key] = narrowed
+            with over(nodes[0]):
+                behind_cast(model.graph, value, part, ways[narrowed.dtype])
+        drop_unused_initializers(model.graph)
+        return len(found)
+
+    return run_passes(model, (Pass("narrow_weights", run),), context)
+
+
+def _matrices_to_narrow(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
+    """Matrices to store in 16 bits, with their consumers."""
+    for value in graph.initializers.values():
+        part, nodes = stored(value), [use.node for use in value.uses()]
+        if part is None or not nodes or not is_matrix(part):
+            continue
+        assert isinstance(part.source, Plain)
+        modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
+        kind = plan.kept_type(modules)
+        if kind is not None:
+            yield value, part, nodes, Narrowed(part.source.tensors, modules, kind)
+
+
+def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:
+    """Give `model`, a transformers model, these weights rounded to 16 bits, in place."""
+    names = parameter_names(model, sources)
+    readers = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for each in narrowed.values():
+        found = [name for tensor in each.tensors for name in names.single.get(tensor, ())]
+        found += [name for name, _ in names.stacked_of(each.tensors)]
+        own = [name for name in found if name.rpartition(".")[0] in each.modules]
+        given = [model.get_parameter(name) for name in own or found]
+        for name, wide in zip(own or found, given, strict=True):
+            rounded = wide.detach().to(to_torch(each.dtype)).to(wide.dtype)
+            if sum(other is wide for other in given) == readers[id(wide)]:  # in place: it may be memory-mapped
+                wide.data.copy_(rounded)
+                continue
+            readers[id(wide)] -= 1
+            module, _, last = name.rpartition(".")
+            setattr(model.get_submodule(module), last, torch.nn.Parameter(rounded, requires_grad=False))
+        let_go(model)
