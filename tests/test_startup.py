@@ -74,7 +74,7 @@ REFUSED = [
     ("report show missing.json", "missing.json"),
     ("no-such-verb", "No such command"),
     ("export /missing out", "/missing: no such folder, and not a hub id"),
-    ("export empty out", "empty: not a checkpoint, it has no config.json"),
+    ("export empty out", "empty: not a checkpoint: config.json is missing"),
     ("export checkpoint empty", "empty: exists already; choose another folder"),
     ("export checkpoint out --target gpu", "did you mean 'cuda' or 'webgpu'?"),
     ("export checkpoint out --precision fp5", "--precision fp5: choose one of auto, fp32"),

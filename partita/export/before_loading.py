@@ -34,7 +34,7 @@ def _check_folder(options: ExportOptions, folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
-            raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+            raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
         return
     try:
         raw = read_json_value(config)

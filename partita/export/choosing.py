@@ -140,7 +140,7 @@ class Choosing:
         head = "requested" if self.wanted != AUTO else AUTO
         if self.target.ask is None:
             default = f"the default for {self.target.provider}"
-            first = default if not self.stopped else f"the next after {default}"
+            first = default if not self.stopped else f"the next choice after {default}"
             return "; ".join([f"{head}: {first}, {self.target.how}", *told(self.stopped)])
         others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
         others += [f"{other} does not match: {detail}" for other, detail in self.disagrees.items()]
@@ -213,7 +213,11 @@ class Unasked:
     def reason(self, way: Way) -> str:
         """The reason for `way`, in one sentence."""
         first, why = _without_target(self.wanted, self.draft.fake)
-        return why if way == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
+        return (
+            why
+            if way == first
+            else "; ".join(["auto: the next choice that runs on the CPU provider", *self.left_out()])
+        )
 
     def record(self, result: Verification | None) -> TargetRecord:
         """Not called: there is no target."""
@@ -231,5 +235,5 @@ def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
     best, *others = ranked()
     fitting = next((each for each in others if not each.same_kv_width), None)
     if best.same_kv_width and fitting and any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return usual(fitting.name), f"auto: keys and values differ in width, which {best.name} would pad"
+        return usual(fitting.name), f"auto: keys and values differ in width, so {best.name} would pad them"
     return usual(best.name), f"auto: {best.merit}, on the CPU provider"

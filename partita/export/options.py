@@ -101,9 +101,9 @@ def check_options(options: ExportOptions) -> None:
         names = ", ".join((AUTO, *PRECISIONS))
         raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     if options.prefill_chunk is not None and not options.static_shapes:
-        raise UsageError("`prefill_chunk` fixes the shape of prefill.onnx: it needs `static_shapes=True`")
+        raise UsageError("`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`")
     if options.verify_length is not None and not options.verify:
-        raise UsageError("`verify_length`: `verify=False` compares nothing; leave one of them out")
+        raise UsageError("`verify_length` has no effect with `verify=False`; omit one of them")
     _check_adapters(options)
     _check_layout(options)
     _check_cache(options)
@@ -126,19 +126,23 @@ def _check_adapters(options: ExportOptions) -> None:
     """Check the options of adapters. Raises UsageError."""
     said = "`with_adapters`"
     if options.adapter is not None and options.with_adapters:
-        raise UsageError(f"{said} keeps adapters apart from weights into which `adapter` merges one; choose")
+        raise UsageError(
+            f"{said} keeps adapters separate from the weights, but `adapter` merges one; choose one of them"
+        )
     if options.with_adapters and options.prefill_precision is not None:
         raise UsageError(
-            f"{said}: with `prefill_precision={options.prefill_precision}` prompts have weights of their "
-            "own; leave one of the two out"
+            f"{said} and `prefill_precision={options.prefill_precision}` cannot be combined, because "
+            "prompts would use separate weights; omit one of them"
         )
     names = list(options.with_adapters or {})
     files = [name.casefold() for name in names]  # some file systems ignore case
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
-            raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
+            raise UsageError(
+                f"{said}: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
+            )
         if files.count(name.casefold()) > 1:
-            raise UsageError(f"{said}: {name} is given more than once; names ignore case")
+            raise UsageError(f"{said}: {name} is set twice; set it once (case is ignored)")
 
 
 def with_layout(options: ExportOptions) -> ExportOptions:
@@ -164,7 +168,7 @@ def _check_layout(options: ExportOptions) -> None:
     }
     for other, given in others.items():
         if given:
-            raise UsageError(f"{said}: this layout does not support {other}; leave one of the two out")
+            raise UsageError(f"{said}: this layout does not support {other}; omit one of them")
 
 
 def _check_cache(options: ExportOptions) -> None:
@@ -173,17 +177,17 @@ def _check_cache(options: ExportOptions) -> None:
         return
     said = f"`cache_precision={options.cache_precision}`"
     if options.cache_precision not in CACHE_PRECISIONS:
-        raise UsageError(f"{said}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out")
+        raise UsageError(f"{said}: choose one of {', '.join(CACHE_PRECISIONS)}, or omit it")
     if options.attention not in ("auto", CACHE_LOWERING):
         raise UsageError(
-            f"{said}: `attention={options.attention}` keeps its cache in floats; it needs `attention={CACHE_LOWERING}`"
+            f"{said}: `attention={options.attention}` keeps its cache in floats; use `attention={CACHE_LOWERING}`"
         )
     if options.computing.twin is not None:
         raise UsageError(
             f"{said}: cannot be verified with {options.computing.dtype} activations; add `activations=fp32`"
         )
     if not options.verify:
-        raise UsageError(f"{said} requires a quality measurement with the source model: leave `verify=False` out")
+        raise UsageError(f"{said} requires a quality measurement with the source model: omit `verify=False`")
 
 
 def _check_packing(options: ExportOptions) -> None:
@@ -211,15 +215,15 @@ def _check_packing(options: ExportOptions) -> None:
         ):
             if value is None or (name == "calibrate" and options.rounds):
                 continue
-            raise UsageError(f"`{name}={value}` applies to quantised weights: it needs `precision=int4` or int8")
+            raise UsageError(f"`{name}={value}` applies to quantised weights; add `precision=int4` or int8")
         _check_quality(options)
         return
     calibrates = options.rounding in quantisers.CALIBRATING
     if calibrates and options.calibrate is None:
-        raise UsageError(f"`quantiser={options.rounding}` rounds on a text: add `calibrate`")
+        raise UsageError(f"`quantiser={options.rounding}` needs a calibration text; add `calibrate`")
     if options.calibrate is not None and not calibrates:
         raise UsageError(
-            f"`quantiser={options.rounding}` uses no text: leave `calibrate` out, or choose "
+            f"`quantiser={options.rounding}` uses no text: omit `calibrate`, or choose "
             f"`quantiser={quantisers.CALIBRATED}`"
         )
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
@@ -229,8 +233,7 @@ def _check_packing(options: ExportOptions) -> None:
     _check_prefill(options)
     if not options.verify:
         raise UsageError(
-            f"`precision={options.precision}` requires a quality measurement with the source model: "
-            "leave `verify=False` out"
+            f"`precision={options.precision}` requires a quality measurement with the source model: omit `verify=False`"
         )
 
 
@@ -242,13 +245,13 @@ def _check_quality(options: ExportOptions) -> None:
             continue
         if not options.measures and options.precision != AUTO:  # for `auto` it is known with the checkpoint
             raise UsageError(
-                f"`{name}={value}` measures the loss by rounding, but `precision={options.precision}` rounds nothing: "
-                "choose another, or leave it out"
+                f"`{name}={value}` measures the loss of quantisation, but `precision={options.precision}` "
+                "quantises nothing: choose another precision, or omit it"
             )
         if not options.verify:
             raise UsageError(
-                f"`{name}={value}`: the quality is measured against the source model, which `verify=False` does not "
-                "run; leave one of the two out"
+                f"`{name}={value}`: the quality is measured against the source model, which "
+                "`verify=False` does not run; omit one of them"
             )
 
 
@@ -258,9 +261,9 @@ def _check_activations(options: ExportOptions) -> None:
     if options.activations != INTEGERS:
         return
     if options.precision != "int8":
-        raise UsageError(f"{said}: products of 8-bit integers take weights of 8 bits: it needs `precision=int8`")
+        raise UsageError(f"{said}: products of 8-bit integers need 8-bit weights: add `precision=int8`")
     if options.block_size is not None:
-        raise UsageError(f"{said}: every row of a weight has one scale: leave `block_size` out")
+        raise UsageError(f"{said}: every row of a weight has one scale: omit `block_size`")
 
 
 def _check_prefill(options: ExportOptions) -> None:
@@ -269,20 +272,18 @@ def _check_prefill(options: ExportOptions) -> None:
         return
     said = f"`prefill_precision={options.prefill_precision}`"
     if options.prefill_precision != INTEGERS:
-        raise UsageError(f"{said}: choose {INTEGERS}, the only precision of a graph for prompts")
+        raise UsageError(f"{said}: choose {INTEGERS}, the only precision of a prefill graph")
     if options.activations == INTEGERS:
-        raise UsageError(
-            f"{said}: with `activations={INTEGERS}` the package computes so anyway; leave one of the two out"
-        )
+        raise UsageError(f"{said}: `activations={INTEGERS}` already computes this way; omit one of them")
     if options.activations not in (None, EXACT.name):
         raise UsageError(
-            f"{said}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
-            f"`activations={options.activations}` out"
+            f"{said}: the prefill graph computes in float32 between its products, and both graphs share a "
+            f"cache: omit `activations={options.activations}`"
         )
     if options.static_shapes:
         raise UsageError(
-            f"{said}: it is for processors that multiply integers fast, `static_shapes=True` for "
-            "compilers; leave one of the two out"
+            f"{said}: it is for processors that multiply integers fast, but `static_shapes=True` is for "
+            "compilers; omit one of them"
         )
 
 
@@ -307,8 +308,8 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     name, made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
-            f"{checkpoint.where}: {name} in config.json is 1, and a prompt with an answer takes 2; "
-            "give it the length that the model was made for"
+            f"{checkpoint.where}: {name} in config.json is 1, but a prompt and a new token take 2; set it "
+            "to the length the model was trained for"
         )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)

@@ -169,7 +169,7 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
         if fields:
             return CheckpointError(
                 f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed "
-                "transformers does not support; correct it, or use a transformers that does"
+                "transformers does not support; correct it, or install a transformers that does"
             )
     rope = getattr(text, "rope_parameters", None)
     missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []

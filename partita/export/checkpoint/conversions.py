@@ -93,7 +93,7 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
 def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
     axis = _axis(tensor, dim)
     if step != 1:
-        raise NotImplementedError(f"a slice with step {step}")
+        raise NotImplementedError(f"a slice with step {step} is not supported")
     begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
     return Cut(tensor.origin, axis, begin, max(begin, stop))
 

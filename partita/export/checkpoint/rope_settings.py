@@ -59,14 +59,15 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:
             raise UnsupportedModelError(
-                f"{folder}: rope type {str(kind)[:40]!r}{where} is not known to transformers "
-                f"{transformers.__version__}, which knows {', '.join(types)}; a newer one may"
+                f"{folder}: rope type {str(kind)[:40]!r}{where} is unknown to transformers "
+                f"{transformers.__version__}, which knows {', '.join(types)}; try a newer transformers"
             )
         strange = sorted(str(key)[:40] for key in entry if key not in known and not _is_read(text, str(key)))
         if strange:
             raise UnsupportedModelError(
-                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are not known to transformers "
-                f"{transformers.__version__}, which would ignore them; a newer one may support them"
+                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to "
+                f"transformers {transformers.__version__}, which would ignore them; try a newer "
+                "transformers"
             )
 
 

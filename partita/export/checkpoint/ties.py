@@ -35,8 +35,8 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
             data = torch.empty(old.shape, dtype=old.dtype)
         setattr(model.get_submodule(parent), name, torch.nn.Parameter(data, requires_grad=False))
         notes.append(
-            f"{target} differs from {source} in the weight files and is not tied; config.json ties them "
-            "(tie_word_embeddings), which transformers ignores in this case"
+            f"{target} differs from {source} in the weight files, so they are not tied; config.json ties "
+            "them (tie_word_embeddings), but transformers ignores that here"
         )
     return notes
 

@@ -40,7 +40,7 @@ QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
 PRESENT = 1
 """Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
-TWIN = "with a float32 cache, before it was quantised"
+TWIN = "with a float32 cache, before quantisation"
 OPSET, IR_VERSION = 21, 10
 PROBED = {"heads": 4, "kv_heads": 2, "size": 64, "length": 16}
 """Sizes of the probed node."""
@@ -55,9 +55,9 @@ def ask(options: ExportOptions, target: Target | None) -> None:
         return
     if not target.takes([question(options.computing.dtype)])[0]:
         raise ProviderError(
-            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel of {OPERATOR} "
-            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; leave it out, "
-            "or name another `target`, as cpu"
+            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
+            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; "
+            "omit it, or choose another `target`, e.g. cpu"
         )
 
 
@@ -163,8 +163,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     taken = found.part(begin, begin + TEXT_TOKENS)
     if len(taken.ids) < FEWEST_TOKENS:
         raise UsageError(
-            f"`{option}={path}`: too short: {len(taken.ids)} tokens, and at least {FEWEST_TOKENS} are needed to "
-            "find the scales of the cache"
+            f"`{option}={path}`: too short: {len(taken.ids)} tokens; cache scales need at least {FEWEST_TOKENS}"
         )
     return Text(name, sha256, taken.windows(length))
 
@@ -180,8 +179,8 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
     named = set.intersection(*able)
     if not named:
         raise UnsupportedModelError(
-            f"`cache_precision={ROUNDED}`: no {OPERATOR} keeps the states of this model "
-            f"(attention {manifest.graph.attention}); leave it out",
+            f"`cache_precision={ROUNDED}`: this model has no states kept by {OPERATOR} (attention "
+            f"{manifest.graph.attention}); omit it",
             option="cache_precision",
         )
     turned = {past: found for model in models.values() for past, found in _rotations(model).items()}

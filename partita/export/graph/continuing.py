@@ -21,7 +21,7 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
         raise UnsupportedModelError(
-            f"the model writes the state {forgets[0]} and never reads it; it cannot be exported"
+            f"the model writes the state {forgets[0]} but never reads it, so it cannot be exported"
         )
     if len(wanted) == 1:
         return wanted, traced
@@ -32,8 +32,8 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     chunk = wanted[0][2]
     tell(
         work,
-        f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, the "
-        "rest one by one",
+        f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
+        "the rest one by one",
     )
     return wanted, traced
 

@@ -27,7 +27,7 @@ def ask(options: ExportOptions, target: Target | None) -> None:
     if options.cache != WINDOW or target is None:
         return
     said = f"`cache={WINDOW}`: {target.provider}"
-    rest = "nothing was written; leave it out, or name another `target`, as cpu"
+    rest = "nothing was written; omit it, or choose another `target`, e.g. cpu"
     if not target.rolls:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from partita.export.verify.quality import OpenScorer, Scorer
 
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
-DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
-PROOF = "float32 arithmetic over the same weights, which chooses the experts of the source model"
+DETAIL = "float32 arithmetic over the bfloat16 weights, because the CPU provider has no bfloat16 kernels"
+PROOF = "float32 arithmetic over the same weights, so that the same experts as in the source model are selected"
 Result = TypeVar("Result")
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of a folder."""

@@ -250,8 +250,8 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "fp32"}, "measures the loss by rounding, but `precision=fp32` rounds nothing"),
-        ({"precision": "bf16", "verify": False}, "leave one of the two out"),
+        ({"precision": "fp32"}, "measures the loss of quantisation, but `precision=fp32` quantises nothing"),
+        ({"precision": "bf16", "verify": False}, "omit one of them"),
     ],
 )
 def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options: dict[str, Any], said: str) -> None:
@@ -298,7 +298,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
-    said = r"in fp16 it fails on heldout\.txt.*not finite; nothing was written; name another `precision`, as bf16"
+    said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with pytest.raises(UnsupportedModelError, match=said):
         writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
 

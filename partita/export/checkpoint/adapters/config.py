@@ -55,11 +55,11 @@ WITHOUT_EFFECT = frozenset(
 )
 """Training settings, and target settings that the tensor names state."""
 REFUSED = {
-    "use_qalora": "QALoRA, which averages what the adapter is given",
-    "alora_invocation_tokens": "activated LoRA (aLoRA), which begins to work at a token",
+    "use_qalora": "QALoRA, which averages the adapter's inputs",
+    "alora_invocation_tokens": "activated LoRA (aLoRA), which is active only after certain tokens",
     "arrow_config": "Arrow, a router over several adapters",
-    "layer_replication": "layers that are there several times",
-    "megatron_config": "layers of Megatron",
+    "layer_replication": "repeated layers (layer_replication)",
+    "megatron_config": "Megatron layers",
     "trainable_token_indices": "single rows of the embedding (trainable_token_indices)",
     "target_parameters": "parameters of experts (target_parameters)",
     "use_bdlora": "block-diagonal LoRA",
@@ -74,7 +74,7 @@ NOT_MERGED = frozenset(
     )
 )
 """Adapter types that peft 0.21 cannot merge into weights."""
-INSTEAD = "merge it with peft (merge_and_unload) and export what you save"
+INSTEAD = "merge it with peft (merge_and_unload) and export the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ def read_config(folder: Path) -> AdapterConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder}: not an adapter, it has no {CONFIG}")
+        raise CheckpointError(f"{folder}: not an adapter: {CONFIG} is missing")
     raw = read_json(path)
     _refuse_kind(path, raw)
     rank = raw.get("r", 8)
     alpha = raw.get("lora_alpha", 8)
     if not _is_count(rank) or not is_number(alpha):
-        raise CheckpointError(f"{path}: damaged, r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
+        raise CheckpointError(f"{path}: damaged: r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
     return AdapterConfig(
         rank=rank,
         alpha=float(alpha),
@@ -140,41 +140,45 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
     """Refuse adapter types other than LoRA and DoRA, and unsupported settings, by name."""
     kind = str(raw.get("peft_type"))[:40].upper()
     if "peft_type" not in raw:
-        raise CheckpointError(f"{path}: damaged, it has no peft_type")
+        raise CheckpointError(f"{path}: damaged: peft_type is missing")
     if kind != "LORA":
         ending = "; it does not modify weights" if kind in NOT_MERGED else f"; {INSTEAD}"
         raise UnsupportedModelError(f"{path}: adapter type {kind}: only LoRA and DoRA are supported{ending}")
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
         raise UnsupportedModelError(
-            f"{path}: init_lora_weights is {began[:40]}, which changed the weights of the model as well; save it as a "
-            "plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
+            f"{path}: init_lora_weights is {began[:40]}, which also changed the weights of the model; "
+            "save it as a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
         )
     for key, value in raw.items():
         if not value or key in HANDLED or key in WITHOUT_EFFECT:
             continue
         if key in REFUSED:
-            raise UnsupportedModelError(f"{path}: the adapter has {REFUSED[key]}; that is not supported; {INSTEAD}")
+            raise UnsupportedModelError(f"{path}: the adapter uses {REFUSED[key]}, which is not supported; {INSTEAD}")
         raise UnsupportedModelError(
-            f"{path}: {key[:SHOWN_CHARACTERS]} is set, which Partita does not know and which may change what the "
-            f"adapter computes; {INSTEAD}"
+            f"{path}: {key[:SHOWN_CHARACTERS]} is set; Partita does not know it, and it may change the "
+            f"result of the adapter; {INSTEAD}"
         )
     if raw.get("lora_bias") and raw.get("use_dora"):
-        raise UnsupportedModelError(f"{path}: lora_bias and use_dora together, which peft does not define either")
+        raise UnsupportedModelError(
+            f"{path}: lora_bias and use_dora are both set, which peft does not support either; unset one of them"
+        )
 
 
 def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, float], ...]:
     """Regular expressions on module names, with the rank or alpha of each."""
     found = raw.get(key) or {}
     if not isinstance(found, dict) or not all(is_number(value) for value in found.values()):
-        raise CheckpointError(f"{path}: damaged, {key} is no table of numbers")
+        raise CheckpointError(f"{path}: damaged: {key} is not a table of numbers")
     if key == "rank_pattern" and not all(map(_is_count, found.values())):
-        raise CheckpointError(f"{path}: damaged, a rank of {key} is not a positive integer")
+        raise CheckpointError(f"{path}: damaged: a rank of {key} is not a positive integer")
     for pattern in found:
         try:
             matches(pattern, "")
         except re.error as error:
-            raise CheckpointError(f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, no pattern ({error})") from error
+            raise CheckpointError(
+                f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, which is not a valid pattern ({error})"
+            ) from error
     return tuple(found.items())
 
 

@@ -101,12 +101,12 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "no such folder"
-            raise CheckpointError(f"{folder}: {what}; give the folder that holds adapter_config.json")
+            raise CheckpointError(f"{folder}: {what}; give the folder that contains adapter_config.json")
         check_folder(folder, kind=CheckpointError)
         config = read_config(folder)
         file = next((name for name in FILES if (folder / name).is_file()), None)
         if file is None:
-            raise CheckpointError(f"{folder}: adapter_config.json is there but no weights ({' or '.join(FILES)})")
+            raise CheckpointError(f"{folder}: adapter_config.json is there, but no weights ({' or '.join(FILES)})")
         tensors = list_tensors(folder, file)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
@@ -122,8 +122,8 @@ def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
             for region in blocks(info.shape, PIECE):
                 if not bool(torch.isfinite(files.read(info, region)).all()):
                     raise CheckpointError(
-                        f"{folder / info.file}: tensor {info.name} holds NaN or infinity; the adapter is broken: save "
-                        "it again, or download it again"
+                        f"{folder / info.file}: tensor {info.name} contains NaN or infinity; the adapter "
+                        "is damaged: save it again, or download it again"
                     )
 
 
@@ -135,8 +135,8 @@ def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[Ten
     odd += [f"{info.name} ({info.dtype})" for info in tensors if info.dtype not in CHECKPOINT]
     if odd:
         raise CheckpointError(
-            f"{folder / file}: not weights of an adapter as peft saves them, whose names begin with {PREFIX} and "
-            f"whose types are floats: {few(odd)}"
+            f"{folder / file}: not weights of an adapter saved by peft: names must begin with {PREFIX} "
+            f"and types must be floats: {few(odd)}"
         )
     for info in tensors:
         tensor, name = AdapterTensor(folder, info), info.name.removeprefix(PREFIX)
@@ -172,7 +172,7 @@ def _problem(matrices: Matrices, rank: int, *, dora: bool) -> str:
     if len(down.shape) != 2 or len(up.shape) != 2:
         return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, not matrices"
     if down.shape[0] != rank or up.shape[1] != rank:
-        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, and its rank is {rank}"
+        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, but its rank is {rank}"
     if dora != (matrices.magnitude is not None):
-        return "has no lora_magnitude_vector" if dora else "has a lora_magnitude_vector, and use_dora is false"
+        return "has no lora_magnitude_vector" if dora else "has a lora_magnitude_vector, but use_dora is false"
     return ""

@@ -113,14 +113,14 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
     for info in left.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
             raise CheckpointError(
-                f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, and belongs to no weight that is "
-                f"quantised with {found.method.name}"
+                f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
+                f"weight quantised with {found.method.name}; download the weights again"
             )
     weights = {weight.name: weight for weight in made.weights}
     both = sorted(name for name in weights if name in left)
     if both:
         raise CheckpointError(
-            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists as floats and quantised with "
+            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists both as floats and quantised with "
             f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}

@@ -103,10 +103,10 @@ Claims = dict[str, tuple[str, Any]]
 SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
 """Property -> the tensors that show it; others show in the first tensor of a weight."""
 WORDS = {
-    "symmetric": "its zero points are not all 2^(bits-1)",
+    "symmetric": "not all of its zero points are 2^(bits-1)",
     "ordered": "its groups are not in order",
     "zeros": "it has no zero points",
-    "g_idx": "it has no g_idx, the group of each input",
+    "g_idx": "it has no g_idx (the group of each input)",
 }
 ONE_SIDED = ("symmetric", "ordered")
 """Properties that contradict a setting only where the setting is true."""
@@ -188,7 +188,7 @@ class Sources:
         if info is None:
             return None
         if not re.fullmatch(kind, info.dtype):
-            raise self.wrong(name, f"is {info.dtype}, which is no type that {self.method} stores it in")
+            raise self.wrong(name, f"is {info.dtype}, a type that {self.method} does not use for it")
         self.taken.add(name)
         return info
 
@@ -213,7 +213,9 @@ class Sources:
         key = next((key for key in keys if self.settings.get(key) is not None), None)
         value = None if key is None else self.settings[key]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise CheckpointError(f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}")
+            raise CheckpointError(
+                f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}, which is invalid"
+            )
         return value
 
     def raise_missing(self) -> None:
@@ -222,7 +224,7 @@ class Sources:
             shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
             more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
             raise CheckpointError(
-                f"{self.folder}: the checkpoint is quantised: {self.method}, and lacks {shown}{more}; download it again"
+                f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {shown}{more}; download it again"
             )
 
 

@@ -111,8 +111,8 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
     if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
         shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"`block_size={size}` divides no row, nor does a smaller one that {plan.form.summary} supports: "
-            f"the weights have rows of {shown}; leave it out"
+            f"`block_size={size}` divides no row, and neither does a smaller size supported by "
+            f"{plan.form.summary}: the weights have rows of {shown}; omit it"
         )
 
 
