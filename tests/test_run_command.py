@@ -223,11 +223,11 @@ def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
         (("./absent", "hi"), 1, "partita: ./absent: no such file or folder"),
         (("absent/", "hi"), 1, "partita: absent/: no such file or folder"),
         (("",), 2, "MODEL"),
-        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is for a prompt"),
+        ((DEMO_CHECKPOINT, "--report", "r.json"), 2, "--report is only for a prompt"),
         ((DEMO_CHECKPOINT, "hi", "--provider", "gpu9"), 2, "gpu9"),
         ((DEMO_CHECKPOINT, "hi", "--precision", "fp3"), 2, "fp3"),
         ((DEMO_CHECKPOINT / "config.json", "hi"), 1, "a file of a checkpoint, not a package"),
-        ((DEMO_CHECKPOINT, "hi", "--revision", "v1"), 2, "--revision v1 is for a model of the hub"),
+        ((DEMO_CHECKPOINT, "hi", "--revision", "v1"), 2, "--revision v1 is only for models of the hub"),
         ((Path(__file__), "hi"), 1, "a file; a package is a folder"),
         ((DEMO_CHECKPOINT.parent, "hi"), 1, "not a Partita package"),
         (("../owner/name@main", "hi"), 1, "not a hub id"),
@@ -320,9 +320,9 @@ def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("me/tiny@v2",), "me/tiny@v2: the Hugging Face hub has no such revision of the model"),
-        (("me/tiny@v1", "--revision", "v2"), "--revision v2 and the revision in me/tiny@v1 differ; keep one"),
-        (("nothing",), "nothing: no such folder, and no such model on the Hugging Face hub"),
+        (("me/tiny@v2",), "me/tiny@v2: the Hugging Face hub does not have this revision of the model"),
+        (("me/tiny@v1", "--revision", "v2"), "--revision v2 differs from the revision in me/tiny@v1; give only one"),
+        (("nothing",), "nothing: found neither a folder nor a model on the Hugging Face hub"),
         (("me/gated",), "gated on the Hugging Face hub; accept its conditions on https://huggingface.co/me/gated"),
     ],
 )
@@ -349,7 +349,7 @@ def test_a_package_is_pushed_and_used_as_it_is(
     hub.read_only = True
     code, text, said = partita("push", exported, "me/pushed", "--quiet")
     assert (code, text) == (2, "") and said.count("\n") == 1
-    assert "me/pushed: the hub refused the upload" in said and said.endswith("may write: hf auth login\n")
+    assert "me/pushed: the hub rejected the upload" in said and said.endswith("may write: hf auth login\n")
 
 
 @pytest.mark.parametrize("home", [".", "onnx"])

@@ -78,7 +78,7 @@ REFUSED = [
     ("no-such-verb", "No such command"),
     ("export /missing out", "/missing: no such file or folder, and not a hub id"),
     ("export ./missing out", "./missing: no such file or folder"),
-    ("export empty out", "empty: not a checkpoint, it has no config.json"),
+    ("export empty out", "empty: not a checkpoint: config.json is missing"),
     ("export checkpoint empty", "empty: exists already; choose another folder"),
     ("export checkpoint out --target gpu", "did you mean 'cuda' or 'webgpu'?"),
     ("export checkpoint out --precision fp5", "--precision fp5: choose one of auto, fp32"),

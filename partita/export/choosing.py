@@ -177,7 +177,7 @@ class Choosing(Variants):
         head = "requested" if self.wanted != AUTO else AUTO
         if self.asked.ask is None:
             default = f"the default for {self.asked.provider}"
-            first = default if not self.stopped else f"the next after {default}"
+            first = default if not self.stopped else f"the next choice after {default}"
             return "; ".join([f"{head}: {first}, {self.asked.how}", *told(self.stopped)])
         others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
         others += [f"{other} does not match: {detail}" for other, detail in self.disagrees.items()]
@@ -242,7 +242,7 @@ class Unasked(Variants):
         first, why = _without_target(self.wanted, self.draft.fake)
         if self.tried[taken.label] == first:
             return why
-        return "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
+        return "; ".join(["auto: the next choice that runs on the CPU provider", *self.left_out()])
 
     def instead(self, way: Way) -> Unasked:
         """The variants with the lowering of `way` alone."""
@@ -256,5 +256,5 @@ def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
     best, *others = ranked()
     fitting = next((each for each in others if not each.same_kv_width), None)
     if best.same_kv_width and fitting and any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return usual(fitting.name), f"auto: keys and values differ in width, which {best.name} would pad"
+        return usual(fitting.name), f"auto: keys and values differ in width, so {best.name} would pad them"
     return usual(best.name), f"auto: {best.merit}, on the CPU provider"

@@ -59,7 +59,7 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
         raise UnsupportedModelError(
-            f"the model writes the state {forgets[0]} and never reads it; it cannot be exported"
+            f"the model writes the state {forgets[0]} but never reads it, so it cannot be exported"
         )
     if len(wanted) == 1:
         return wanted, traced
@@ -70,8 +70,8 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     chunk = wanted[0][2]
     tell(
         work,
-        f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, the "
-        "rest one by one",
+        f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
+        "the rest one by one",
     )
     return wanted, traced
 
@@ -215,7 +215,7 @@ class Draft:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(
-                f"`opset={options.opset}`: {chosen.name} needs {chosen.min_opset} or newer",
+                f"`opset={options.opset}`: {chosen.name} needs opset {chosen.min_opset} or newer",
                 option="opset",
             )
         with stage(
@@ -227,7 +227,7 @@ class Draft:
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
         if not self.fake.probed.length_as_tensor:
-            tell(work, "the model's code needs the number of cached tokens as a Python int, and was traced with 0")
+            tell(work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0")
         graphs = Graphs(self, way, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(way)):
             _rewrite(graphs)
@@ -242,8 +242,8 @@ class Draft:
             if not outside:
                 raise
             raise UnsupportedModelError(
-                f"the model keeps {outside[0]} from one step to the next outside transformers' cache; that "
-                f"cannot be exported yet: {error}",
+                f"the model keeps {outside[0]} between steps outside transformers' cache, which is not "
+                f"supported: {error}",
                 option=error.option,
             ) from error
 
@@ -270,8 +270,9 @@ class Draft:
         if fixed and (options.prefill_chunk or 0) > self.max_length:
             tell(
                 self.work,
-                f"`prefill_chunk={options.prefill_chunk}` does not fit the cache "
-                f"(`max_length={self.max_length}`): prefill.onnx reads {self.max_length} tokens at a time",
+                f"`prefill_chunk={options.prefill_chunk}` exceeds the cache "
+                f"(`max_length={self.max_length}`): prefill.onnx processes {self.max_length} tokens at a "
+                "time",
             )
         chosen = lowering(way.attention)
         plans = [self.plan, self.beside]
@@ -374,7 +375,7 @@ def _rewrite(graphs: Graphs) -> None:
             tell(work, f"{said} has no effect: no quantisable weight matches")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
-        tell(work, f"left out, because the logits do not depend on it: {left_out(unused)}")
+        tell(work, f"omitted, because the logits do not depend on it: {left_out(unused)}")
 
 
 def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) -> None:
@@ -387,8 +388,8 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) 
     counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
     if not own.placed:
         said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        why = reason or "no product of the model can be quantised so"
-        raise UnsupportedModelError(f"{said}: {why}; leave it out", option="prefill_precision")
+        why = reason or "no matrix product of the model can be quantised this way"
+        raise UnsupportedModelError(f"{said}: {why}; omit it", option="prefill_precision")
     counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)
     name_nodes(model)
     for name, count in counts.items():
@@ -402,7 +403,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) 
 def _only_one(graphs: Graphs) -> str:
     """The reason why there can be no separate prefill graph; empty where there can."""
     if graphs.draft.fake.probed.recurs:
-        return "the model has convolution or recurrent states, with which it is written as one graph"
+        return "the model has convolution or recurrent states, so it is written as one graph"
     if len(graphs.traced) > 1 or graphs.phases[0][2] is not None:
         return "the model's graphs take a fixed number of tokens"
     if any(port.role == "rope_length" for port in graphs.traced[0].inputs):

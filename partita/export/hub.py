@@ -56,9 +56,9 @@ def at_revision(given: str, revision: str | None) -> str:
         return given
     found = HUB_ID.fullmatch(given)
     if os.path.lexists(given) or found is None:
-        raise UsageError(f"`revision={revision}` is for a model of the hub, and {given} is on disk")
+        raise UsageError(f"`revision={revision}` is only for models of the hub, but {given} is on disk; omit it")
     if found["revision"] not in (None, revision):
-        raise UsageError(f"`revision={revision}` and the revision in {given} differ; keep one")
+        raise UsageError(f"`revision={revision}` differs from the revision in {given}; give only one")
     return f"{found['name']}@{revision}"
 
 
@@ -150,16 +150,20 @@ def hub_error(given: str, error: BaseException, *, upload: bool = False) -> Part
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if upload:
         if isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError) or status in (401, 403):
-            return UsageError(f"{given}: the hub refused the upload ({said})", remedy=MAY_UPLOAD)
-        return UsageError(f"{given}: not uploaded to the Hugging Face hub ({said}); check the name and the network")
+            return UsageError(f"{given}: the hub rejected the upload ({said})", remedy=MAY_UPLOAD)
+        return UsageError(
+            f"{given}: the upload to the Hugging Face hub failed ({said}); check the name and the network"
+        )
     if isinstance(error, GatedRepoError):
         name = given.partition("@")[0]
         return CheckpointError(f"{given}: gated on the Hugging Face hub", remedy=GATED.filled(name=name))
     if isinstance(error, RevisionNotFoundError):
-        return CheckpointError(f"{given}: the Hugging Face hub has no such revision of the model; check its name")
+        return CheckpointError(
+            f"{given}: the Hugging Face hub does not have this revision of the model; check its name"
+        )
     if isinstance(error, RepositoryNotFoundError) or status == 401:
-        return CheckpointError(f"{given}: no such folder, and no such model on the Hugging Face hub", remedy=PRIVATE)
+        return CheckpointError(f"{given}: found neither a folder nor a model on the Hugging Face hub", remedy=PRIVATE)
     return CheckpointError(
-        f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub ({said}); check the name "
-        "and the network, or download it on another machine and give its folder"
+        f"{given}: not a folder, and the download from the Hugging Face hub failed ({said}); check the "
+        "name and the network, or download it on another machine and give its folder"
     )

@@ -138,7 +138,7 @@ def _multiplied(options: ExportOptions) -> tuple[str, ...]:
 
 Rule = tuple[Callable[[ExportOptions], object], str]
 """A condition under which options are refused, and the message, in which `o` is the options."""
-_LAYOUT = "`cache={o.cache}`: this layout does not support %s; leave one of the two out"
+_LAYOUT = "`cache={o.cache}`: this layout does not support %s; omit one of them"
 _INT8 = "`activations={o.activations}`"
 _CACHE = "`cache_precision={o.cache_precision}`"
 _PREFILL = "`prefill_precision={o.prefill_precision}`"
@@ -146,19 +146,19 @@ _WITH = "`with_adapters`"
 RULES: tuple[Rule, ...] = (
     (
         lambda o: o.prefill_chunk is not None and not o.static_shapes,
-        "`prefill_chunk` fixes the shape of prefill.onnx: it needs `static_shapes=True`",
+        "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",
     ),
     (
         lambda o: o.verify_length is not None and not o.verify,
-        "`verify_length`: `verify=False` compares nothing; leave one of them out",
+        "`verify_length` has no effect with `verify=False`; omit one of them",
     ),
     (
         lambda o: o.adapter is not None and o.with_adapters,
-        f"{_WITH} keeps adapters apart from weights into which `adapter` merges one; choose",
+        f"{_WITH} keeps adapters separate from the weights, but `adapter` merges one; choose one of them",
     ),
     (
         lambda o: o.with_adapters and o.prefill_precision is not None,
-        f"{_WITH}: with {_PREFILL} prompts have weights of their own; leave one of the two out",
+        f"{_WITH}: with {_PREFILL} prompts have weights of their own; omit one of them",
     ),
     (
         lambda o: o.cache == FIXED and o.attention == GROWING,
@@ -170,11 +170,11 @@ RULES: tuple[Rule, ...] = (
     (lambda o: o.cache == GROWING and o.prefill_precision is not None, _LAYOUT % _PREFILL),
     (
         lambda o: o.cache_precision not in (None, *CACHE_PRECISIONS),
-        f"{_CACHE}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out",
+        f"{_CACHE}: choose one of {', '.join(CACHE_PRECISIONS)}, or omit it",
     ),
     (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
-        f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; it needs `attention={CACHE_LOWERING}`",
+        f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
     ),
     (
         lambda o: o.cache_precision is not None and o.computing.twin is not None,
@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda o: o.cache_precision is not None and not o.verify,
-        f"{_CACHE} requires a quality measurement with the source model: leave `verify=False` out",
+        f"{_CACHE} requires a quality measurement with the source model: omit `verify=False`",
     ),
     *(
         (
@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
             lambda o, name=name: (
                 not _quantises(o) and getattr(o, name) is not None and not (name == "calibrate" and o.rounds)
             ),
-            f"`{name}={{o.{name}}}` applies to quantised weights: it needs `precision=int4` or int8",
+            f"`{name}={{o.{name}}}` applies to quantised weights; add `precision=int4` or int8",
         )
         for name in OF_ROUNDING
     ),
@@ -206,24 +206,23 @@ RULES: tuple[Rule, ...] = (
         for rule in (
             (
                 lambda o, name=name: getattr(o, name) is not None and not o.measures and o.precision != AUTO,
-                f"`{name}={{o.{name}}}` measures the loss by rounding, but `precision={{o.precision}}` rounds nothing: "
-                "choose another, or leave it out",
+                f"`{name}={{o.{name}}}` measures the loss of quantisation, but `precision={{o.precision}}` "
+                "quantises nothing: choose another precision, or omit it",
             ),
             (
                 lambda o, name=name: getattr(o, name) is not None and not _quantises(o) and not o.verify,
                 f"`{name}={{o.{name}}}`: the quality is measured against the source model, which `verify=False` does "
-                "not run; leave one of the two out",
+                "not run; omit one of them",
             ),
         )
     ),
     (
         lambda o: _quantises(o) and o.rounding in quantisers.CALIBRATING and o.calibrate is None,
-        "`quantiser={o.rounding}` rounds on a text: add `calibrate`",
+        "`quantiser={o.rounding}` needs a calibration text; add `calibrate`",
     ),
     (
         lambda o: _quantises(o) and o.rounding not in quantisers.CALIBRATING and o.calibrate is not None,
-        "`quantiser={o.rounding}` uses no text: leave `calibrate` out, or choose "
-        f"`quantiser={quantisers.CALIBRATED}`",
+        f"`quantiser={{o.rounding}}` uses no text: omit `calibrate`, or choose `quantiser={quantisers.CALIBRATED}`",
     ),
     (
         lambda o: o.block_size not in (None, *BLOCK_SIZES),
@@ -231,33 +230,33 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda o: _quantises(o) and o.activations == INTEGERS and o.precision != "int8",
-        f"{_INT8}: products of 8-bit integers take weights of 8 bits: it needs `precision=int8`",
+        f"{_INT8}: products of 8-bit integers need 8-bit weights: add `precision=int8`",
     ),
     (
         lambda o: o.activations == INTEGERS and o.block_size is not None,
-        f"{_INT8}: every row of a weight has one scale: leave `block_size` out",
+        f"{_INT8}: every row of a weight has one scale: omit `block_size`",
     ),
     (
         lambda o: o.prefill_precision not in (None, INTEGERS),
-        f"{_PREFILL}: choose {INTEGERS}, the only precision of a graph for prompts",
+        f"{_PREFILL}: choose {INTEGERS}, the only precision of a prefill graph",
     ),
     (
         lambda o: o.prefill_precision is not None and o.activations == INTEGERS,
-        f"{_PREFILL}: with `activations={INTEGERS}` the package computes so anyway; leave one of the two out",
+        f"{_PREFILL}: `activations={INTEGERS}` already computes this way; omit one of them",
     ),
     (
         lambda o: o.prefill_precision is not None and o.activations not in (None, EXACT.name),
-        f"{_PREFILL}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
-        f"{_INT8} out",
+        f"{_PREFILL}: the prefill graph computes in float32 between its products, and both graphs share a cache: "
+        f"omit {_INT8}",
     ),
     (
         lambda o: o.prefill_precision is not None and o.static_shapes,
-        f"{_PREFILL}: it is for processors that multiply integers fast, `static_shapes=True` for compilers; leave one "
-        "of the two out",
+        f"{_PREFILL}: it is for processors that multiply integers fast, but `static_shapes=True` is for compilers; "
+        "omit one of them",
     ),
     (
         lambda o: _quantises(o) and not o.verify,
-        "`precision={o.precision}` requires a quality measurement with the source model: leave `verify=False` out",
+        "`precision={o.precision}` requires a quality measurement with the source model: omit `verify=False`",
     ),
     (
         lambda o: o.opset is not None and not OLDEST_OPSET <= o.opset <= MAX_OPSET,
@@ -297,9 +296,11 @@ def _check_adapter_names(names: Sequence[str]) -> None:
     files = [name.casefold() for name in names]  # some file systems ignore case
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
-            raise UsageError(f"{_WITH}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
+            raise UsageError(
+                f"{_WITH}: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
+            )
         if files.count(name.casefold()) > 1:
-            raise UsageError(f"{_WITH}: {name} is given more than once; names ignore case")
+            raise UsageError(f"{_WITH}: {name} is set twice; set it once (case is ignored)")
 
 
 def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:
@@ -323,8 +324,8 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     name, made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
-            f"{checkpoint.where}: {name} in config.json is 1, and a prompt with an answer takes 2; "
-            "give it the length that the model was made for"
+            f"{checkpoint.where}: {name} in config.json is 1, but a prompt and a new token take 2; set it "
+            "to the length the model was trained for"
         )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
@@ -400,7 +401,7 @@ def _check_folder(options: ExportOptions, folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
-            raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+            raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
         return
     try:
         raw = read_json_value(config)

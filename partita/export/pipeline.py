@@ -82,7 +82,7 @@ def export(
         try:
             place = cleanup.enter_context(reserve(options.folder, options.reads, force=options.force))
         except OSError as error:
-            raise ResourceError(f"{options.folder.parent}: cannot make a folder there ({error.strerror})") from error
+            raise ResourceError(f"{options.folder.parent}: cannot create a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, asked)
             work.notes, work.takes, work.cleanup = place.notes, takes, cleanup
@@ -94,7 +94,7 @@ def export(
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
             # A quantised package needs its quality measurement, and that the source model.
-            skips = "" if options.rounds else ", or `verify=False`, which skips the source model"
+            skips = "" if options.rounds else ", or `verify=False` to skip the source model"
             raise ResourceError(
                 f"{options.checkpoint}: out of memory; use a smaller `max_length` or `batch_size`{skips}"
             ) from error
@@ -166,8 +166,8 @@ def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
     said = f"`max_perplexity_ratio={options.max_perplexity_ratio}`"
     within = "" if options.max_weight_size is None else " and `max_weight_size`"
     return ParityError(
-        f"{options.checkpoint}: {said}{within} cannot be kept: the best of {plural(len(missed), 'mix')} has {best}; "
-        "nothing was published; allow more, or name another `precision`, as fp16"
+        f"{options.checkpoint}: {said}{within} cannot be met: the best of {plural(len(missed), 'mix')} "
+        f"has {best}; nothing was published; allow more, or choose another `precision`, e.g. fp16"
     )
 
 
@@ -184,12 +184,12 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
         finally:
             _empty(work)
         if work.options.cache == WINDOW:  # has only one lowering
-            return f"; leave `cache={WINDOW}` out: {exported.label} runs there, and caches the whole length"
+            return f"; omit `cache={WINDOW}`: {exported.label} runs there, and caches the whole length"
         return f"; {exported.label} runs there; `attention=auto` would choose it"
     precision = " or `precision`" if work.options.computing is not EXACT else ""
     kept = work.options.cache_precision
-    rounded = "" if kept is None else f", or leave `cache_precision={kept}` out, which this lowering alone has"
-    return f"; name another `target`{precision}{rounded}"
+    rounded = "" if kept is None else f", or omit `cache_precision={kept}`, which only this lowering supports"
+    return f"; choose another `target`{precision}{rounded}"
 
 
 def _empty(work: Work) -> None:

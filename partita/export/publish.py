@@ -68,8 +68,8 @@ class Reservation:
                 _replace(self.folder, self.out, self.seen)
         except TakenError as taken:
             raise PackageError(
-                f"{self.out}: {taken} while the export ran; it was left alone, and the finished package is in "
-                f"{_keep(self.folder, self.out)}"
+                f"{self.out}: {taken} during the export; it was not replaced, and the finished package is "
+                f"in {_keep(self.folder, self.out)}"
             ) from taken
 
 
@@ -118,19 +118,19 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
     if not force:
         raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
-        raise PackageError(f"{out}: a link or a file, not a package; `force=True` replaces packages only")
+        raise PackageError(f"{out}: a link or a file, not a package; `force=True` replaces only packages")
     if Path.cwd().is_relative_to(out.resolve()):  # it would be removed under the current process
-        raise PackageError(f"{out}: is the current folder, or holds it; go to another one to replace it")
+        raise PackageError(f"{out}: is the current folder, or contains it; change to another folder first")
     for index, given in enumerate(read):
         what = "adapter" if index else "checkpoint"
         if resolved(Path(given)).is_relative_to(out.resolve()):
             raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
         linked = next((p for p in files_in(Path(given)) if _is_linked_into(p, out)), None)
         if linked is not None:
-            raise PackageError(f"{out}: holds the file that {linked} of the {what} links to; choose another folder")
+            raise PackageError(f"{out}: contains the file that {linked} of the {what} links to; choose another folder")
     strange = _not_ours(out)
     if strange is not None:
-        raise PackageError(f"{out}: `force=True` replaces packages only, and this folder {strange}; remove it yourself")
+        raise PackageError(f"{out}: `force=True` replaces only packages, but this folder {strange}; remove it yourself")
 
 
 def _is_linked_into(path: Path, out: Path) -> bool:
@@ -149,11 +149,11 @@ def _not_ours(folder: Path) -> str | None:
         known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
         ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
     except (FileNotFoundError, KeyError, TypeError):
-        return f"has no {MANIFEST} of a package"
+        return f"has no package manifest {MANIFEST}"
     except (OSError, ValueError):
-        return f"has a {MANIFEST} that cannot be read"
+        return f"has an unreadable {MANIFEST}"
     if not ours:
-        return f"has a {MANIFEST} of something else"
+        return f"has a {MANIFEST} that is not a package manifest"
     extra = sorted(names - known)
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
@@ -224,15 +224,17 @@ def _recover(out: Path, *, force: bool) -> list[str]:
         elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):
             continue
         elif os.path.lexists(out):  # something else is there: the package in `path` may be the only copy
-            notes.append(f"an earlier export had moved a package aside, which is still in {path}; remove it")
+            notes.append(f"an interrupted export moved a package aside, to {path}; remove it")
         else:
             (path / "package").rename(out)
             path.rmdir()
             if not force:
                 raise PackageError(
-                    "a killed export had moved this package aside, and it has been restored", where=out, remedy=TAKEN
+                    "an interrupted export had moved this package aside, and it has been restored",
+                    where=out,
+                    remedy=TAKEN,
                 )
-            notes.append(f"{out} was restored: a killed export had moved it aside")
+            notes.append(f"{out} was restored: an interrupted export had moved it aside")
     return notes
 
 
@@ -302,7 +304,7 @@ def _keep(folder: Path, out: Path) -> Path:
         with suppress(TakenError):
             _move(folder, free)
             return free
-    raise PackageError(f"{out}: already taken, and so is every alternative name that was tried")
+    raise PackageError(f"{out}: exists already, and so do all alternative names")
 
 
 _folder: ContextVar[Path | None] = ContextVar("partita_scratch", default=None)

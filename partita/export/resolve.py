@@ -49,12 +49,12 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     found = checkpoint.quantised
     if found is None:
         if options.requantise:
-            raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; leave it out")
+            raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; omit it")
         return _with_precision(options, EXACT.name) if options.precision == AUTO else options
     bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
     if options.requantise:
         if bits is None:
-            raise UsageError("`requantise=True` rounds weights a second time: it needs `precision=int4` or int8")
+            raise UsageError("`requantise=True` quantises weights a second time and needs `precision=int4` or int8")
         return options
     if options.precision != AUTO and bits is None:
         return options
@@ -63,22 +63,21 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     own = _stored_precision(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
-            f"`precision={options.precision}`: {checkpoint.given} is quantised with {found.method}, which is "
-            f"{own} as it is stored; leave it out, or add `requantise=True`, which rounds the weights a "
-            "second time"
+            f"`precision={options.precision}`: {checkpoint.given} is already quantised with "
+            f"{found.method}, as {own}; omit `precision` to keep the stored weights, or add "
+            "`requantise=True` to quantise them a second time"
         )
     for name in OF_ROUNDING:
         value = getattr(options, name)
         if value is not None and name == "calibrate" and options.cache_precision is not None:
             raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored, and the "
-                "ranges of its cache are calibrated on `quality_text`: name the text there"
+                f"`{name}={value}`: the weights of {checkpoint.given} are kept as stored, and the cache "
+                "scales are calibrated on `quality_text`: give the text there"
             )
         if value is not None:
             raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored "
-                f"({found.method}), and not rounded; leave it out, or add `requantise=True`, which rounds "
-                "them a second time"
+                f"`{name}={value}`: the weights of {checkpoint.given} are kept as stored "
+                f"({found.method}); omit it, or add `requantise=True` to quantise them a second time"
             )
     return _with_precision(options, own)
 
@@ -136,10 +135,10 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
     ]
     if changed:
         raise UnsupportedModelError(
-            f"`adapter={options.adapter}`: it is merged into weights that {checkpoint.where} stores as "
-            f"integers ({checkpoint.quantised.method}), and its sums are no such integers: {few(changed)}; "
-            "keep it separate with `with_adapters`, name `precision=bf16`, fp16 or fp32, which keep the "
-            "numbers, or add `requantise=True`, which rounds the weights a second time"
+            f"`adapter={options.adapter}`: cannot merge into weights that {checkpoint.where} stores as "
+            f"integers ({checkpoint.quantised.method}), because the sums are not such integers: "
+            f"{few(changed)}; keep it separate with `with_adapters`, set `precision=bf16`, fp16 or fp32 "
+            "to dequantise the weights, or add `requantise=True` to quantise them a second time"
         )
 
 
@@ -148,9 +147,9 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
     found = checkpoint.quantised
     if found is None:
         return None
-    taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
+    taken: Literal["unchanged", "requantised", "dequantised"] = "dequantised"
     if options.computing.bits is not None:
-        taken = "requantised" if options.requantise else "as stored"
+        taken = "requantised" if options.requantise else "unchanged"
     return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
 
 
@@ -162,8 +161,8 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
     told = list(found.notes)
     if options.requantise:
         told.append(
-            f"requantised: weights quantised with {found.method} are quantised a second time; quality is measured "
-            "against the stored ones, and the loss of the first quantisation is unknown"
+            f"requantised: weights quantised with {found.method} are quantised a second time; quality is "
+            "measured against the stored weights; the loss of the first quantisation is unknown"
         )
     return told
 
@@ -173,8 +172,7 @@ def _stored_precision(found: Quantised, checkpoint: Checkpoint) -> str:
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(
-        f"{checkpoint.where}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
-        "package can have as they are stored; name `precision=bf16`, fp16 or fp32, which keep the "
-        "numbers and need more room, or add `requantise=True` to `precision=int8` or int4, "
-        "which rounds them a second time"
+        f"{checkpoint.where}: the checkpoint is quantised with {found.method}, and a package cannot store "
+        "its numbers unchanged; set `precision=bf16`, fp16 or fp32 to keep the values in more space, or "
+        "add `requantise=True` to `precision=int8` or int4 to quantise them a second time"
     )

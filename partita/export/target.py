@@ -209,10 +209,10 @@ def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
 def describe(answer: Answer) -> str:
     """`supports 310 of 316 nodes, not GroupQueryAttention (6)`."""
     if answer.fails:
-        return f"fails over the whole graph: {answer.fails}"
+        return f"fails on the whole graph: {answer.fails}"
     off = sum(answer.left.values())
     listed = ", ".join(f"{op} ({count})" for op, count in sorted(answer.left.items(), key=lambda entry: -entry[1]))
-    rest = f"; no answer on {answer.unasked}" if answer.unasked else ""
+    rest = f"; no answer for {answer.unasked}" if answer.unasked else ""
     taken = answer.nodes - off - answer.unasked
     return f"supports {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"
 

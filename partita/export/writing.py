@@ -157,8 +157,8 @@ def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         tell(
             work,
-            "quality is measured on the text of `calibrate`, so its figures are better than they would be "
-            "on another; name one with `quality_text`",
+            "quality is measured on the text of `calibrate`, so its figures are better than on other "
+            "text; set another one with `quality_text`",
         )
 
 
@@ -217,8 +217,8 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
             if not isinstance(error, GenerationError):
                 raise
             raise UnsupportedModelError(
-                f"{work.options.checkpoint}: in {work.options.precision} it fails on {text.name}, on which its quality "
-                f"is measured: {error}; nothing was written; name another `precision`, as bf16 or fp32",
+                f"{work.options.checkpoint}: {work.options.precision} fails on {text.name}, the text for measuring "
+                f"quality: {error}; nothing was written; choose another `precision`, e.g. bf16 or fp32",
                 option="precision",
             ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
@@ -268,7 +268,7 @@ def _check_space(parent: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ResourceError(
-            f"{parent}: no space left: the package needs {human_bytes(needed)}, {human_bytes(int(free))} are free"
+            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
         )
 
 
@@ -344,7 +344,7 @@ def _run(
     result = run(whole)
     if agrees(result):
         tell(
-            work, "its graphs run for the whole batch only, so a prompt is prefilled together with the other sequences"
+            work, "its graphs run only for the whole batch, so a prompt is prefilled together with the other sequences"
         )
     return whole, result
 
@@ -369,7 +369,7 @@ def _toolchain() -> dict[str, str]:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = partita.__version__ if name == "partita" else "not installed as a package"
+            versions[name] = partita.__version__ if name == "partita" else "not an installed package"
     return versions
 
 
@@ -414,7 +414,7 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     told = "; ".join(filter(None, (result.detail, answer.caution)))
     said = f"{where}: the exported graph does not match the source model: {told}"
     if rounded is not None:
-        return ParityError(f"{said}; {rounded}; nothing was written; name another `precision`, as fp32")
+        return ParityError(f"{said}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
     if self_check.rounds(work.options.computing):
         return RoundingParityError(f"{said}{exported.caution}", result.detail)
     return ParityError(f"{said}{exported.caution}")

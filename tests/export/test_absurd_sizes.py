@@ -39,7 +39,7 @@ def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
         tmp_path / name,
         lambda entry: 8 if entry.filename.endswith("data/0") else zipfile.ZIP_STORED,
     )
-    with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it anew with torch"):
+    with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it again with torch"):
         list_tensors(tmp_path, name)
     (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
     with OpenFiles(tmp_path) as files:
@@ -59,10 +59,10 @@ def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypa
     assert raw[at : at + 4] == b"PK\x01\x02" and raw[at + 20 : at + 28] == size * 2
     raw[at + 20 : at + 28] = (1 << 31).to_bytes(4, "little") * 2
     (tmp_path / "long.bin").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"long\.bin: damaged, its directory lists 2,147,\d+,\d+ bytes of rec"):
+    with pytest.raises(CheckpointError, match=r"long\.bin: damaged: its directory lists 2,147,\d+,\d+ bytes of rec"):
         list_tensors(tmp_path, "long.bin")
     (tmp_path / "cut.bin").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or cut off at"):
+    with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or truncated at"):
         list_tensors(tmp_path, "cut.bin")
 
 

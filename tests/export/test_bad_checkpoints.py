@@ -61,7 +61,7 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 def test_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "has no config.json" in str(refuse(tmp_path / "empty", tmp_path / "out"))
+    assert "config.json is missing" in str(refuse(tmp_path / "empty", tmp_path / "out"))
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
 def test_hub_id_without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     error = refuse("partita-nobody/no-such-model", tmp_path / "out")
-    assert "downloaded from the Hugging Face hub" in str(error) and "partita-nobody/no-such-model" in str(error)
+    assert "download from the Hugging Face hub" in str(error) and "partita-nobody/no-such-model" in str(error)
 
 
 def test_config_is_not_json(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_truncated_shard(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_pa
     shard = folder / "model-00001-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
     error = refuse(folder, tmp_path / "o" / "out")
-    assert "model-00001-of-00002.safetensors" in str(error) and "cut off" in str(error)
+    assert "model-00001-of-00002.safetensors" in str(error) and "truncated" in str(error)
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ".."])
@@ -125,7 +125,7 @@ def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: Tin
 def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
     folder = edit_config(own_copy(tiny_checkpoint("llama")), intermediate_size=128)
     error = refuse(folder, tmp_path / "o" / "out")
-    assert "mlp.gate_proj.weight is [96, 64], config.json requires [128, 64]" in str(error)
+    assert "mlp.gate_proj.weight is [96, 64], but config.json requires [128, 64]" in str(error)
     assert "and 1 more (6 in all)" in str(error)
 
 
@@ -260,7 +260,7 @@ def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     error = refuse(tiny_checkpoint("llama"), out)
     assert isinstance(error, PackageError) and "exists already" in str(error)
     error = refuse(tiny_checkpoint("llama"), out, force=True)
-    assert "`force=True` replaces packages only" in str(error)
+    assert "`force=True` replaces only packages" in str(error)
     assert (out / "precious.txt").read_text() == "mine"
 
 
@@ -410,7 +410,7 @@ def test_a_tokenizer_that_git_lfs_left_a_pointer_of_is_found_before_anything_is_
 ) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     (folder / "tokenizer.json").write_bytes(LFS_HEAD + b"\noid sha256:0\nsize 10\n")
-    with pytest.raises(CheckpointError, match="tokenizer.json: a pointer of Git LFS"):
+    with pytest.raises(CheckpointError, match="tokenizer.json: a Git LFS pointer"):
         open_checkpoint(str(folder))
 
 
@@ -457,7 +457,9 @@ def test_a_listed_tensor_that_the_model_does_not_need(
 ) -> None:
     folder = listed(own_copy(tiny_checkpoint("llama", shards=2)), "mtp.fc.weight")
     summary = export(ExportOptions(str(folder), tmp_path / "out", attention="gqa", verify=False), replay=never)
-    assert any("lists mtp.fc.weight, which no shard holds; the model needs none" in note for note in summary.notes)
+    assert any(
+        "lists mtp.fc.weight, which no shard contains; the model does not need them" in note for note in summary.notes
+    )
 
 
 def test_a_listed_tensor_that_the_model_needs(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -470,7 +472,7 @@ def test_a_listed_tensor_that_the_model_needs(tiny_checkpoint: TinyCheckpoint, o
     save_file(tensors, shard)
     error = refuse(folder, tmp_path / "o" / "out")
     assert isinstance(error, CheckpointError) and "download the checkpoint again" in str(error)
-    assert f"which no shard holds, and the model needs {name}" in str(error)
+    assert f"which no shard contains, but the model needs {name}" in str(error)
 
 
 def test_an_index_of_another_save(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -480,7 +482,9 @@ def test_an_index_of_another_save(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
         shard.rename(folder / f"model-0000{number}-of-00003.safetensors")
     error = refuse(folder, tmp_path / "o" / "out")
     assert "model-00001-of-00002.safetensors: this shard is missing, and model.safetensors.index.json" in str(error)
-    assert "model-00001-of-00003.safetensors, model-00002-of-00003.safetensors: it may be of another" in str(error)
+    assert "model-00001-of-00003.safetensors, model-00002-of-00003.safetensors: the index may belong to another" in str(
+        error
+    )
 
 
 def test_a_full_temporary_folder_is_named_and_not_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,8 +494,10 @@ def test_a_full_temporary_folder_is_named_and_not_the_output(tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=0 if Path(place) == small else 1 << 40))
     full = OSError(28, "No space left on device")
     said = str(translate_space(full, folder))
-    assert said.startswith(f"{small}: no temporary file can be written") and "TMPDIR" in said
+    assert said.startswith(f"{small}: cannot write a temporary file") and "TMPDIR" in said
     gone = FileNotFoundError(2, "No such file or directory", str(small / "partita-abcdefgh" / "x"))
-    assert str(translate_space(gone, folder)).startswith(f"{small / 'partita-abcdefgh' / 'x'}: no temporary file")
+    assert str(translate_space(gone, folder)).startswith(
+        f"{small / 'partita-abcdefgh' / 'x'}: cannot write a temporary file"
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=0 if Path(place) != small else 1 << 40))
     assert str(translate_space(full, folder)).startswith(f"{folder.parent}: no space left while writing the package")

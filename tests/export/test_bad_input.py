@@ -61,7 +61,7 @@ def test_all_three_kinds_in_one_message(
         in error
     )
     assert "and 4 more (9 in all)" in error
-    assert "not what the model expects: model.norm.weight is [65], config.json requires [64]" in error
+    assert "not expected by the model: model.norm.weight is [65], but config.json requires [64]" in error
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 
@@ -78,7 +78,7 @@ def test_extra_tensors_alone_are_a_note(
     assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "64", "--no-verify"]) == 0
     err = capsys.readouterr().err
     told = "vision_tower (3 tensors, 117 KiB), model.layers.7 (1 tensor, 8 B), model.norm.extra"
-    assert f"left out, because the logits do not depend on it: {told}" in err
+    assert f"omitted, because the logits do not depend on it: {told}" in err
 
 
 @pytest.mark.heavy
@@ -99,10 +99,10 @@ def test_an_expert_that_is_missing(
 
 
 ROPE: dict[str, tuple[dict[str, Any], str]] = {
-    "old_type": ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not known"),
+    "old_type": ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type 'spiral' is unknown"),
     "new_type": ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "knows default, dynamic, linear"),
-    "old_key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "swirl": 3}}, "rope settings 'swirl' are not known"),
-    "new_key": ({"rope_parameters": {"rope_type": "default", "swirl": 3}}, "rope settings 'swirl' are not known"),
+    "old_key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "swirl": 3}}, "rope settings 'swirl' are unknown"),
+    "new_key": ({"rope_parameters": {"rope_type": "default", "swirl": 3}}, "rope settings 'swirl' are unknown"),
     "old_text": ({"rope_scaling": "linear"}, "rope_scaling in config.json is 'linear'"),
     "new_list": ({"rope_parameters": [1, 2]}, "rope_parameters in config.json is '[1, 2]'"),
     "missing_key": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "Missing required keys"),
@@ -126,8 +126,8 @@ def test_rope_settings_that_transformers_does_not_know(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_type": "spiral"}, "rope type 'spiral' of sliding_attention is not known"),
-        ({"swirl": 1}, "rope settings 'swirl' of sliding_attention are not known"),
+        ({"rope_type": "spiral"}, "rope type 'spiral' of sliding_attention is unknown"),
+        ({"swirl": 1}, "rope settings 'swirl' of sliding_attention are unknown"),
     ],
 )
 def test_rope_settings_of_a_layer_type(
@@ -166,8 +166,7 @@ def test_a_model_that_is_code(
     error = refused(edited(folder, model_type="evil", auto_map=code), tmp_path, capsys)
     assert "custom code in the checkpoint (EvilForCausalLM in modeling_evil.py, from auto_map)" in error
     assert (
-        "which Partita does not run" in error
-        and "has no model type 'evil'; use a transformers release that has" in error
+        "which Partita does not run" in error and "has no model type 'evil'; use a transformers release with" in error
     )
 
 

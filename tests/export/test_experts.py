@@ -229,7 +229,7 @@ def test_gelu_is_not_taken_for_silu() -> None:
     model = Routed(layer("mixtral", hidden_act="gelu"))
     graph, notes = traced(model, "contrib", inputs(3), fixed=False)
     assert notes == [
-        f"experts of 1 layer: {ALL}, because the activation of MixtralExperts is not one that the MoE operator supports"
+        f"experts of 1 layer: {ALL}, because the MoE operator does not support the activation of MixtralExperts"
     ]
     check(run(graph, inputs(5)), eager(model, inputs(5)))
 

@@ -120,7 +120,9 @@ def test_one_that_packs_no_weights_is_not_asked_for_int4(tiny_checkpoint: TinyCh
     """It would write them in full, and say int4."""
     import partita
 
-    with pytest.raises(UsageError, match="`precision=int4`: exporter another quantises no weights; choose another"):
+    with pytest.raises(
+        UsageError, match="`precision=int4`: exporter another does not quantise weights; choose another"
+    ):
         partita.export(tiny_checkpoint("llama"), tmp_path / "out", exporter="another", precision="int4")
     assert not (tmp_path / "out").exists()
 

@@ -120,7 +120,7 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
     ("options", "message"),
     [
         ({"cache": "round"}, "`cache=round`: choose one of fixed, window, growing"),
-        ({"cache": "growing", "attention": "gqa"}, "does not support `attention=gqa`; leave one of the two out"),
+        ({"cache": "growing", "attention": "gqa"}, "does not support `attention=gqa`; omit one of them"),
         ({"cache": "growing", "static_shapes": True}, "does not support `static_shapes=True`"),
         ({"cache": "growing", "cache_precision": "int8"}, "does not support `cache_precision=int8`"),
         ({"attention": "growing"}, "use `cache=growing`"),

@@ -61,7 +61,7 @@ def test_names_of_tensors(
         tensors[name] = torch.ones(1)
 
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert f"contains a tensor named {name[:120]!r}" in error and len(error) < 1000
+    assert f"contains a tensor with the invalid name {name[:120]!r}" in error and len(error) < 1000
 
 
 def test_a_name_that_is_also_a_module(
@@ -83,7 +83,7 @@ def test_tensors_without_values(
         tensors[NORM] = torch.ones(shape)
 
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert f"{NORM} is {list(shape)}, config.json requires [64]" in error
+    assert f"{NORM} is {list(shape)}, but config.json requires [64]" in error
 
 
 def test_a_tensor_in_two_shards(
@@ -128,18 +128,18 @@ def test_json_that_is_not_meant_to_be_read(
     (folder / name).write_text(text)
     if "index" in name:
         (folder / "model.safetensors").unlink()
-    assert f"{name}: damaged, it is not JSON (" in refused(folder, tmp_path, capsys)
+    assert f"{name}: damaged: not JSON (" in refused(folder, tmp_path, capsys)
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1,000,000,000"),
     "negative_layers": ({"num_hidden_layers": -5}, "num_hidden_layers is -5"),
     "heads": ({"num_attention_heads": 0}, "num_attention_heads in config.json is '0', not a size"),
-    "architectures": ({"architectures": [3]}, "the checkpoint holds 3, which has no language-model head"),
+    "architectures": ({"architectures": [3]}, "the checkpoint contains 3, which has no language-model head"),
     "model_type": ({"model_type": ["llama"]}, "cannot read config.json of model type ['llama']"),
     "rope_theta": ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta is 'x', not a number"),
     "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0, not a number above 0"),
-    "rope_of_no_layer": ({"rope_parameters": {"full_attention": "x"}}, "rope settings 'full_attention' are not known"),
+    "rope_of_no_layer": ({"rope_parameters": {"full_attention": "x"}}, "rope settings 'full_attention' are unknown"),
     "quantised_by_what": ({"quantization_config": {"quant_method": "a\nb\x1b"}}, "quantised: a b?"),
 }
 
@@ -188,4 +188,4 @@ def test_a_tensor_that_repeats_one_value(
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
-    assert f"{NORM} is [35184372088832], config.json requires [64]" in refused(folder, tmp_path, capsys)
+    assert f"{NORM} is [35184372088832], but config.json requires [64]" in refused(folder, tmp_path, capsys)

@@ -174,9 +174,9 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "bf16"}, "`exporter=optimum` writes fp32 or fp16"),
-        ({"precision": "int4"}, "exporter optimum quantises no weights"),
-        ({"attention": "gqa"}, "writes its own graph, without `attention=gqa`"),
+        ({"precision": "bf16"}, "`exporter=optimum` supports only fp32 and fp16"),
+        ({"precision": "int4"}, "exporter optimum does not quantise weights"),
+        ({"attention": "gqa"}, "does not support `attention=gqa`"),
         ({"static_shapes": True}, "without `static_shapes=True`"),
     ],
 )
@@ -191,7 +191,7 @@ def test_what_it_cannot_do_is_refused(
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        (("rwkv",), "optimum's exporter covers the type; use it with: --exporter optimum"),
+        (("rwkv",), "optimum's exporter supports the type; use it with: --exporter optimum"),
         pytest.param(("gpt2",), None, marks=pytest.mark.heavy),
         (None, None),
     ],
@@ -222,7 +222,7 @@ def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path)
     recipes.save(folder, "bart")
     with pytest.raises(ParityError, match="does not match the source model") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
-    assert "optimum's exporter covers the type; use it with: --exporter optimum" in str(caught.value)
+    assert "optimum's exporter supports the type; use it with: --exporter optimum" in str(caught.value)
 
 
 BLAMED: dict[str, tuple[dict[str, Any], UnsupportedModelError | ParityError]] = {
@@ -253,7 +253,7 @@ def test_a_cache_that_cannot_grow_is_no_matter_for_it(play: Play, tmp_path: Path
     play("copy", ("mamba",))
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "mamba")
-    with pytest.raises(UnsupportedModelError, match="which do not grow; leave it out") as caught:
+    with pytest.raises(UnsupportedModelError, match="which do not grow; omit it") as caught:
         partita.export(folder, tmp_path / "out", cache="growing", max_length=32)
     assert caught.value.option == "cache" and caught.value.remedy is None
 

@@ -130,11 +130,11 @@ def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
     [
         (retypes, "input or output out .*FLOAT.* changed to out .*FLOAT16"),
         (reshapes, r"input or output x .*\[2, ?3\] changed to x .*\[3, ?2\]"),
-        (drops_an_output, "had 2 inputs and outputs and has 1"),
+        (drops_an_output, "number of inputs and outputs changed from 2 to 1"),
         (removes_what_is_read, r"node 'layer/Abs' \(Abs\) reads 'middle', which no earlier node produces"),
         (reads_itself, "its nodes form a cycle"),
-        (names_twice, "2 values are called 'x'"),
-        (nodes_named_twice, "2 nodes are called 'layer/Abs'"),
+        (names_twice, "2 values have the name 'x'"),
+        (nodes_named_twice, "2 nodes have the name 'layer/Abs'"),
         (constant_without_value, "the constant 'c' has no value"),
         (reads_outside_in_a_subgraph, r"node 'inner' \(Neg\) reads 'stranger'"),
     ],
@@ -200,7 +200,7 @@ def test_a_pass_can_be_left_out(
     ("name", "said"),
     [
         ("fused_norm", r"`without_pass=fused_norm`: unknown pass; choose one of rotary_tables, .*fused_norms"),
-        ("write_after_read", r"`without_pass=write_after_read`: graphs may compute wrong values without it; choose"),
+        ("write_after_read", r"`without_pass=write_after_read`: without it, graphs may compute wrong values; choose"),
     ],
 )
 def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) -> None:

@@ -118,7 +118,7 @@ def folder_with(path: Path, **files: str) -> Path:
 )
 def test_force_replaces_nothing_but_packages(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, manifest: str) -> None:
     out = folder_with(tmp_path / "extension", manifest__json=manifest, main__js="precious")
-    with pytest.raises(PackageError, match="`force=True` replaces packages only"):
+    with pytest.raises(PackageError, match="`force=True` replaces only packages"):
         export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
     assert (out / "main.js").read_text() == "precious"
 
@@ -162,7 +162,7 @@ def test_parents_that_were_made_go_again(tiny_checkpoint: TinyCheckpoint, tmp_pa
 
 def test_a_parent_that_is_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ResourceError, match="cannot make a folder"):
+    with pytest.raises(ResourceError, match="cannot create a folder"):
         export(options(tiny_checkpoint("llama", **ONE), tmp_path / "file" / "out"), replay=no_replay)
 
 

@@ -20,7 +20,7 @@ REFUSED = {
     "deepseek_v32": "sparse attention indexer",
     "deepseek_v4": "accesses the layers of transformers' cache directly",
     "minimax": "uses cache of its own",
-    "recurrent_gemma": "temporal_block.conv1d_state from one step to the next outside transformers' cache",
+    "recurrent_gemma": "temporal_block.conv1d_state between steps outside transformers' cache",
     "rwkv": "has no cache argument",
     "openai-gpt": "has no cache argument",
     "zamba": "scans the heads of a selective state space separately",

@@ -305,6 +305,6 @@ def test_the_folder_that_somebody_stands_in_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path
 ) -> None:
     monkeypatch.chdir(package(tmp_path / "out", "old"))
-    with pytest.raises(PackageError, match="is the current folder, or holds it"), reserve(given, (), force=True):
+    with pytest.raises(PackageError, match="is the current folder, or contains it"), reserve(given, (), force=True):
         pass
     assert word(tmp_path / "out") == "old" and hidden(tmp_path) == []

@@ -167,7 +167,7 @@ def test_a_named_lowering_is_the_only_one_asked_about_and_is_taken_whatever_the_
 
 
 def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Exporting, tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="name another `attention` or another `target`"):
+    with pytest.raises(ParityError, match="choose another `attention` or another `target`"):
         exporting(Provider({}, wrong=("gqa",)).target(), attention="gqa")
     assert not list(tmp_path.iterdir())
 
@@ -237,7 +237,7 @@ def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None
 
     provider = Slow({})
     summary = exporting(provider.target())
-    assert summary.manifest.graph.attention == "gqa" and "no answer on 3" in summary.attention_reason
+    assert summary.manifest.graph.attention == "gqa" and "no answer for 3" in summary.attention_reason
     assert provider.asked == ["gqa"]
 
 
@@ -253,9 +253,9 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
     assert rank(answers, order) == [onnx24, gqa, primitives]
     equals = {way: replace(answers[onnx24], unasked=count) for way, count in zip(order, (60, 9, 1), strict=True)}
     assert rank(equals, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
-    assert describe(answers[primitives]) == "fails over the whole graph: cannot compile"
+    assert describe(answers[primitives]) == "fails on the whole graph: cannot compile"
     assert describe(answers[gqa]) == "supports 48 of 50 nodes, not GroupQueryAttention (2)"
-    assert describe(answers[onnx24]) == "supports 58 of 60 nodes; no answer on 2"
+    assert describe(answers[onnx24]) == "supports 58 of 60 nodes; no answer for 2"
 
 
 class WithoutExperts(Provider):

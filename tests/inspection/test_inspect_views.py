@@ -94,5 +94,5 @@ def test_a_finding_stands_at_the_top_with_its_remedy(packages, own_copy, capsys)
     (folder / "manifest.json").write_text("{", encoding="utf-8")
     assert run(["inspect", str(folder)]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "damaged, it is not JSON" in told.split("Graph model.onnx")[0]
+    assert "damaged, not JSON" in told.split("Graph model.onnx")[0]
     assert "partita export" in told.split("Graph model.onnx")[0]

@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Call, Words, str]] = {
     "taken": (
         lambda place: partita.export(place.folder / "none", place.folder / "taken", force=True, attention="gqa"),
         lambda place: ["export", "none", str(place.folder / "taken"), "--force", "--attention", "gqa"],
-        "`force=True` replaces packages only",
+        "`force=True` replaces only packages",
     ),
     "there": (
         lambda place: partita.export(place.folder / "none", place.folder / "taken", attention="gqa"),

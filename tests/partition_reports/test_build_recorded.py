@@ -43,8 +43,8 @@ def test_all_sums_equal_the_node_count_and_the_node_time(report, name):
     time = sum(node.host_us_per_run or 0 for node in phase.nodes)
     assert sum(group.executed for group in phase.providers) == 113
     assert sum(group.nodes for group in phase.providers) == 117, "six of them run as parts of a fused node"
-    for groups in (phase.by_op_type, phase.by_layer, phase.by_module):
-        assert sum(group.nodes for group in groups) == 113
+    for each in (phase.by_op_type, phase.by_layer, phase.by_module):
+        assert sum(group.nodes for group in each) == 113
     for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
         assert sum(group.host_us_per_run or 0 for group in groups) == pytest.approx(time)
         assert sum(group.time_share or 0 for group in groups) == pytest.approx(1)

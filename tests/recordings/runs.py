@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from partita.check.limits import Limits, exceeded
 from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, Environment, PackageFacts, Record
+from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import load_view
@@ -114,19 +114,17 @@ def report(name: str) -> Report:
     """The report of recorded facts."""
     found = json.loads(gzip.decompress((FACTS / f"{name}.json.gz").read_bytes()))
     facts = TypeAdapter(RunFacts).validate_python(found["facts"])
-    records: dict[str, type[Record]] = {
-        "environment": Environment,
-        "package": PackageFacts,
-        "model": ModelFacts,
-        "request": Request,
-    }
+    model, played = found["model"], found["played"]
     return build_report(
         replace(facts, sessions=tuple(map(at_present, facts.sessions))),
-        **{key: found[key] and kind.model_validate(found[key]) for key, kind in records.items()},
+        environment=Environment.model_validate(found["environment"]),
+        package=found["package"] and PackageFacts.model_validate(found["package"]),
+        request=Request.model_validate(found["request"]),
+        model=model and ModelFacts.model_validate(model),
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
         created="2026-11-29T00:00:00Z",
         partita_version="0.1.0",
-        played=found["played"] and DryRunFacts.model_validate(found["played"]),
+        played=played and DryRunFacts.model_validate(played),
         judge=lambda report: exceeded(report, Limits()),
     )
 

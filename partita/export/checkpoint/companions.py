@@ -60,7 +60,7 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
         return reader.stops(folder)
     except PackageError as error:
         raise CheckpointError(
-            f"{error.problem}; generate would refuse it: correct the file, or download the checkpoint again"
+            f"{error.problem}; generate would reject it: correct the file, or download the checkpoint again"
         ) from error
     except OSError as error:
         raise unreadable(error, folder) from error
@@ -71,13 +71,13 @@ def stop_notes(reader: Reader | None, folder: Path, vocabulary: int) -> list[str
     if reader is None:
         return []
     if not (stops := reader.stops(folder)):
-        return ["the checkpoint has no eos_token_id: generate will stop only at the requested length"]
+        return ["the checkpoint has no eos_token_id: generate will stop only at the maximum length"]
     odd = sorted(token for token in stops if not 0 <= token < vocabulary)
     if not odd:
         return []
     listed, all_of = ", ".join(f"{token:,}" for token in odd[:5]), len(odd) == len(stops)
-    end = "so generate will stop only at the requested length" if all_of else "and will never come"
-    return [f"eos_token_id {listed} is not in the vocabulary of {vocabulary:,} tokens, {end}"]
+    end = "so generate will stop only at the maximum length" if all_of else "and will never be generated"
+    return [f"eos_token_id {listed} is outside the vocabulary of {vocabulary:,} tokens, {end}"]
 
 
 def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list[str]:

@@ -177,7 +177,7 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
         if fields:
             return CheckpointError(
                 f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed "
-                "transformers does not support; correct it, or use a transformers that does"
+                "transformers does not support; correct it, or install a transformers that does"
             )
     rope = getattr(text, "rope_parameters", None)
     missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []
@@ -235,14 +235,15 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:
             raise UnsupportedModelError(
-                f"{folder}: rope type {str(kind)[:40]!r}{where} is not known to transformers "
-                f"{transformers.__version__}, which knows {', '.join(types)}; a newer one may"
+                f"{folder}: rope type {str(kind)[:40]!r}{where} is unknown to transformers "
+                f"{transformers.__version__}, which knows {', '.join(types)}; try a newer transformers"
             )
         strange = sorted(str(key)[:40] for key in entry if key not in known and not _is_read(text, str(key)))
         if strange:
             raise UnsupportedModelError(
-                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are not known to transformers "
-                f"{transformers.__version__}, which would ignore them; a newer one may support them"
+                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to "
+                f"transformers {transformers.__version__}, which would ignore them; try a newer "
+                "transformers"
             )
 
 

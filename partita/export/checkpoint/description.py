@@ -137,8 +137,8 @@ def open_checkpoint(given: str) -> Checkpoint:
         raise unreadable(error, Path(given)) from error
     if (folder / EMBEDDED).is_file():
         raise UnsupportedModelError(
-            f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
-            "to a separate folder, and give that with `adapter` to use it"
+            f"{folder}: the model folder contains an adapter ({EMBEDDED}), which transformers would load "
+            "as well; move it to a separate folder, and give that with `adapter` to use it"
         )
     architecture = _architecture(config)
     return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
@@ -152,7 +152,7 @@ def _check_companions(folder: Path) -> None:
             try:
                 check_size(folder / name)
             except ValueError as error:
-                raise CheckpointError(f"{folder / name}: damaged, {error}") from error
+                raise CheckpointError(f"{folder / name}: damaged: {error}") from error
 
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
@@ -200,14 +200,14 @@ def _locate(given: str) -> Path:
         weights = any((path / name).is_file() for layout in LAYOUTS for name in layout)
         if not weights and (path / MANIFEST).is_file() and not is_of_others(path / MANIFEST):
             raise UsageError(
-                f"{given}: a Partita package already; run it with partita generate, or give the checkpoint that it "
-                "was exported from"
+                f"{given}: already a Partita package; run it with partita generate, or give the "
+                "checkpoint it was exported from"
             )
         return path
     if path.is_file() and opening.gguf_file(path) is not None:
         return path
     if path.exists():
-        raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
+        raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that contains config.json")
     refuse_dangling(path)  # a dangling link is no hub id
     check_model(given)
     found = HUB_ID.fullmatch(given)
@@ -222,7 +222,7 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
     """The config, and the quantisation method that it names."""
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+        raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
     raw = read_json(path)
     found = by_config(folder, raw)
     config_values.check_written(folder, raw)
@@ -235,8 +235,8 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
             raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
             raise CheckpointError(
-                f"{folder}: transformers {transformers.__version__} refuses config.json ({first_line(error)}); correct "
-                "it, or try a newer transformers"
+                f"{folder}: transformers {transformers.__version__} rejects config.json "
+                f"({first_line(error)}); correct it, or try a newer transformers"
             ) from error
         raise UnsupportedModelError(
             f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
@@ -249,10 +249,9 @@ def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError
     """The error for a model with custom code, named by `auto_map` of config.json."""
     module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
     return UnsupportedModelError(
-        f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from auto_map), "
-        "which Partita "
-        f"does not run; transformers {transformers.__version__} {why}; use a transformers release that has this "
-        "architecture, or convert the checkpoint to a model type that it has"
+        f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from "
+        f"auto_map), which Partita does not run; transformers {transformers.__version__} {why}; use a "
+        "transformers release with this architecture, or convert the checkpoint to a supported model type"
     )
 
 
@@ -275,7 +274,7 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
     kind, architecture = config.model_type, _architecture(config)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports decoders only"
+            f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports only decoders"
         )
     accepted, auto_map = classes(kind), getattr(config, "auto_map", None)
     if not accepted:
@@ -289,8 +288,8 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         raise _remote_code(folder, auto_map, own)
     if not re.search(HEADS, architecture):
         raise UnsupportedModelError(
-            f"{folder}: the checkpoint holds {architecture[:80] or 'a model without a name'}, which has no "
-            f"language-model head; Partita needs one saved as {' or '.join(accepted)}"
+            f"{folder}: the checkpoint contains {architecture[:80] or 'a model without a name'}, which "
+            f"has no language-model head; Partita needs a checkpoint saved as {' or '.join(accepted)}"
         )
 
 
@@ -304,8 +303,8 @@ def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, T
             count = getattr(config.get_text_config(decoder=True), key, None)
             if isinstance(count, int) and not 0 <= count <= most:
                 raise CheckpointError(
-                    f"{folder}: weights and config.json do not match: {key} is {count:,}, but the weight files have "
-                    f"{len(tensors):,} tensors, whose longest axis is {longest:,}"
+                    f"{folder}: weights and config.json do not match: {key} is {count:,}, but the weight "
+                    f"files have {len(tensors):,} tensors, and their longest axis is {longest:,}"
                 )
     stored = sum(info.size_bytes for info in tensors.values())
     for key, size in config_values.sizes(config):

@@ -187,7 +187,7 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
 def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
     axis = _axis(tensor, dim)
     if step != 1:
-        raise NotImplementedError(f"a slice with step {step}")
+        raise NotImplementedError(f"a slice with step {step} is not supported")
     begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
     return Cut(tensor.origin, axis, begin, max(begin, stop))
 
@@ -291,8 +291,8 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
             data = torch.empty(old.shape, dtype=old.dtype)
         setattr(model.get_submodule(parent), name, torch.nn.Parameter(data, requires_grad=False))
         notes.append(
-            f"{target} differs from {source} in the weight files and is not tied; config.json ties them "
-            "(tie_word_embeddings), which transformers ignores in this case"
+            f"{target} differs from {source} in the weight files, so they are not tied; config.json ties "
+            "them (tie_word_embeddings), but transformers ignores that here"
         )
     return notes
 

@@ -138,8 +138,8 @@ def by_tensors(tensors: Mapping[str, TensorInfo]) -> Recognised | None:
 def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
     """The error for an unsupported method."""
     return UnsupportedModelError(
-        f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: export the "
-        "checkpoint that it was quantised from, or one in another format (docs/quantised_checkpoints.md)"
+        f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: "
+        "export the original checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
     )
 
 

@@ -106,16 +106,16 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         check_size(path)
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged, {error}") from error
+        raise CheckpointError(f"{path}: damaged: {error}") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (
         ValueError,
         RecursionError,
     ) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
-        raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
+        raise CheckpointError(f"{path}: damaged: not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: damaged, it is not a JSON object")
+        raise CheckpointError(f"{path}: damaged: not a JSON object")
     return value
 
 
@@ -125,11 +125,11 @@ def refuse_pointer(path: Path) -> None:
         with path.open("rb") as stream:
             head = stream.read(len(LFS_POINTER))
     except OSError as error:
-        advice = "; you have no permission to read it" if isinstance(error, PermissionError) else ""
+        advice = "; no permission to read it" if isinstance(error, PermissionError) else ""
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}){advice}") from error
     if head == LFS_POINTER:
         raise CheckpointError(
-            f"{path}: a pointer of Git LFS, the file itself was not downloaded; run git lfs pull in {path.parent}"
+            f"{path}: a Git LFS pointer, and the file was not downloaded; run git lfs pull in {path.parent}"
         )
 
 
@@ -158,29 +158,29 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], 
         if (folder / index).is_file():
             return _read_sharded(folder, index)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
-    hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
+    hint = f"; it contains {', '.join(others[:3])}, but no index" if others else ""
     raise CheckpointError(
-        f"{folder}: config.json is there but no weights (model.safetensors or pytorch_model.bin){hint}"
+        f"{folder}: config.json is there, but no weights (model.safetensors or pytorch_model.bin){hint}"
     )
 
 
 def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise CheckpointError(f"{folder / index}: damaged, it has no weight_map")
+        raise CheckpointError(f"{folder / index}: damaged: weight_map is missing")
     files = tuple(sorted(set(weight_map.values())))
     tensors: dict[str, TensorInfo] = {}
     for name in files:
         if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name) > 255:
             raise CheckpointError(
-                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is not in the checkpoint "
-                "folder; refusing to follow it"
+                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is outside the "
+                "checkpoint folder; correct the index"
             )
         if why := irregular(folder / name, folder):
             raise CheckpointError(f"{folder / name}: {why}")
         if not (folder / name).is_file():
             others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
-            stale = f", and {index} does not name {few(others)}: it may be of another save" if others else ""
+            stale = f", and {index} does not list {few(others)}: the index may belong to another save" if others else ""
             raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")
         for info in list_tensors(folder, name):
             if info.name in tensors:
@@ -203,8 +203,8 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     for info in found:
         if not is_name(info.name):
             raise CheckpointError(
-                f"{path}: damaged, it contains a tensor named {info.name[:SHOWN_CHARACTERS]!r}; download the "
-                "checkpoint again"
+                f"{path}: damaged: it contains a tensor with the invalid name "
+                f"{info.name[:SHOWN_CHARACTERS]!r}; download the checkpoint again"
             )
     return found
 
@@ -228,7 +228,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise CheckpointError(
-            f"{path}: damaged or cut off at {size:,} bytes ({first_line(error)}); download the checkpoint again"
+            f"{path}: damaged or truncated at {size:,} bytes ({first_line(error)}); download the checkpoint again"
         ) from error
 
 
@@ -269,19 +269,19 @@ def _check_records(path: Path, size_bytes: int) -> None:
             records = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise CheckpointError(
-            f"{path}: damaged or cut off at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
+            f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
         ) from error
     packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise CheckpointError(
-            f"{path}: its records are compressed, as torch never writes them: {few(packed)}; save it anew with torch, "
-            "or use safetensors files"
+            f"{path}: its records are compressed, which torch does not do: {few(packed)}; save it again "
+            "with torch, or use safetensors files"
         )
     stored = sum(entry.file_size for entry in records)
     if stored > size_bytes or any(entry.file_size != entry.compress_size for entry in records):
         raise CheckpointError(
-            f"{path}: damaged, its directory lists {stored:,} bytes of records, but the file has {size_bytes:,}; "
-            "use safetensors files"
+            f"{path}: damaged: its directory lists {stored:,} bytes of records, but the file has "
+            f"{size_bytes:,}; use safetensors files"
         )
 
 

@@ -161,17 +161,17 @@ def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised
     """Raise UsageError for adapters or quantised weights that the exporter does not support."""
     if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
         said = f"`{'with_adapters' if options.adapter is None else 'adapter'}`"
-        raise UsageError(f"{said}: exporter {chosen.name} supports no adapters; leave `exporter` out")
+        raise UsageError(f"{said}: exporter {chosen.name} does not support adapters; omit `exporter`")
     if chosen.packs:
         return
-    left_out = f"leave `exporter={chosen.name}` out"
+    left_out = f"omit `exporter={chosen.name}`"
     if quantised is not None:
         raise UsageError(
-            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter {chosen.name} does "
-            f"not read such weights; {left_out}"
+            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter "
+            f"{chosen.name} cannot read such weights; {left_out}"
         )
     if options.computing.bits is not None:
         raise UsageError(
-            f"`precision={options.precision}`: exporter {chosen.name} quantises no weights; choose another "
-            f"`precision`, or {left_out}"
+            f"`precision={options.precision}`: exporter {chosen.name} does not quantise weights; choose "
+            f"another `precision`, or {left_out}"
         )

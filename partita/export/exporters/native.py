@@ -40,7 +40,7 @@ from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
 from partita.package.records import PrefillChoice
 
-REPORT = "; nothing was written, please report this model"
+REPORT = "; nothing was written; please report this model"
 
 
 def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
@@ -49,7 +49,7 @@ def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
     if not options.searches:
         return _exported(graphs)
     if not graphs.packing.placed:  # no weight has a choice of bits
-        check_size(graphs, options.max_weight_size, "and none of them can be packed")
+        check_size(graphs, options.max_weight_size, "and none of them can be quantised")
         return _exported(graphs)
     mixed, record = mixes.take(graphs)
     made = _exported(mixed)
@@ -74,7 +74,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
     for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):
         own = each.own_companions(checkpoint.folder)
         if own:
-            tell(work, f"{each.folder} has its own {listing(own)}, and the package has those of the checkpoint")
+            tell(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
@@ -111,8 +111,8 @@ def _check_fixed(options: ExportOptions, target: Target) -> None:
     """Raise UsageError where inputs of adapters would have defaults that the target treats as constants."""
     if not options.static_shapes:
         raise UsageError(
-            f"`with_adapters`: {target.provider} treats inputs with defaults as constants, and so "
-            "ignores adapters; add `static_shapes=True`, which removes the defaults"
+            f"`with_adapters`: {target.provider} treats inputs with defaults as constants, so it would "
+            "ignore adapters; add `static_shapes=True`, which removes the defaults"
         )
 
 
@@ -228,8 +228,8 @@ def _caution(graphs: Graphs) -> str:
     """A known limitation of this kind of model with its remedy, as the end of a sentence."""
     if not graphs.draft.fake.probed.length_as_tensor:
         return (
-            "; its code needs the number of cached tokens as a Python int, which a graph does not have, so it cannot "
-            "be exported yet; nothing was written"
+            "; its code needs the number of cached tokens as a Python int, which a graph does not have; "
+            "this is not supported, and nothing was written"
         )
     if any(item.routed for item in graphs.traced) and graphs.draft.work.options.computing is not EXACT:
         return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"

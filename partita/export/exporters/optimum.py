@@ -35,8 +35,8 @@ VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 FOLDER = Path(".venvs") / "optimum"
 """The environment that `make env-optimum` creates."""
 INSTALL = ("pip", "install", "optimum-onnx", "onnxruntime", "accelerate")
-MAKE = Remedy(f"set {VARIABLE} to the Python of an environment of its own, made by", INSTALL)
-USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
+MAKE = Remedy(f"set {VARIABLE} to the Python of a separate environment, created by", INSTALL)
+USE = Remedy("optimum's exporter supports the type; use it with", options=("--exporter", "optimum"))
 Refusal = UnsupportedModelError | ParityError
 
 
@@ -77,9 +77,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None:
-        raise UsageError(f"{checkpoint.where}: `exporter=optimum` reads no GGUF file; leave it out")
+        raise UsageError(f"{checkpoint.where}: `exporter=optimum` cannot read GGUF files; omit `exporter`")
     if checkpoint.absent:
-        raise UsageError(f"{checkpoint.where}: no shard holds {checkpoint.absent[0]}; correct the index")
+        raise UsageError(f"{checkpoint.where}: no shard contains {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
     prefix = f"{work.folder.name}-optimum-"  # the prefix by which the next export removes it after a kill
     folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
@@ -87,13 +87,15 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     with stage(work.progress, "export", work.seconds, of=NAME):
         places = {"checkpoint": str(checkpoint.folder.resolve()), "out": str(folder.resolve())}
         found = _ask(model_type=kind, options=main_export, **places)
-    tools = {name if NAME in name else f"{name} of optimum": version for name, version in found["versions"].items()}
+    tools = {
+        name if NAME in name else f"optimum model class {name}": version for name, version in found["versions"].items()
+    }
     if not found["covers"]:
         raise UnsupportedModelError(f"optimum-onnx {tools['optimum-onnx']} does not export decoders of type {kind}")
     try:
         graph = work.read_folder(folder, options.batch_size, max_length(options, checkpoint))
     except PackageError as error:
-        raise UnsupportedModelError(f"optimum's graph cannot be run: {error}") from error
+        raise UnsupportedModelError(f"the graph written by optimum cannot be run: {error}") from error
     model = ir.load(folder / graph.files[0].file)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     count = sum(tensor.size for tensor in tensors if tensor.dtype.is_floating_point())
@@ -112,7 +114,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
         unused=(),
         passes={},
         tools=tools,
-        caution="; the graph is optimum's; `exporter=native` writes Partita's own",
+        caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )
     return _Attempt(exported, target)
 
@@ -123,7 +125,7 @@ def _ask(**request: Any) -> dict[str, Any]:
     made = [home / FOLDER / name for home in homes for name in ("bin/python", "Scripts/python.exe")]
     python = Path(given).absolute() if given else next(filter(Path.is_file, made), made[0])
     if not python.is_file():
-        said = f"{VARIABLE} is {given!r}, no such file" if given else "it needs transformers before 4.58"
+        said = f"{VARIABLE} is {given!r}, which does not exist" if given else "it needs transformers before 4.58"
         raise InstallationError(f"exporter optimum has no environment ({said})", remedy=MAKE)
     # -I: PYTHONPATH and user site must not bring libraries of this environment into the other one.
     environ = {**{key: value for key, value in os.environ.items() if key[:6] != "PYTHON"}, "HF_HUB_OFFLINE": "1"}
@@ -150,12 +152,12 @@ def _ask(**request: Any) -> dict[str, Any]:
 def _check(options: ExportOptions) -> None:
     """Raise UsageError for options that optimum does not support."""
     if options.precision not in ("fp32", "fp16"):
-        raise UsageError(f"`precision={options.precision}`: `exporter=optimum` writes fp32 or fp16")
+        raise UsageError(f"`precision={options.precision}`: `exporter=optimum` supports only fp32 and fp16")
     given = {"cache": options.cache == "window", "attention": options.attention not in (AUTO, "growing")}
     for name in ("cache", "attention", "static_shapes", "cache_precision", "activations", "without_pass"):
         if given.get(name, getattr(options, name)):
             said = f"`{name}={getattr(options, name)}`"
-            raise UsageError(f"`exporter=optimum` writes its own graph, without {said}; leave one of the two out")
+            raise UsageError(f"`exporter=optimum` does not support {said}; omit one of the two")
 
 
 def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:

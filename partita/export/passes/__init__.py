@@ -58,7 +58,7 @@ def check_left_out(names: Collection[str]) -> None:
         if name in optional():
             continue
         needed = any(each.name == name for each in ORDER)
-        why = "graphs may compute wrong values without it" if needed else "unknown pass"
+        why = "without it, graphs may compute wrong values" if needed else "unknown pass"
         raise UsageError(f"`without_pass={name}`: {why}; choose one of {', '.join(optional())}")
 
 

@@ -53,7 +53,7 @@ QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
 PRESENT = 1
 """Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
-TWIN = "with a float32 cache, before it was quantised"
+TWIN = "with a float32 cache, before quantisation"
 OPSET, IR_VERSION = 21, 10
 HEADS, KV_HEADS, SIZE, LENGTH = 4, 2, 64, 16
 """Sizes of the probed node."""
@@ -68,9 +68,9 @@ def ask(options: ExportOptions, target: Target | None) -> None:
         return
     if not target.takes([question(options.computing.dtype)])[0]:
         raise ProviderError(
-            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel of {OPERATOR} "
-            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; leave it out, "
-            "or name another `target`, as cpu"
+            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
+            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; "
+            "omit it, or choose another `target`, e.g. cpu"
         )
 
 
@@ -82,7 +82,7 @@ def ask_window(options: ExportOptions, target: Target | None) -> None:
     if options.cache != WINDOW or target is None:
         return
     said = f"`cache={WINDOW}`: {target.provider}"
-    rest = "nothing was written; leave it out, or name another `target`, as cpu"
+    rest = "nothing was written; omit it, or choose another `target`, e.g. cpu"
     if not target.rolls:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
@@ -207,8 +207,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     taken = found.part(begin, begin + TEXT_TOKENS)
     if len(taken.ids) < FEWEST_TOKENS:
         raise UsageError(
-            f"`{option}={path}`: too short: {len(taken.ids)} tokens, and at least {FEWEST_TOKENS} are needed to "
-            "find the scales of the cache"
+            f"`{option}={path}`: too short: {len(taken.ids)} tokens; cache scales need at least {FEWEST_TOKENS}"
         )
     return Text(name, sha256, taken.windows(length))
 
@@ -224,8 +223,8 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
     named = set.intersection(*able)
     if not named:
         raise UnsupportedModelError(
-            f"`cache_precision={ROUNDED}`: no {OPERATOR} keeps the states of this model "
-            f"(attention {manifest.graph.attention}); leave it out",
+            f"`cache_precision={ROUNDED}`: this model has no states kept by {OPERATOR} (attention "
+            f"{manifest.graph.attention}); omit it",
             option="cache_precision",
         )
     turned = {past: found for model in models.values() for past, found in _rotations(model).items()}

@@ -110,7 +110,7 @@ def _promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
         if before != after:
             yield f"input or output {' '.join(map(str, before))} changed to {' '.join(map(str, after))}"
     if len(face) != len(now):
-        yield f"the graph had {len(face)} inputs and outputs and has {len(now)}"
+        yield f"the number of inputs and outputs changed from {len(face)} to {len(now)}"
     yield from _dangling(graph, set())
     yield from _named_twice(graph)
 
@@ -143,8 +143,8 @@ def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 def _named_twice(graph: ir.Graph) -> Iterator[str]:
     """Names shared by two values or two nodes. Unnamed ones get names after all passes."""
     values = {*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)}
-    yield from (f"{count} values are called {name!r}" for name, count in _twice(value.name for value in values))
-    yield from (f"{count} nodes are called {name!r}" for name, count in _twice(node.name for node in graph))
+    yield from (f"{count} values have the name {name!r}" for name, count in _twice(value.name for value in values))
+    yield from (f"{count} nodes have the name {name!r}" for name, count in _twice(node.name for node in graph))
     for name, value in graph.initializers.items():
         if name != value.name:
             yield f"the constant {value.name!r} is listed as {name!r}"

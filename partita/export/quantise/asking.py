@@ -24,7 +24,7 @@ PROBED_WIDTH = 256
 """K and N of probed nodes: a multiple of every block size."""
 USUAL = frozenset({32, 64})
 """Smaller blocks that are assumed to be supported without a probe."""
-RESTORES = "restores the whole matrix in every run on this machine, which is slower than fp32"
+RESTORES = "dequantises the whole matrix in every run on this machine, which is slower than fp32"
 EXPERTS = 4
 GATED: Mapping[str, object] = {
     "activation_type": "swiglu",
@@ -96,13 +96,13 @@ def settled(
     kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
     tried = "" if forms[0].one_scale else ", with or without zero points"
     told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
-    setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, as fp16"
+    setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, e.g. fp16"
     if option is not None:
         setting = f"`{option[0]}={option[1]}`"
-        otherwise = f"leave {setting} out"
+        otherwise = f"omit {setting}"
     raise ProviderError(
-        f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
-        f"was written; name another `target`, as cpu, or {otherwise}"
+        f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: "
+        f"{told}; nothing was written; choose another `target`, e.g. cpu, or {otherwise}"
     )
 
 
@@ -175,7 +175,7 @@ def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequ
     The record decides where it cannot be probed.
     """
     if form.experts is None or target.ask is None:
-        return "" if form.experts is not None else "has no packed form of them"
+        return "" if form.experts is not None else "cannot quantise them"
     answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
     return _reason(answer) if answer.fails or answer.left else ""
 

@@ -40,9 +40,7 @@ class Keep:
 def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> tuple[Keep, ...]:
     """Parse the settings, as far as no model is needed. `dtype`: of the activations. Raises UsageError."""
     if pairs and PRECISIONS[precision].bits is None:
-        raise UsageError(
-            f"`keep` applies to quantised weights: it needs `precision=int4` or int8, and this is {precision}"
-        )
+        raise UsageError(f"`keep` applies only to quantised weights; add `precision=int4` or int8 (it is {precision})")
     names = [name for name, each in PRECISIONS.items() if each.bits is not None or dtype in (EXACT.dtype, each.dtype)]
     for pattern, wanted in pairs:
         if wanted not in names:
@@ -66,5 +64,5 @@ def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:
             continue
         tails = {".".join(parts[i:]) for m in modules if (parts := m.split(".")) for i in range(len(parts))}
         near = difflib.get_close_matches(each.pattern, sorted(tails), n=1, cutoff=0.5)
-        hint = f"; {near[0]} is one" if near else f"; one that it has is {max(modules, key=len, default='none')}"
+        hint = f"; {near[0]} is one" if near else f"; one of its modules is {max(modules, key=len, default='none')}"
         raise UsageError(f"`keep={each.pattern}={each.precision}`: the model has no such module{hint}")

@@ -165,7 +165,7 @@ def make_plan(
             f"{target.provider} supports quantised weights {'without' if found.symmetric else 'with'} zero points only"
         )
     if form is not forms[0]:
-        told(f"{target.provider} does not support {forms[0].summary}; quantised weights are written as {form.summary}")
+        told(f"{target.provider} does not support {forms[0].summary}; quantised weights are stored for {form.summary}")
     if stored is not None:
         stored = _taken_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
@@ -221,5 +221,5 @@ def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, 
     for form in found:
         for each in keep:
             if each.bits is not None and each.bits not in form.bits:
-                raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} supports int8 weights only")
+                raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} supports only int8 weights")
     return found

@@ -82,8 +82,8 @@ class Emitter:
         """
         if len(self._masks) != len(self.probed.masks):
             raise UnsupportedModelError(
-                f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} while "
-                "being traced, so they cannot be matched"
+                f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} when "
+                "traced, so they cannot be matched"
             )
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +126,7 @@ class Emitter:
                 keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
             if keys.shape[2] != self.max_length:
                 raise UnsupportedModelError(
-                    f"{request.module} attends to keys that it has not cached; that cannot be exported yet"
+                    f"{request.module} attends to keys that it has not cached, which is not supported"
                 )
             reading = Reading(
                 request.query,
@@ -193,10 +193,10 @@ class Emitter:
         kind, layer, _ = key
         if kind in ("key", "value"):
             if layer not in self.written:
-                raise UnsupportedModelError(f"layer {layer} cached keys when probed, but not while being traced")
+                raise UnsupportedModelError(f"layer {layer} cached keys when probed, but not when traced")
             return self.written[layer].present[kind == "value"]
         if key not in self.states:
-            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed, but not while being traced")
+            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed, but not when traced")
         return self.states[key].to(self.past[key].dtype)
 
 

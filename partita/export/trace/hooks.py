@@ -249,8 +249,8 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
             row = allowed(query)
             if bool((row & (keys > query)).any()):
                 raise UnsupportedModelError(
-                    f"the model uses an attention mask in which a token attends to later ones (query {query} of "
-                    f"{max_length}); only causal masks can be exported"
+                    "the model uses an attention mask in which a token attends to later ones (query "
+                    f"{query} of {max_length}); only causal masks are supported"
                 )
             regular = regular and torch.equal(row, (keys <= query) & (keys > query - window))
         everywhere = window < max_length or _is_causal_beyond(mask_function)
@@ -286,7 +286,7 @@ def _mask(*args: Any, mask_function: MaskFunction, dtype: torch.dtype = torch.fl
     """The registered mask function."""
     padding = kwargs.get("attention_mask")
     if padding is not None and not _ones[-1].knows(padding):
-        raise UnsupportedModelError("the model builds a padding mask of its own; that cannot be exported yet")
+        raise UnsupportedModelError("the model builds a padding mask itself, which is not supported")
     return _active[-1].mask(mask_function, dtype)
 
 
@@ -309,15 +309,16 @@ def _attention(
     unknown = sorted(k for k, v in keywords.items() if v is not None and k not in HARMLESS_KEYWORDS)
     if unknown:
         raise UnsupportedModelError(
-            f"{name} passes {', '.join(unknown)} to its attention function, which has no lowering yet"
+            f"{name} passes {', '.join(unknown)} to its attention function, which is not supported"
         )
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 4:
         raise UnsupportedModelError(
-            f"{name} attends without a mask; only masks made by transformers' mask functions can be exported"
+            f"{name} attends without a mask; only masks of transformers' mask functions are supported"
         )
     if dropout or is_causal is False:
         raise UnsupportedModelError(
-            f"{name} uses {'dropout' if dropout else 'attention that is not causal'} at inference"
+            f"{name} uses {'dropout' if dropout else 'attention that is not causal'} at inference, which "
+            "is not supported"
         )
     if attention_mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(query.dtype).min, dtype=query.dtype)

@@ -23,9 +23,8 @@ class _NoLayers(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         raise UnsupportedModelError(
-            "the model accesses the layers of transformers' cache directly (it expects its own cache class); "
-            "that cannot be "
-            "exported yet"
+            "the model accesses the layers of transformers' cache directly (it expects its own cache "
+            "class), which is not supported"
         )
 
 
@@ -125,9 +124,7 @@ class PlugCache(Cache):
 
     def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
         """Raises UnsupportedModelError."""
-        raise UnsupportedModelError(
-            "the model caches the keys of a sparse attention indexer; that cannot be exported yet"
-        )
+        raise UnsupportedModelError("the model caches the keys of a sparse attention indexer, which is not supported")
 
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")

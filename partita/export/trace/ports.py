@@ -97,17 +97,20 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     if fake.probed.extras:
         kind = fake.probed.extras[0].kind
         raise UnsupportedModelError(
-            f"{said}: the model keeps {kind} states, which do not grow; leave it out", option="cache"
+            f"{said}: the model keeps {kind} states, which do not grow; omit it", option="cache"
         )
     if static_up_to(fake.module) is not None:  # whatever N is: sequences in this layout may be longer
         raise UnsupportedModelError(
-            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
-            "it out",
+            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout "
+            "lacks; omit it",
             option="cache",
         )
     if spec.sequence_length is not None:
         raise UnsupportedModelError(
-            f"{said}: the model can only be traced for a fixed number of tokens, which this layout lacks; leave it out",
+            (
+                f"{said}: the model can only be traced for a fixed number of tokens, which this layout does "
+                "not have; omit it"
+            ),
             option="cache",
         )
 
@@ -127,11 +130,11 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
             if windows
             else f"it has no layer with a window of less than `max_length={spec.max_length}`"
         )
-        raise UsageError(f"{said}: {why}; leave it out")
+        raise UsageError(f"{said}: {why}; omit it")
     if spec.sequence_length is not None:
         raise UsageError(
             f"{said}: the model can only be traced for a fixed number of tokens, and padding would drop "
-            "rows of the window; leave it out"
+            "rows of the window; omit it"
         )
 
 

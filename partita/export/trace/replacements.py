@@ -87,10 +87,10 @@ class Pair:
             return args[0] * args[1] if isinstance(args[0], Pair) else args[1] * args[0]
         if name == "unsqueeze":
             return args[0].unsqueeze(*args[1:])
-        raise UnsupportedModelError(f"the model computes with complex numbers ({name}); that cannot be exported yet")
+        raise UnsupportedModelError(f"the model computes with complex numbers ({name}), which is not supported")
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedModelError(f"the model computes with complex numbers ({name}); that cannot be exported yet")
+        raise UnsupportedModelError(f"the model computes with complex numbers ({name}), which is not supported")
 
     @property
     def real(self) -> torch.Tensor:

@@ -50,7 +50,9 @@ class Rotary:
         name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
         found = getattr(self.module, name, None)
         if not isinstance(found, torch.Tensor):
-            raise UnsupportedModelError(f"{self.name}: no {name}, so the frequencies for short sequences are unknown")
+            raise UnsupportedModelError(
+                f"{self.name}: {name} is missing, so the frequencies for short sequences are unknown"
+            )
         return found
 
     @property
@@ -89,7 +91,7 @@ def rereads_at(model: torch.nn.Module) -> int | None:
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
-        raise UnsupportedModelError(f"longrope layers switch at different lengths: {told}; that cannot be exported yet")
+        raise UnsupportedModelError(f"longrope layers switch at different lengths: {told}; this is not supported")
     return next(iter(found.values()), None)
 
 
@@ -160,7 +162,7 @@ def _forward_by_length(
             result = forward(stand_in, x, position_ids, **named)
             if not stand_in.read:
                 raise UnsupportedModelError(
-                    f"{rotary.name} computes its frequencies in its own way; that cannot be exported yet"
+                    f"{rotary.name} computes its frequencies in an unknown way, which is not supported"
                 )
             return result
 
@@ -193,7 +195,7 @@ def _unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
         function = inner
     raise UnsupportedModelError(
         f"{type(module).__name__} has length-dependent frequencies that do not come from transformers' "
-        "dynamic_rope_update; that cannot be exported yet"
+        "dynamic_rope_update, which is not supported"
     )
 
 

@@ -112,7 +112,7 @@ class Recorder:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Record heads and widths."""
         if layer in self.found:
-            raise UnsupportedModelError(f"layer {layer} caches keys twice in one step; that cannot be exported yet")
+            raise UnsupportedModelError(f"layer {layer} caches keys twice in one step, which is not supported")
         self.found[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
         keys = key.new_zeros(key.shape[0], key.shape[1], self.max_length, key.shape[3])
         values = value.new_zeros(value.shape[0], value.shape[1], self.max_length, value.shape[3])
@@ -154,7 +154,7 @@ class Recorder:
         if kind == "recurrent":
             self.last_state = None
         if state.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModelError(f"layer {layer} keeps a {kind} state of {state.dtype}; that cannot be exported")
+            raise UnsupportedModelError(f"layer {layer} keeps a {kind} state of {state.dtype}, which is not supported")
         self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]
 
 
@@ -172,18 +172,17 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
         if changed:
             kind, layer, _ = changed[0]
             raise UnsupportedModelError(
-                f"layer {layer} keeps a different {kind} state in later steps than in the first; that cannot be "
-                "exported"
+                f"layer {layer} keeps a different {kind} state in later steps than in the first, which is not supported"
             )
     if not first.found and not first.written:
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not use transformers' cache; it cannot be traced with a static cache"
+            f"{type(model).__name__} does not use transformers' cache, so it cannot be traced with a static cache"
         )
     odd = [state for state in first.written.values() if not state.shape or state.shape[0] != batch]
     if odd:
         raise UnsupportedModelError(
-            f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first size is not "
-            f"the batch ({batch}); that cannot be exported yet"
+            f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first "
+            f"size is not the batch size ({batch}); this is not supported"
         )
     layers = tuple(first.found[layer] for layer in sorted(first.found))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))

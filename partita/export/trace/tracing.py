@@ -299,8 +299,8 @@ def _settle_length(model: ir.Model, batch: int) -> None:
         users = node.outputs[0].uses()
         if users and batch > 1:
             raise UnsupportedModelError(
-                "the model derives positions from the length of the cache, one for the whole batch; export it with "
-                "`batch_size=1`",
+                "the model derives positions from the length of the cache, one for the whole batch; "
+                "export it with `batch_size=1`",
                 option="batch_size",
             )
         positions = node.inputs[0]
@@ -330,7 +330,7 @@ def _check_rolled(model: ir.Model) -> None:
         if node.domain == DOMAIN and node.op_type == ROLLED:
             reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
             raise UnsupportedModelError(
-                f"`cache=window`: {reader} reads the cache of a layer, not only its attention; leave it out",
+                f"`cache=window`: {reader} reads the cache of a layer, not only its attention; omit it",
                 option="cache",
             )
 
@@ -387,5 +387,5 @@ def _drop_unused_inputs(model: ir.Model) -> None:
     graph = model.graph
     for value in [v for v in graph.inputs if not v.uses()]:
         if value.name == "input_ids":
-            raise UnsupportedModelError("the traced graph does not read its tokens; this model cannot be exported")
+            raise UnsupportedModelError("the traced graph does not read its tokens, so the model cannot be exported")
         graph.inputs.remove(value)

@@ -107,14 +107,14 @@ def check_memory(
     if takes > free:
         otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
         raise ResourceError(
-            f"the source model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
-            f"more, or have space for its float32 weights on the disk of `out`{otherwise}"
+            f"the source model needs about {human_bytes(takes)} {use}, but {human_bytes(int(free))} are "
+            f"free; free memory, or make space for its float32 weights on the disk of `out`{otherwise}"
         )
     if cache_bytes > free:
         otherwise = "" if needed else f", or with {without}"
         raise ResourceError(
-            f"the cache takes {human_bytes(cache_bytes)} and {human_bytes(int(free))} are free; export with a smaller "
-            f"`max_length` or `batch_size`{otherwise}"
+            f"the cache takes {human_bytes(cache_bytes)}, but {human_bytes(int(free))} are free; export "
+            f"with a smaller `max_length` or `batch_size`{otherwise}"
         )
 
 
@@ -127,7 +127,7 @@ def check_run_memory(manifest: Manifest) -> None:
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
     free, needed = free_bytes(), weights + graph.cache_bytes
     if needed > free:
-        raise ResourceError(f"running it takes about {human_bytes(needed)} and {human_bytes(int(free))} are free")
+        raise ResourceError(f"running it takes about {human_bytes(needed)}, but {human_bytes(int(free))} are free")
 
 
 def free_bytes() -> float:
@@ -187,7 +187,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     model, info = loaded
     if info.get("missing_keys"):
         raise UnsupportedModelError(
-            f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.where}"
+            f"{sorted(info['missing_keys'])[:5]} has no weights for {checkpoint.where}; download the checkpoint again"
         )
     spilled.watch(model)
     return model
@@ -335,8 +335,8 @@ def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) ->
         ""
         if apart <= DIFFERENT
         else (
-            f"eager attention of transformers gives other logits than {own}, its default for {model.config.model_type} "
-            f"(by {apart:.1e} of the largest); {own} is the reference"
+            f"transformers' eager attention gives other logits than {own}, its default for "
+            f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
         )
     )
 
@@ -364,7 +364,7 @@ def _changed_between(
     result = _read(model, sequence, keep, use_cache=True)
     logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
     if cache[name] is None:
-        raise UnsupportedModelError(f"{type(model).__name__} returns no cache")
+        raise UnsupportedModelError(f"{type(model).__name__} does not return a cache")
     change(model)
     for _ in range(steps):
         token = logits[-1][-1].argmax().reshape(1, 1)

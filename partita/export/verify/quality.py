@@ -260,7 +260,11 @@ def read_text(
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
     useless = found is not None and texts.says_nothing(found.part(0, count), fewest)
     if found is None or (useless and not chosen):
-        why = "the checkpoint's tokenizer has no tokens for it" if useless else "no tokenizer of the checkpoint loads"
+        why = (
+            "the checkpoint's tokenizer has no tokens for it"
+            if useless
+            else "the checkpoint's tokenizer cannot be loaded"
+        )
         note(f"{why}: the quality of the package is measured on random tokens")
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
         found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, count).tolist())

@@ -203,8 +203,8 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
 def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
     if result.status != "verified":
         raise TargetParityError(
-            f"{work.options.checkpoint}: {target.provider} does not match the source model: {result.detail}; "
-            "nothing was written; name another `attention` or another `target`",
+            f"{work.options.checkpoint}: {target.provider} does not match the source model: "
+            f"{result.detail}; nothing was written; choose another `attention` or another `target`",
             result.detail,
         )
 
@@ -218,9 +218,9 @@ def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeReco
         raise error
     tell(
         work,
-        f"this bf16 package {error.detail}; its float32 copy was verified, so it runs where a provider has bfloat16 "
-        f"kernels (`target` queries one); for {target.provider}, export with "
-        "`precision=fp16` or fp32",
+        f"this bf16 package {error.detail}; its float32 copy was verified, so it runs on providers with "
+        f"bfloat16 kernels (`target` queries one); for {target.provider}, export with `precision=fp16` or "
+        "fp32",
     )
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
 

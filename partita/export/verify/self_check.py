@@ -36,8 +36,8 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
             prompt = torch.from_numpy(answer.prompt)[None]
             if not _is_finite(model, prompt[:, :PROMPT_TOKENS]):
                 return (
-                    f"{type(model).__name__} itself computes logits that are not finite: a setting of config.json or a "
-                    "weight of this checkpoint is broken"
+                    f"{type(model).__name__} computes logits that are not finite in transformers: a "
+                    "setting of config.json or a weight of this checkpoint is wrong"
                 )
             return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way; then the check gives no result
@@ -72,11 +72,11 @@ def rounding(
         give_back()
     if error <= max(computing.tolerance / 2, seen / 3):
         return None
-    differs = f"differs from what it computes in float32 by {error:.1e} of the largest logit"
+    differs = f"differs from its float32 result by {error:.1e} of the largest logit"
     return (
         f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
-        f"{differs if math.isfinite(error) else 'has logits that are not finite'}, "
-        "so this checkpoint does not tolerate the rounding"
+        f"{differs if math.isfinite(error) else 'has logits that are not finite'}, so this checkpoint "
+        "needs a higher precision"
     )
 
 
@@ -131,8 +131,9 @@ def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
     if error <= TOLERANCE:
         return None
     return (
-        f"{type(model).__name__} is not causal as this checkpoint configures it: later tokens change the logits of "
-        f"earlier ones (by {error:.1e} of the largest), so it cannot be decoded token by token"
+        f"{type(model).__name__} is not causal with this checkpoint's config.json: later tokens change "
+        f"the logits of earlier ones (by {error:.1e} of the largest), so it cannot be decoded token by "
+        "token"
     )
 
 
@@ -155,9 +156,9 @@ def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | Non
     if error <= TOLERANCE:
         return None
     return (
-        f"{type(model).__name__} of transformers contradicts itself: generate, with a cache, gives other logits than "
-        f"forward without one (by {error:.1e} of the largest), so a graph with a cache cannot be checked "
-        "against it"
+        f"{type(model).__name__} of transformers is inconsistent: generate (with a cache) gives other "
+        f"logits than forward (without one), by {error:.1e} of the largest, so a graph with a cache "
+        "cannot be verified against it"
     )
 
 

@@ -70,7 +70,7 @@ def read(path: Path, option: str) -> tuple[str, str]:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            raise UsageError(f"`{option}={path}`: {what}; a text is read from a file")
+            raise UsageError(f"`{option}={path}`: {what}; give a text file")
         with path.open("rb") as file:
             begin = file.read(MOST_BYTES)
             digest = hashlib.sha256(begin)
@@ -112,8 +112,7 @@ def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tok
     """The tokens of a text that the user chose. Raises UsageError where no tokenizer loads, and as `refuse_useless`."""
     if found is None:
         raise UsageError(
-            f"`{option}={path}`: no tokenizer of the checkpoint loads, so that no text can be read; leave "
-            f"`{option}` out"
+            f"`{option}={path}`: the checkpoint's tokenizer cannot be loaded, so no text can be used; omit `{option}`"
         )
     refuse_useless(found, fewest, path, option)
     return found
@@ -122,10 +121,10 @@ def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tok
 def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
     """Raise UsageError, which names the `option`, for a text with too few tokens, or mostly unknown ones."""
     if len(found.ids) < fewest:
-        raise UsageError(f"`{option}={path}`: too short: {len(found.ids):,} tokens, and at least {fewest:,} are needed")
+        raise UsageError(f"`{option}={path}`: too short: {len(found.ids):,} tokens; at least {fewest:,} are needed")
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     if unknown > MOST_UNKNOWN * len(found.ids):
         raise UsageError(
-            f"`{option}={path}`: the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; name "
-            "a text in a language of the model"
+            f"`{option}={path}`: the tokenizer does not know {unknown:,} of its {len(found.ids):,} "
+            "tokens; use a text in a language of the model"
         )

@@ -37,8 +37,8 @@ NO_LINKS = (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK
 """Errors of file systems without hard links, e.g. on USB sticks."""
 EXACT_DETAIL = "products in {} over the quantised weights, without 8-bit activations"
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
-WIDE_DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
-PROOF = "float32 arithmetic over the same weights, which chooses the experts of the source model"
+WIDE_DETAIL = "float32 arithmetic over the bfloat16 weights, because the CPU provider has no bfloat16 kernels"
+PROOF = "float32 arithmetic over the same weights, so that the same experts as in the source model are selected"
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of a folder."""
 Rounded = Callable[[], KnownAnswer | None]

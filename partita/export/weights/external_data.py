@@ -75,7 +75,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
-                ("not what the model expects:", sorted(wrong), "; "),
+                ("not expected by the model:", sorted(wrong), "; "),
                 ("not in the model:", _unknown(sources), ", "),
             )
             if items
@@ -95,13 +95,13 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
         return []
     there = match_names(model, checkpoint.tensors)
     asked = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
-    listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
+    listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard contains"
     if wanted := [name for name in (*asked.found, *asked.failed) if there.of(name) is None]:
         raise CheckpointError(
-            f"{checkpoint.where}: {listed}, and the model needs {few(sorted(wanted))}; download the checkpoint again, "
-            "or save it again from its source"
+            f"{checkpoint.where}: {listed}, but the model needs {few(sorted(wanted))}; download the "
+            "checkpoint again, or save it again from its source"
         )
-    return [f"{listed}; the model needs none of them"]
+    return [f"{listed}; the model does not need them"]
 
 
 def _unknown(sources: Sources) -> list[str]:
@@ -118,8 +118,8 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
     """The mismatch of an origin with `shape` and `dtype`; None where they match."""
     tensors = list(origin.tensors())
     if origin.shape != shape:
-        name = tensors[0].name if len(tensors) == 1 else f"what {len(tensors)} tensors like {tensors[0].name} make"
-        return f"{name} is {list(origin.shape)}, config.json requires {list(shape)}"
+        name = tensors[0].name if len(tensors) == 1 else f"the result of {len(tensors)} tensors like {tensors[0].name}"
+        return f"{name} is {list(origin.shape)}, but config.json requires {list(shape)}"
     if dtype in COMPUTED_IN:
         for info in tensors:
             if info.dtype not in CHECKPOINT:
@@ -222,7 +222,7 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
     """The error for an OSError while the package in `folder` is written, in one line."""
     if remedy := what_to_do(error, "", folder.parent):
         where = error.filename or tempfile.tempdir or "TMPDIR"
-        return ResourceError(f"{where}: no temporary file can be written ({error.strerror or error}); {remedy}")
+        return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
     if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
@@ -269,7 +269,7 @@ class _Writer:
         current = -1
         for index, piece in source.pieces():
             if index < current:
-                raise ValueError(f"{source.name}: part {index} goes on after part {current} has begun")
+                raise ValueError(f"{source.name}: part {index} continues after part {current} has begun")
             if index != current:
                 self._align(source.parts[index].size_bytes)
                 starts[index], current = self.position, index

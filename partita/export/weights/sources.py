@@ -136,11 +136,12 @@ class Plain:
                     continue
                 if not torch.isfinite(piece).all():
                     found = broken(self.origin, self.name, files)
-                    raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is broken")
+                    raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is damaged")
                 if target is torch.float16:
                     raise CheckpointError(
-                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
-                        "choose `precision=bf16` or fp32, or with packed weights `activations=fp32`"
+                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit "
+                        "float16; choose `precision=bf16` or fp32, or with quantised weights "
+                        "`activations=fp32`"
                     )
                 yield 0, cast.contiguous()
 
@@ -151,9 +152,9 @@ def broken(origin: Origin, name: str, files: OpenFiles) -> str:
         for region in blocks(info.shape, SLICE_BYTES // 4):
             piece = files.read(info, region)
             if torch.isnan(piece).any():
-                return f"tensor {info.name} holds NaN"
+                return f"tensor {info.name} contains NaN"
             if torch.isinf(piece).any():
-                return f"tensor {info.name} holds infinite numbers"
+                return f"tensor {info.name} contains infinite numbers"
     return f"the numbers of {name} are not all finite"
 
 

@@ -71,7 +71,7 @@ def test_export_writes_a_generation_config_where_there_is_none(
 def test_a_stop_token_outside_of_the_vocabulary_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint / "generation_config.json").write_text('{"eos_token_id": 99999999}')
     code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "eos_token_id 99,999,999 is not in the vocabulary" in " ".join(err.split())
+    assert code == 0 and "eos_token_id 99,999,999 is outside the vocabulary" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nosuch.attribute.at_all }}"])
@@ -124,10 +124,10 @@ def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pyt
     settings = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
     code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "has no eos_token_id: generate will stop only at the requested" in " ".join(err.split())
+    assert code == 0 and "has no eos_token_id: generate will stop only at the maximum" in " ".join(err.split())
 
 
 def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(checkpoint, capsys)[0] == 0
     assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
-    assert "out: a Partita package already; run it with partita generate" in " ".join(capsys.readouterr().err.split())
+    assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())

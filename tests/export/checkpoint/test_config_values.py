@@ -112,7 +112,7 @@ def test_bad_values_in_the_text_part_are_seen(checkpoint: Path) -> None:
 
 
 def test_a_model_of_one_position_has_no_room_for_an_answer(checkpoint: Path) -> None:
-    refused(changed(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "takes 2")
+    refused(changed(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "take 2")
 
 
 def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
@@ -183,7 +183,7 @@ def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyChec
     folder = tmp_path / "both"
     shutil.copytree(tiny_checkpoint("llama"), folder)
     (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with `adapter`"):
+    with pytest.raises(UnsupportedModelError, match=r"the model folder contains an adapter .* with `adapter`"):
         open_checkpoint(str(folder))
 
 

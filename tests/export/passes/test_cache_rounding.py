@@ -112,7 +112,7 @@ def test_beside_packed_weights_in_a_static_pair_with_rows(tiny_checkpoint: TinyC
 
 def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """A model that attends in primitives has nothing to round, and says so before anything is published."""
-    with pytest.raises(UnsupportedModelError, match="no GroupQueryAttention keeps the states of this model"):
+    with pytest.raises(UnsupportedModelError, match="this model has no states kept by GroupQueryAttention"):
         export(
             tiny_checkpoint("bloom", num_hidden_layers=1), tmp_path / "package", max_length=64, cache_precision="int8"
         )
@@ -123,8 +123,8 @@ def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: Tin
     ("given", "said"),
     [
         ({"cache_precision": "int4"}, "the only value is int8"),
-        ({"cache_precision": "int8", "attention": "onnx24"}, "needs `attention=gqa`"),
-        ({"cache_precision": "int8", "verify": False}, "leave `verify=False` out"),
+        ({"cache_precision": "int8", "attention": "onnx24"}, "use `attention=gqa`"),
+        ({"cache_precision": "int8", "verify": False}, "omit `verify=False`"),
         ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
         ({"cache_precision": "int8", "block_size": 32}, "applies to quantised weights"),
     ],
@@ -150,7 +150,7 @@ def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
     folder = tiny_checkpoint("llama", tokenizer=False)
     manifest: Any = SimpleNamespace(graph=SimpleNamespace(max_length=64, vocab_size=288))
     asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
-    with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: no tokenizer of the checkpoint loads"):
+    with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: the checkpoint's tokenizer cannot be loaded"):
         cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)
     usual = replace(asked, calibrate=None, quality_text=heldout_path())
     assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM

@@ -184,5 +184,5 @@ def test_a_graph_that_fails_or_disagrees_over_fewer_rows_is_kept_for_all(
         options = ExportOptions(checkpoint, out, max_length=64, batch_size=2, verify=verify)
         summary = export(options, replay=replay, smoke=smoke)
         assert not read_manifest(out).graph.takes_fewer_rows
-        assert any("whole batch only" in note for note in summary.notes)
+        assert any("only for the whole batch" in note for note in summary.notes)
     assert tried == [("replay", True), ("replay", False), ("smoke", True), ("smoke", False)]

@@ -202,7 +202,7 @@ def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:
 
 
 def test_a_model_without_such_layers_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no layer with a window of less than `max_length=64`; leave it out$"):
+    with pytest.raises(UsageError, match="no layer with a window of less than `max_length=64`; omit it$"):
         export(tiny_checkpoint("llama"), tmp_path / "out", max_length=LENGTH, cache="window")
     assert not (tmp_path / "out").exists()
 

@@ -250,7 +250,7 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     monkeypatch.setattr(quality, "measure", measure)
     monkeypatch.setattr(mixes, "SHARES", (1.0, 0.25))
     checkpoint, out = tiny_checkpoint("llama", tied=True, num_hidden_layers=1), tmp_path / "out" / "package"
-    said = r"`max_perplexity_ratio=1\.0005` cannot be kept: the best of [23] mixes has 1\.2000 with"
+    said = r"`max_perplexity_ratio=1\.0005` cannot be met: the best of [23] mixes has 1\.2000 with"
     with pytest.raises(ParityError, match=said):
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
@@ -314,7 +314,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
 
     monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
     monkeypatch.setattr(known_answer, "load", no_load)
-    said = r"the source model needs about .* to choose bits on [\d,]+ tokens, and .* are free; free more"
+    said = r"the source model needs about .* to choose bits on [\d,]+ tokens, but .* are free; free memory"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
     assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -323,7 +323,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
 def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     keep = {"model": "fp32", "lm_head": "fp32"}
     with pytest.raises(
-        ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be packed"
+        ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be quantised"
     ):
         export_to(
             tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", keep=keep, max_weight_size=1000

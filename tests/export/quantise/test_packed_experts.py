@@ -267,7 +267,7 @@ def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
 def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     one = Calibrated(checkpoint, tmp_path, 96)
-    assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which get few tokens"]
+    assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which receive few tokens"]
     fitted = Packed.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
     free = torch.cat([restored(each) for _, each in fitted.rows_quantised()])
     assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)

@@ -66,7 +66,7 @@ def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
     check_modules([Keep("lm_head", "int8"), Keep("layers.1.mlp", "fp32")], MODULES)
     with pytest.raises(UsageError, match=r"`keep=down_prj=int8`: the model has no such module; down_proj is one"):
         check_modules([Keep("down_prj", "int8")], MODULES)
-    with pytest.raises(UsageError, match="has no such module; one that it has is model.layers.1.mlp.down_proj"):
+    with pytest.raises(UsageError, match="has no such module; one of its modules is model.layers.1.mlp.down_proj"):
         check_modules([Keep("zzz", "int8")], MODULES)
 
 
@@ -108,7 +108,9 @@ def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny
 
     check_blocks(plan, outcome(48))
     assert notes(plan, outcome(48)) == ["`block_size=128` does not divide rows of 48: 1 weight in blocks of 16"]
-    with pytest.raises(UsageError, match=r"`block_size=128` divides no row, nor does a smaller one .* rows of 50"):
+    with pytest.raises(
+        UsageError, match=r"`block_size=128` divides no row, and neither does a smaller size .* rows of 50"
+    ):
         check_blocks(plan, outcome(50))
 
 
@@ -179,7 +181,7 @@ def test_standard_operators_are_written_where_the_target_has_no_others() -> None
     plan = make_plan(options(), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
     assert [node.op_type for node in asked.models[-3].graph.node][:2] == ["Gather", "DequantizeLinear"]
-    assert "quantised weights are written as DequantizeLinear before MatMul" in told[-1]
+    assert "quantised weights are stored for DequantizeLinear before MatMul" in told[-1]
     assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
     embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
     assert embedding is not None and (embedding.grid.bits, embedding.block_size) == (8, 100)
@@ -222,8 +224,8 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
-        ("int4", {"activations": "int8"}, r"`activations=int8`: .* needs `precision=int8`"),
-        ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* leave `block_size` out"),
+        ("int4", {"activations": "int8"}, r"`activations=int8`: .* add `precision=int8`"),
+        ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* omit `block_size`"),
         ("int8", {"activations": "int2"}, r"`activations=int2`: choose one of fp32, fp16, bf16, int8"),
         ("fp16", {"activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ],
@@ -238,7 +240,7 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
     [
         (
             replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
-            r"`keep=lm_head=int4`: .* int8 weights only",
+            r"`keep=lm_head=int4`: .* only int8 weights",
         ),
     ],
 )
@@ -267,7 +269,7 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
     assert plan is not None and plan.form.name == "dequantize_linear", "of which MatMulNBits at level 4 is made"
     assert "cpu does not support MatMulNBits" in told[-1]
     restoring = replace(slow, unpacks=lambda model, sizes: True)
-    with pytest.raises(ProviderError, match=r"cpu has no kernel .* restores the whole matrix"):
+    with pytest.raises(ProviderError, match=r"cpu has no kernel .* dequantises the whole matrix"):
         make_plan(options("int8"), restoring, MODULES)
 
 

@@ -210,9 +210,9 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
         return export(asked, replay=replay, scorer=scorer).notes
 
     said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep={"embed_tokens": "int4"})
-    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits nevertheless: ")]
+    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits anyway: ")]
     left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
-    assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
+    assert "not quantised: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
 
 
 def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
@@ -313,10 +313,10 @@ REFUSED = [
         UsageError,
         r"`keep=lm_head=fp32`: choose one of fp16, int8, int4",
     ),
-    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` applies to quantised weights: it needs `precision=int4`"),
+    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` applies only to quantised weights; add `precision=int4`"),
     ({"block_size": 32}, UsageError, r"`block_size=32` applies to quantised weights"),
     ({"precision": "int4", "block_size": 48}, UsageError, r"`block_size=48`: choose one of 32, 64, 128"),
-    ({"precision": "int4", "verify": False}, UsageError, r"leave `verify=False` out"),
+    ({"precision": "int4", "verify": False}, UsageError, r"omit `verify=False`"),
     ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: unknown quantiser"),
     ({"precision": "int4", "quality_text": Path("absent.txt")}, UsageError, r"absent\.txt`: cannot be read"),
 ]
@@ -347,7 +347,7 @@ def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckp
     heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
     checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
     with pytest.raises(
-        UsageError, match=r"`block_size=32` divides no row, nor does a smaller one .* rows of 40, 56; leave"
+        UsageError, match=r"`block_size=32` divides no row, and neither does a smaller size .* rows of 40, 56; omit"
     ):
         export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
     assert list(tmp_path.iterdir()) == []
@@ -366,7 +366,9 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
     monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
     monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
-    said = r"the source model needs about .* to measure what rounding costs, and .* are free; free more, or have space"
+    said = (
+        r"the source model needs about .* to measure what rounding costs, but .* are free; free memory, or make space"
+    )
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")
     assert "`verify=False`" not in str(caught.value), "which would be refused"
@@ -375,7 +377,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"Too short a text.", r"too short: \d+ tokens, and at least 256"), (b"\xff\xfe", "not UTF-8")],
+    [(b"Too short a text.", r"too short: \d+ tokens; at least 256"), (b"\xff\xfe", "not UTF-8")],
 )
 def test_a_text_that_measures_nothing_is_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, content: bytes, said: str
@@ -404,6 +406,6 @@ def test_a_checkpoint_with_an_infinite_weight_is_refused(
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("inf")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds infinite numbers"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight contains infinite numbers"):
         export_to(tmp_path / "out" / "package", folder, precision="int4")
     assert not (tmp_path / "out").exists()

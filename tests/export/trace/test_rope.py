@@ -236,7 +236,7 @@ def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:
         },
     )
     model = Model(PhimoeRotaryEmbedding(config))
-    with pytest.raises(UnsupportedModelError, match="rotary computes its frequencies in its own way"):
+    with pytest.raises(UnsupportedModelError, match="rotary computes its frequencies in an unknown way"):
         model(*inputs(0, 5), scalar(5))
 
 

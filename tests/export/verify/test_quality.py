@@ -27,8 +27,8 @@ from partita.errors import GenerationError, PackageError, UnsupportedModelError,
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
-from partita.export.pipeline import _with_defaults
 from partita.export.progress import Silent
+from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
 from partita.export.verify.running import Runtime
@@ -249,8 +249,8 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "fp32"}, "measures the loss by rounding, but `precision=fp32` rounds nothing"),
-        ({"precision": "bf16", "verify": False}, "leave one of the two out"),
+        ({"precision": "fp32"}, "measures the loss of quantisation, but `precision=fp32` quantises nothing"),
+        ({"precision": "bf16", "verify": False}, "omit one of them"),
     ],
 )
 def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options: dict[str, Any], said: str) -> None:
@@ -297,7 +297,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
-    said = r"in fp16 it fails on heldout\.txt.*not finite; nothing was written; name another `precision`, as bf16"
+    said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with pytest.raises(UnsupportedModelError, match=said):
         writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
 
@@ -315,7 +315,8 @@ def test_infinite_logits_are_heard_of() -> None:
 
 
 def test_the_default_text_is_taken_where_the_original_is_run() -> None:
+    floats: Any = SimpleNamespace(quantised=None)
     options = ExportOptions("a", Path("b"), precision="fp16")
-    assert _with_defaults(options, None, heldout_path()).quality_text == heldout_path()
-    assert _with_defaults(replace(options, verify=False), None, heldout_path()).quality_text is None
-    assert _with_defaults(replace(options, precision="fp32"), None, heldout_path()).quality_text is None
+    assert resolve(options, floats, None, heldout_path()).quality_text == heldout_path()
+    assert resolve(replace(options, verify=False), floats, None, heldout_path()).quality_text is None
+    assert resolve(replace(options, precision="fp32"), floats, None, heldout_path()).quality_text is None

@@ -145,7 +145,7 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
     with pytest.raises(PartitaError) as caught:
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
-    assert "leave `cache=window` out: `attention=onnx24` runs there" in str(caught.value)
+    assert "omit `cache=window`: `attention=onnx24` runs there" in str(caught.value)
     assert "`attention=auto`" not in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
 
     options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)  # type: ignore[arg-type]
     end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
-    assert end.startswith("; name another `target`") and ("leave `cache_precision=int8` out" in end) == bool(rounded)
+    assert end.startswith("; choose another `target`") and ("omit `cache_precision=int8`" in end) == bool(rounded)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
@@ -188,7 +188,7 @@ def test_when_none_runs_every_reason_is_told(exporting: Exporting, tmp_path: Pat
     with pytest.raises(GenerationError) as caught:
         exporting(there.target(), verify=False)
     assert all(f"trouble with {name}" in str(caught.value) for name in there.raises)
-    assert "nothing was written; name another `target`" in str(caught.value)
+    assert "nothing was written; choose another `target`" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -33,7 +33,7 @@ def options(folder: Path, out: Path) -> ExportOptions:
 def test_generate_that_is_not_forward_is_told_by_experiment(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """roberta counts positions from its padding token in one, and from nought in the other."""
     folder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
-    with pytest.raises(UnsupportedModelError, match="contradicts itself: generate") as caught:
+    with pytest.raises(UnsupportedModelError, match="is inconsistent: generate") as caught:
         export(options(folder, tmp_path / "out"), replay=replay)
     assert "report this model" not in str(caught.value) and not (tmp_path / "out").exists()
 
@@ -54,7 +54,7 @@ def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_pa
     recipes.save(folder, "doge")
     with pytest.raises(ParityError, match="DogeForCausalLM itself, run by torch in float16, differs") as caught:
         export(replace(options(folder, tmp_path / "out"), precision="fp16"), replay=replay)
-    assert "report this model" not in str(caught.value) and "name another `precision`" in str(caught.value)
+    assert "report this model" not in str(caught.value) and "choose another `precision`" in str(caught.value)
 
 
 def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -98,7 +98,7 @@ def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
     tensors["model.norm.weight"].fill_(float("nan"))
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     told = self_check.disagreement(open_checkpoint(str(broken)), answer)
-    assert told is not None and told.startswith("LlamaForCausalLM itself computes logits that are not finite")
+    assert told is not None and told.startswith("LlamaForCausalLM computes logits that are not finite")
 
 
 @pytest.mark.parametrize("multi_query", [False, pytest.param(True, marks=pytest.mark.heavy)])
@@ -115,7 +115,7 @@ def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mult
     summary = export(options(folder, tmp_path / "out"), replay=replay)
     assert summary.manifest.verification.status == "verified"
     assert "sdpa attention" in (summary.manifest.verification.reference or "")
-    assert any("eager attention of transformers gives other logits than sdpa" in note for note in summary.notes)
+    assert any("transformers' eager attention gives other logits than sdpa" in note for note in summary.notes)
     answer = load_file(tmp_path / "out" / "known_answer.safetensors")
     once, twice = (_falcon_with_alibi(folder, answer["prompt"].tolist(), times) for times in (1, 2))
     exported = answer["prefill_logits"][-1]

@@ -43,7 +43,7 @@ def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
 
 @pytest.mark.parametrize("option", READERS)
 def test_a_folder_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
-    with pytest.raises(UsageError, match=rf"^`{option}={tmp_path}`: a folder; a text is read from a file"):
+    with pytest.raises(UsageError, match=rf"^`{option}={tmp_path}`: a folder; give a text file"):
         READERS[option](tmp_path, open_checkpoint(str(tiny_checkpoint("llama"))))
 
 
@@ -55,7 +55,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
     writer.start()
-    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device; a text is read from a file"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device; give a text file"):
         READERS[option](pipe, open_checkpoint(str(tiny_checkpoint("llama"))))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer.join()
@@ -65,7 +65,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
 @pytest.mark.parametrize("option", READERS)
 def test_an_empty_text_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
     (path := tmp_path / "empty.txt").touch()
-    with pytest.raises(UsageError, match=rf"`{option}=.*empty\.txt`: too short: 0 tokens, and at least"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*empty\.txt`: too short: 0 tokens; at least"):
         READERS[option](path, open_checkpoint(str(tiny_checkpoint("llama"))))
 
 

@@ -117,7 +117,7 @@ def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
         ExportOptions(str(folder), tmp_path / "out", max_length=64, verify=False),
         replay=lambda *a: pytest.fail("no replay"),
     )
-    assert summary.notes == ("left out, because the logits do not depend on it: mtp (1 tensor, 16 B)",)
+    assert summary.notes == ("omitted, because the logits do not depend on it: mtp (1 tensor, 16 B)",)
 
 
 def test_a_full_disk_is_found_before_writing(

@@ -154,8 +154,10 @@ def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
     monkeypatch.setattr("platform.machine", lambda: machine)
     told: list[str] = []
     options = with_activations(
-        ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append
-    )  # type: ignore[arg-type]
+        ExportOptions("a", Path("b"), precision="fp16", activations=asked),  # type: ignore[arg-type]
+        provider,
+        told.append,
+    )
     assert (options.activations == "fp32", len(told)) == (wide, int(wide))
 
 

@@ -16,8 +16,7 @@ def record_reports(to: str) -> None:
 
     from partita.library import run_report
     from partita.observations.facts import RunFacts
-
-    build_report = run_report.build_report
+    from partita.partition_reports.build import build_report
 
     def build(facts: RunFacts, **given: Any) -> Any:
         made = build_report(facts, **given)
@@ -30,7 +29,7 @@ def record_reports(to: str) -> None:
         Path(to).write_text(json.dumps(found, separators=(",", ":"), sort_keys=True), encoding="utf-8")
         return made
 
-    run_report.build_report = build
+    vars(run_report)["build_report"] = build
 
 
 if TO:

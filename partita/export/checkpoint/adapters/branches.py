@@ -111,7 +111,7 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
     said = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
-            f"{said}: it changes {others} as well, which cannot be switched; merge it with `adapter`",
+            f"{said}: it also changes {others}, which cannot be switched; merge it with `adapter`",
             option="with_adapters",
         )
     notes = base_note(checkpoint, adapter, "added as a branch to")
@@ -193,7 +193,7 @@ def _branch(
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
     if dtype not in ADAPTED:
         raise UnsupportedModelError(
-            f"`with_adapters`: the graph computes in {dtype}, and adapters are switched in "
+            f"`with_adapters`: the graph computes in {dtype}, but switchable adapters need "
             f"{' or '.join(ADAPTED)}; choose another `precision`, or add `activations=fp32`",
             option="with_adapters",
         )
@@ -266,7 +266,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
                 found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
-                        f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use `precision=fp32`"
+                        f"{each.adapter.folder}: a value of {name} does not fit {branch.dtype}; use `precision=fp32`"
                     )
     return found
 

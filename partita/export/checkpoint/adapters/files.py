@@ -184,11 +184,11 @@ WITHOUT_EFFECT = frozenset(
 )
 """Training settings, and target settings that the tensor names state."""
 REFUSED = {
-    "use_qalora": "QALoRA, which averages what the adapter is given",
-    "alora_invocation_tokens": "activated LoRA (aLoRA), which begins to work at a token",
+    "use_qalora": "QALoRA, which averages the adapter's inputs",
+    "alora_invocation_tokens": "activated LoRA (aLoRA), which is active only after certain tokens",
     "arrow_config": "Arrow, a router over several adapters",
-    "layer_replication": "layers that are there several times",
-    "megatron_config": "layers of Megatron",
+    "layer_replication": "repeated layers (layer_replication)",
+    "megatron_config": "Megatron layers",
     "trainable_token_indices": "single rows of the embedding (trainable_token_indices)",
     "target_parameters": "parameters of experts (target_parameters)",
     "use_bdlora": "block-diagonal LoRA",
@@ -203,7 +203,7 @@ NOT_MERGED = frozenset(
     )
 )
 """Adapter types that peft 0.21 cannot merge into weights."""
-INSTEAD = "merge it with peft (merge_and_unload) and export what you save"
+INSTEAD = "merge it with peft (merge_and_unload) and export the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +246,13 @@ def read_config(folder: Path) -> AdapterConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder}: not an adapter, it has no {CONFIG}")
+        raise CheckpointError(f"{folder}: not an adapter: {CONFIG} is missing")
     raw = read_json(path)
     _refuse_kind(path, raw)
     rank = raw.get("r", 8)
     alpha = raw.get("lora_alpha", 8)
     if not _is_count(rank) or not is_number(alpha):
-        raise CheckpointError(f"{path}: damaged, r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
+        raise CheckpointError(f"{path}: damaged: r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
     return AdapterConfig(
         rank=rank,
         alpha=float(alpha),
@@ -269,41 +269,45 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
     """Refuse adapter types other than LoRA and DoRA, and unsupported settings, by name."""
     kind = str(raw.get("peft_type"))[:40].upper()
     if "peft_type" not in raw:
-        raise CheckpointError(f"{path}: damaged, it has no peft_type")
+        raise CheckpointError(f"{path}: damaged: peft_type is missing")
     if kind != "LORA":
         ending = "; it does not modify weights" if kind in NOT_MERGED else f"; {INSTEAD}"
         raise UnsupportedModelError(f"{path}: adapter type {kind}: only LoRA and DoRA are supported{ending}")
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
         raise UnsupportedModelError(
-            f"{path}: init_lora_weights is {began[:40]}, which changed the weights of the model as well; save it as a "
-            "plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
+            f"{path}: init_lora_weights is {began[:40]}, which also changed the weights of the model; "
+            "save it as a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
         )
     for key, value in raw.items():
         if not value or key in HANDLED or key in WITHOUT_EFFECT:
             continue
         if key in REFUSED:
-            raise UnsupportedModelError(f"{path}: the adapter has {REFUSED[key]}; that is not supported; {INSTEAD}")
+            raise UnsupportedModelError(f"{path}: the adapter uses {REFUSED[key]}, which is not supported; {INSTEAD}")
         raise UnsupportedModelError(
-            f"{path}: {key[:SHOWN_CHARACTERS]} is set, which Partita does not know and which may change what the "
-            f"adapter computes; {INSTEAD}"
+            f"{path}: {key[:SHOWN_CHARACTERS]} is set; Partita does not know it, and it may change the "
+            f"result of the adapter; {INSTEAD}"
         )
     if raw.get("lora_bias") and raw.get("use_dora"):
-        raise UnsupportedModelError(f"{path}: lora_bias and use_dora together, which peft does not define either")
+        raise UnsupportedModelError(
+            f"{path}: lora_bias and use_dora are both set, which peft does not support either; unset one of them"
+        )
 
 
 def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, float], ...]:
     """Regular expressions on module names, with the rank or alpha of each."""
     found = raw.get(key) or {}
     if not isinstance(found, dict) or not all(is_number(value) for value in found.values()):
-        raise CheckpointError(f"{path}: damaged, {key} is no table of numbers")
+        raise CheckpointError(f"{path}: damaged: {key} is not a table of numbers")
     if key == "rank_pattern" and not all(map(_is_count, found.values())):
-        raise CheckpointError(f"{path}: damaged, a rank of {key} is not a positive integer")
+        raise CheckpointError(f"{path}: damaged: a rank of {key} is not a positive integer")
     for pattern in found:
         try:
             matches(pattern, "")
         except re.error as error:
-            raise CheckpointError(f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, no pattern ({error})") from error
+            raise CheckpointError(
+                f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, which is not a valid pattern ({error})"
+            ) from error
     return tuple(found.items())
 
 
@@ -394,12 +398,12 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "no such folder"
-            raise CheckpointError(f"{folder}: {what}; give the folder that holds adapter_config.json")
+            raise CheckpointError(f"{folder}: {what}; give the folder that contains adapter_config.json")
         check_folder(folder, kind=CheckpointError)
         config = read_config(folder)
         file = next((name for name in FILES if (folder / name).is_file()), None)
         if file is None:
-            raise CheckpointError(f"{folder}: adapter_config.json is there but no weights ({' or '.join(FILES)})")
+            raise CheckpointError(f"{folder}: adapter_config.json is there, but no weights ({' or '.join(FILES)})")
         tensors = list_tensors(folder, file)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
@@ -415,8 +419,8 @@ def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
             for region in blocks(info.shape, PIECE):
                 if not bool(torch.isfinite(files.read(info, region)).all()):
                     raise CheckpointError(
-                        f"{folder / info.file}: tensor {info.name} holds NaN or infinity; the adapter is broken: save "
-                        "it again, or download it again"
+                        f"{folder / info.file}: tensor {info.name} contains NaN or infinity; the adapter "
+                        "is damaged: save it again, or download it again"
                     )
 
 
@@ -428,8 +432,8 @@ def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[Ten
     odd += [f"{info.name} ({info.dtype})" for info in tensors if info.dtype not in CHECKPOINT]
     if odd:
         raise CheckpointError(
-            f"{folder / file}: not weights of an adapter as peft saves them, whose names begin with {PREFIX} and "
-            f"whose types are floats: {few(odd)}"
+            f"{folder / file}: not weights of an adapter saved by peft: names must begin with {PREFIX} "
+            f"and types must be floats: {few(odd)}"
         )
     for info in tensors:
         tensor, name = AdapterTensor(folder, info), info.name.removeprefix(PREFIX)
@@ -465,9 +469,9 @@ def _problem(matrices: Matrices, rank: int, *, dora: bool) -> str:
     if len(down.shape) != 2 or len(up.shape) != 2:
         return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, not matrices"
     if down.shape[0] != rank or up.shape[1] != rank:
-        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, and its rank is {rank}"
+        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, but its rank is {rank}"
     if dora != (matrices.magnitude is not None):
-        return "has no lora_magnitude_vector" if dora else "has a lora_magnitude_vector, and use_dora is false"
+        return "has no lora_magnitude_vector" if dora else "has a lora_magnitude_vector, but use_dora is false"
     return ""
 
 

@@ -120,8 +120,7 @@ def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) ->
     """Add the bias of an adapter to that of its module. Raises UnsupportedModelError where the module has none."""
     if f"{name}.bias" not in work.names:
         raise UnsupportedModelError(
-            f"{work.adapter.folder}: lora_bias is true, and {name} of the model has no bias that it could be merged "
-            "into, as in peft"
+            f"{work.adapter.folder}: lora_bias is true, but {name} of the model has no bias to merge it into"
         )
     site = _site(work, f"{name}.bias")
     if site is None:
@@ -136,8 +135,8 @@ def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
     """Whether A [r, K], B [N, r] and m [N] fit a weight [N, K]. Records mismatches in `work`."""
     assert matrices.down is not None and matrices.up is not None
     if site.embedding != matrices.embedding:
-        kind = "an embedding" if site.embedding else "no embedding"
-        work.misfits.append((f"{name} is {kind} of the model, and the adapter has it otherwise", None))
+        kind = "an embedding" if site.embedding else "not an embedding"
+        work.misfits.append((f"{name} is {kind} in the model, but not in the adapter", None))
         return False
     shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
     wanted = (matrices.up.shape[0], matrices.down.shape[1])
@@ -153,7 +152,7 @@ def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
     """Record a parameter of shape `given` in the adapter and `own` in the model."""
     odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
     resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
-    work.misfits.append((f"{said}, the model's is {list(own)}", odd[0][0] if resized else None))
+    work.misfits.append((f"{said}, but the model's is {list(own)}", odd[0][0] if resized else None))
 
 
 def _site(work: _Merging, name: str) -> Site | None:
@@ -198,7 +197,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
     if work.adapter.config.keeps_ties:
         raise UnsupportedModelError(
             f"{work.adapter.folder}: ensure_weight_tying is set for {name}, which the model ties to "
-            f"{', '.join(sorted(partners))}; that is not supported; {INSTEAD}"
+            f"{', '.join(sorted(partners))}; this is not supported; {INSTEAD}"
         )
     for partner in partners:
         if partner not in work.sources.found and name in work.sources.found:
@@ -208,8 +207,8 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
     if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.whole}:
         return
     work.notes.append(
-        f"{name} is changed by the adapter, and {', '.join(sorted(partners))}, to which the model ties it, is not: "
-        "they are two weights in the package, as in peft before it merges"
+        f"the adapter changes {name}, but not {', '.join(sorted(partners))}, which the model ties to it: "
+        "the package stores them as two weights, as peft does before merging"
     )
 
 
@@ -220,9 +219,10 @@ def _refuse(work: _Merging) -> None:
     if len(resized) == 1 and None not in resized and not work.unknown:
         tokens = next(iter(resized))
         raise CheckpointError(
-            f"{folder}: the adapter has a vocabulary of {tokens:,} tokens, the checkpoint {work.vocabulary:,}: "
-            f"{few(misfits, '; ')}; resize the checkpoint first (model.resize_token_embeddings({tokens}) and "
-            "save_pretrained of transformers), and export that"
+            f"{folder}: the adapter has a vocabulary of {tokens:,} tokens, but the checkpoint has "
+            f"{work.vocabulary:,}: {few(misfits, '; ')}; resize the checkpoint first "
+            f"(model.resize_token_embeddings({tokens}) and save_pretrained of transformers), and export "
+            "that"
         )
     if work.unknown or misfits:
         told = [
@@ -235,11 +235,11 @@ def _refuse(work: _Merging) -> None:
         ]
         base = work.adapter.config.base_model
         trained = f"; it was trained on {base[:120]}" if base else ""
-        raise CheckpointError(f"{folder}: the adapter of another model: {'; '.join(told)}{trained}")
+        raise CheckpointError(f"{folder}: this adapter belongs to another model: {'; '.join(told)}{trained}")
     if work.computed:
         raise UnsupportedModelError(
-            f"{folder}: the adapter changes what transformers computes from several tensors of the checkpoint: "
-            f"{few(work.computed)}; {INSTEAD}"
+            f"{folder}: the adapter changes weights that transformers computes from several tensors of "
+            f"the checkpoint: {few(work.computed)}; {INSTEAD}"
         )
 
 
@@ -252,4 +252,4 @@ def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.given)]
     if not base or names[0] == names[1]:
         return []
-    return [f"{adapter.folder.name}: the adapter's base model is {base[:120]}; it is {done} {checkpoint.given}"]
+    return [f"{adapter.folder.name}: the adapter's base model is {base[:120]}, but it is {done} {checkpoint.given}"]

@@ -98,7 +98,7 @@ def read_header(path: Path) -> Header:
     refuse_pointer(path)
     size = path.stat().st_size
     if size < 24:
-        raise CheckpointError(f"{path}: damaged or cut off at {size} bytes, which is no GGUF file")
+        raise CheckpointError(f"{path}: not a GGUF file: damaged or truncated at {size} bytes")
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _Reader(path, data, size).header()
 
@@ -115,14 +115,14 @@ class _Reader:
     def header(self) -> Header:
         """Parse the whole header."""
         if self.take(4) != MAGIC:
-            raise CheckpointError(f"{self.path}: damaged, it does not begin with the bytes GGUF")
+            raise CheckpointError(f"{self.path}: damaged: it does not begin with the bytes GGUF")
         version = self.number("I")
         if version & 0xFFFF == 0:
             raise UnsupportedModelError(f"{self.path}: big-endian; convert it with gguf_convert_endian of llama.cpp")
         if version not in VERSIONS:
             raise UnsupportedModelError(
-                f"{self.path}: version {version} of the GGUF format, and {' and '.join(map(str, VERSIONS))} can be "
-                "read; convert it anew with a current llama.cpp"
+                f"{self.path}: GGUF version {version} is not supported, only "
+                f"{' and '.join(map(str, VERSIONS))}; convert the model again with a current llama.cpp"
             )
         tensors, settings = self.number("Q"), self.number("Q")
         for what, count, least, most in (
@@ -130,7 +130,7 @@ class _Reader:
             ("settings", settings, LEAST_SETTING, MOST_SETTINGS),
         ):
             if count * least > self.size - self.at:
-                raise self.wrong(f"it counts {count:,} {what}, more than its {self.size:,} bytes can hold")
+                raise self.wrong(f"it declares {count:,} {what}, more than fit in its {self.size:,} bytes")
             self._check_count(count, most, what)
         found: dict[str, Any] = {}
         for _ in range(settings):
@@ -145,7 +145,7 @@ class _Reader:
 
     def wrong(self, what: str) -> CheckpointError:
         """The error of a damaged file."""
-        return CheckpointError(f"{self.path}: damaged or cut off: {what}; download it again")
+        return CheckpointError(f"{self.path}: damaged or truncated: {what}; download it again")
 
     def _note_count(self, name: str, count: int) -> None:
         self.counts[name] = count
@@ -154,7 +154,9 @@ class _Reader:
 
     def _check_count(self, count: int, most: int, what: str) -> None:
         if count > most:
-            raise UnsupportedModelError(f"{self.path}: it counts {count:,} {what}, but at most {most:,} are supported")
+            raise UnsupportedModelError(
+                f"{self.path}: it declares {count:,} {what}, but at most {most:,} are supported"
+            )
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
@@ -173,7 +175,7 @@ class _Reader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.wrong(f"a text in its header at {self.at:,} is not UTF-8") from error
+            raise self.wrong(f"a string in its header at {self.at:,} is not UTF-8") from error
 
     def setting(self) -> tuple[str, Any]:
         """The next setting."""
@@ -196,7 +198,7 @@ class _Reader:
             kept = depth == 0 and count <= MOST_KEPT
             return struct.unpack_from(f"<{count}{SCALARS[inner]}", self.data, start) if kept else None
         if count * 8 > self.size - self.at:
-            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} counts {count:,} values")
+            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} declares {count:,} values")
         self._note_count(name, count)
         if inner == STRING and name == TOKENS:
             self._tokens(count)
@@ -213,7 +215,7 @@ class _Reader:
             first = seen.setdefault(token, place)
             if token and first != place:
                 shown = token[:SHOWN_CHARACTERS]
-                raise self.wrong(f"its vocabulary has {shown!r} twice, as {first:,} and as {place:,}")
+                raise self.wrong(f"its vocabulary contains {shown!r} twice, as {first:,} and as {place:,}")
         ends = ENDS - {"<|end|>"} if seen.keys() >= HARMONY else ENDS
         self.ends = tuple(sorted(seen[text] for text in ends & seen.keys()))
 
@@ -227,7 +229,7 @@ class _Reader:
         """Name, shape, type and offset of the next tensor."""
         name = self.text()
         if not is_name(name):
-            raise self.wrong(f"it has a tensor named {name[:SHOWN_CHARACTERS]!r}")
+            raise self.wrong(f"it has a tensor with the invalid name {name[:SHOWN_CHARACTERS]!r}")
         axes = self.number("I")
         if not 1 <= axes <= MOST_AXES:
             raise self.wrong(f"tensor {name} has {axes:,} axes")
@@ -236,22 +238,23 @@ class _Reader:
 
     def _check_settings(self, found: Mapping[str, Any]) -> None:
         if not isinstance(found.get("general.architecture"), str):
-            raise self.wrong("it has no general.architecture")
+            raise self.wrong("general.architecture is missing")
         for name in BESIDE_TOKENS:
             if self.counts.get(name, self.counts.get(TOKENS)) != self.counts.get(TOKENS):
                 raise self.wrong(
-                    f"it has {plural(self.counts.get(TOKENS, 0), 'token')}, and {name} counts {self.counts[name]:,}"
+                    f"it has {plural(self.counts.get(TOKENS, 0), 'token')}, but {name} has "
+                    f"{self.counts[name]:,} entries"
                 )
         split = found.get("split.count")
         if isinstance(split, int) and split > 1:
             raise UnsupportedModelError(
-                f"{self.path}: one of {plural(split, 'part')} of a split file; join them with llama-gguf-split"
+                f"{self.path}: part of a file split into {plural(split, 'part')}; join them with llama-gguf-split"
             )
 
     def _alignment(self, found: Mapping[str, Any]) -> int:
         given = found.get("general.alignment", 32)
         if not isinstance(given, int) or not 0 < given <= MOST_ALIGNMENT:
-            raise self.wrong(f"its general.alignment is {str(given)[:40]}")
+            raise self.wrong(f"its general.alignment is {str(given)[:40]}, which is invalid")
         return given
 
     def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, Any]:
@@ -262,24 +265,24 @@ class _Reader:
             known = block_type(kind)
             if known is None:
                 raise UnsupportedModelError(
-                    f"{self.path}: tensor {name} has numbers of type {kind}, which this version of the package gguf "
-                    "does not know or cannot read; a newer one may"
+                    f"{self.path}: tensor {name} has the type {kind}, which the installed package gguf "
+                    "does not know or cannot read; install a newer version"
                 )
             if name in tensors:
                 raise self.wrong(f"it has two tensors named {name}")
             if shape[-1] % known.block:
                 raise self.wrong(
-                    f"tensor {name} has rows of {shape[-1]:,}, and {known.name} is in blocks of {known.block}"
+                    f"tensor {name} has rows of {shape[-1]:,}, but {known.name} uses blocks of {known.block}"
                 )
             tensor = GgufTensor(name, shape, known, start + offset)
             if offset % alignment or tensor.start + tensor.size_bytes > self.size:
                 raise self.wrong(
-                    f"tensor {name} {list(shape)} of {known.name} ends at byte {tensor.start + tensor.size_bytes:,}, "
-                    f"and the file has {self.size:,}"
+                    f"tensor {name} {list(shape)} of {known.name} ends at byte "
+                    f"{tensor.start + tensor.size_bytes:,}, but the file has {self.size:,}"
                 )
             if offset != end:  # ggml refuses files with gaps between tensors
                 raise self.wrong(
-                    f"tensor {name} lies at byte {offset:,} of the data, and those before it end at {end:,}"
+                    f"tensor {name} begins at byte {offset:,} of the data, but the tensors before it end at {end:,}"
                 )
             end += -(-tensor.size_bytes // alignment) * alignment
             tensors[name] = tensor

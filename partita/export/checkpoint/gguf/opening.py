@@ -144,8 +144,8 @@ def prepare(path: Path) -> Prepared:
     known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
     if mapped_as(header.architecture) not in known:
         raise UnsupportedModelError(
-            f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers cannot read; "
-            f"it can read {', '.join(sorted(known))}; export the checkpoint that the file was converted from"
+            f"{path}: transformers cannot read GGUF files of architecture {header.architecture[:80]}; it "
+            f"reads {', '.join(sorted(known))}; export the checkpoint that the file was converted from"
         )
     scratch = Scratch()
     folder = scratch.folder
@@ -189,7 +189,7 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
-        raise UnsupportedModelError(f"{header.path}: {FACTORS} together with a rotary embedding of another type")
+        raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
     most = raw.get("max_position_embeddings")
     changed = {
         **rope,
@@ -210,7 +210,7 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file, local_files_only=True)
             tokenizer.save_pretrained(str(folder))
     except PartitaError as error:
-        return (f"the GGUF file has no tokenizer that transformers can make: {error.said[:200]}",)
+        return (f"transformers cannot build a tokenizer from the GGUF file: {error.said[:200]}",)
     return _splits_note(header)
 
 
@@ -223,7 +223,7 @@ def _splits_note(header: Header) -> tuple[str, ...]:
         return ()
     how = "names no pre-tokenizer" if said is None else f"names the pre-tokenizer {str(said)[:40]!r}"
     return (
-        f"the GGUF file {how} (tokenizer.ggml.pre), but transformers splits text as GPT-2 does: some texts "
-        "get other tokens than in training; pass token ids, or export the checkpoint that "
-        "the file was converted from",
+        f"the GGUF file {how} (tokenizer.ggml.pre), but transformers splits text as GPT-2 does: some "
+        "texts get other tokens than in training; pass token ids, or export the checkpoint that the file "
+        "was converted from",
     )

@@ -121,8 +121,9 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
     _check_rotated(header, given, made)
     if wrong := sorted(set(left) - HARMLESS):
         raise UnsupportedModelError(
-            f"{header.path}: it has {few([_pair(name, left[name]) for name in wrong])}, which transformers' reader "
-            f"of {header.architecture} leaves out, without which the model computes different outputs; {INSTEAD}"
+            f"{header.path}: it has {few([_pair(name, left[name]) for name in wrong])}, which "
+            f"transformers' reader of {header.architecture} ignores, but which change the outputs of the "
+            f"model; {INSTEAD}"
         )
     read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
     left |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
@@ -159,8 +160,9 @@ def _check_scaling(header: Header, left: dict[str, Any]) -> None:
         del left[ORIGINAL_LENGTH]
     elif scaled:
         raise UnsupportedModelError(
-            f"{header.path}: its rotary embedding is scaled ({few([_pair(name, left[name]) for name in scaled])}), "
-            f"which transformers' reader of {header.architecture} leaves out; {INSTEAD}"
+            f"{header.path}: its rotary embedding is scaled "
+            f"({few([_pair(name, left[name]) for name in scaled])}), which transformers' reader of "
+            f"{header.architecture} ignores; {INSTEAD}"
         )
 
 
@@ -242,8 +244,8 @@ def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, A
         rotated = int(head * (rope.get("partial_rotary_factor") or 1.0))
         if said != rotated:
             raise UnsupportedModelError(
-                f"{header.path}: {name} is {said:,}, but transformers' model rotates {rotated:,} "
-                f"numbers of each head; {INSTEAD}"
+                f"{header.path}: {name} is {said:,}, but transformers' model rotates {rotated:,} numbers "
+                f"of each head; {INSTEAD}"
             )
 
 

@@ -213,8 +213,8 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     placed = {tensor.name for sources in one.sources.values() for tensor in sources}
     if left := sorted(set(tensors) - placed):
         raise UnsupportedModelError(
-            f"{header.path}: transformers' reader of {header.architecture} leaves out {few(left)}, without which the "
-            "model computes different outputs"
+            f"{header.path}: transformers' reader of {header.architecture} ignores {few(left)}, which "
+            "change the outputs of the model"
         )
     infos = {
         name: TensorInfo(name, file, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
@@ -228,8 +228,8 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
             expected = [gguf for gguf, place in mapping.items() if place == name]
             lacks = [gguf for gguf in expected if not {gguf, f"{gguf}.weight"} & placed]
             raise CheckpointError(
-                f"{header.path}: it has {few([tensor.name for tensor in sources])}, which is a part of {name}, but "
-                f"lacks {few(sorted(lacks)) or 'the rest'}; download it again"
+                f"{header.path}: it contains {few([tensor.name for tensor in sources])}, a part of "
+                f"{name}, but lacks {few(sorted(lacks)) or 'the rest'}; download it again"
             )
         index = _rows(one.values[name], other.values[name], sources, firsts)
         if index is not None:
@@ -238,7 +238,7 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
         elif len(sources) == 1:
             found[name] = _whole(header, kind(config=settings), name, sources[0], own[0], mapping)
         else:
-            raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not fit together")
+            raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not match each other")
     _check_experts(header, found, shapes)
     return found
 
@@ -278,8 +278,8 @@ def _run(
             _processed(processor, numbers, name, mapping, parsed)
         except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path}: settings and tensors do not match: {name} is {list(tensor.shape)}, from which transformers' "
-                f"reader makes no weight ({first_line(error)}); download the file again"
+                f"{path}: settings and tensors do not match: transformers' reader makes no weight from "
+                f"{name}, which is {list(tensor.shape)} ({first_line(error)}); download the file again"
             ) from error
         for key in parsed.noted:
             made.sources.setdefault(key, []).append(tensor)

@@ -109,10 +109,10 @@ Claims = dict[str, tuple[str, Any]]
 SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
 """Property -> the tensors that show it; others show in the first tensor of a weight."""
 WORDS = {
-    "symmetric": "its zero points are not all 2^(bits-1)",
+    "symmetric": "not all of its zero points are 2^(bits-1)",
     "ordered": "its groups are not in order",
     "zeros": "it has no zero points",
-    "g_idx": "it has no g_idx, the group of each input",
+    "g_idx": "it has no g_idx (the group of each input)",
 }
 ONE_SIDED = ("symmetric", "ordered")
 """Properties that contradict a setting only where the setting is true."""
@@ -194,7 +194,7 @@ class Sources:
         if info is None:
             return None
         if not re.fullmatch(kind, info.dtype):
-            raise self.wrong(name, f"is {info.dtype}, which is no type that {self.method} stores it in")
+            raise self.wrong(name, f"is {info.dtype}, a type that {self.method} does not use for it")
         self.taken.add(name)
         return info
 
@@ -219,7 +219,9 @@ class Sources:
         key = next((key for key in keys if self.settings.get(key) is not None), None)
         value = None if key is None else self.settings[key]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise CheckpointError(f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}")
+            raise CheckpointError(
+                f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}, which is invalid"
+            )
         return value
 
     def raise_missing(self) -> None:
@@ -228,7 +230,7 @@ class Sources:
             shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
             more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
             raise CheckpointError(
-                f"{self.folder}: the checkpoint is quantised: {self.method}, and lacks {shown}{more}; download it again"
+                f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {shown}{more}; download it again"
             )
 
 
@@ -374,14 +376,14 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
     for info in left.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
             raise CheckpointError(
-                f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, and belongs to no weight that is "
-                f"quantised with {found.method.name}"
+                f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
+                f"weight quantised with {found.method.name}; download the weights again"
             )
     weights = {weight.name: weight for weight in made.weights}
     both = sorted(name for name in weights if name in left)
     if both:
         raise CheckpointError(
-            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists as floats and quantised with "
+            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists both as floats and quantised with "
             f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}

@@ -73,14 +73,14 @@ def _read(sources: Sources) -> Read:
         raise sources.refused(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
     bits = sources.number("bits", "w_bit")
     if bits not in (None, BITS):
-        raise sources.refused(f"with {bits} bits", f"only {BITS} bits can be read")
+        raise sources.refused(f"with {bits} bits", f"only {BITS} bits are supported")
     size = sources.number("group_size", "q_group_size", least=-1)
     for stem in sources.stems(".scales"):
         if any(f"{stem}.{part}" in sources.tensors for part in ("qweight", "qzeros")):
             continue  # the scales of a weight that lacks one of its tensors
         raise sources.refused(
-            f"with activations that are divided by scales ({stem}.scales)",
-            "that cannot be read, export the checkpoint that it was quantised from",
+            f"with activation scales ({stem}.scales)",
+            "activation scales are not supported; export the original checkpoint",
         )
     found = [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
     return Read([weight for weight in found if weight is not None])
@@ -98,13 +98,13 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
     size = width // max(1, scales.shape[0]) if size is None else size
     group = size if size > 0 else width
     if not group or width % group:
-        raise sources.wrong(qweight.name, f"has {width} inputs, which groups of {size} do not divide")
+        raise sources.wrong(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
     for info, shape in ((scales, (width // group, rows)), (qzeros, (width // group, rows // PER_WORD))):
         if info.shape != shape:
             raise sources.wrong(
                 info.name,
-                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} in groups of {size} requires "
-                f"{list(shape)}: the group size of the quantisation settings is wrong",
+                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} in groups of {size} "
+                f"requires {list(shape)}: the group size of the quantisation settings is wrong",
             )
     tensors, name = (qweight, scales, qzeros), f"{stem}.weight"
     symmetric = sources.settings.get("zero_point") is False

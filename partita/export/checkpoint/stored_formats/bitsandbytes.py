@@ -165,8 +165,11 @@ def _check_layout(sources: Sources, name: str) -> None:
         found = files.read(info, tuple((0, size) for size in info.shape))
     if bool(found.any()):
         raise sources.refused(
-            f"in tiles of its kernels ({name} is {int(found.max())}; 1 is col32, 2 col_turing, 3 col_ampere)",
-            "only row-major integers are supported, export the checkpoint that it was quantised from",
+            (
+                f"with integers in the tile layout of its kernels ({name} is {int(found.max())}; 1 is col32, "
+                "2 col_turing, 3 col_ampere)"
+            ),
+            "only row-major integers are supported, export the original checkpoint",
         )
 
 
@@ -175,7 +178,7 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     if data is None or largest is None:
         return None
     if len(data.shape) != 2 or largest.shape != data.shape[:1]:
-        raise sources.wrong(largest.name, f"is {list(largest.shape)}, and {data.name} is {list(data.shape)}")
+        raise sources.wrong(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], data, largest)
 
 
@@ -184,7 +187,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
         raise sources.refused(
             f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
-            "only uint8 is supported: quantise it with uint8, or export the checkpoint that it was quantised from",
+            "only uint8 is supported: quantise with uint8, or export the original checkpoint",
         )
     data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
     table = sources.take(f"{name}.quant_map", FLOAT)
@@ -232,9 +235,9 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
     try:
         found = json.loads(bytes(data.reshape(-1).tolist()).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes") from error
+        raise sources.wrong(info.name, "is not valid bitsandbytes JSON") from error
     if not isinstance(found, dict):
-        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes")
+        raise sources.wrong(info.name, "is not valid bitsandbytes JSON")
     return found
 
 
@@ -245,6 +248,6 @@ def _is_shape(shape: Any) -> bool:
 FORMAT = StoredFormat(
     "bitsandbytes",
     ("bitsandbytes", "bitsandbytes LLM.int8"),
-    "numbers of 4 bits from a table (nf4, fp4), or integers of 8 bits with a scale for each row",
+    "4-bit numbers from a table (nf4, fp4), or 8-bit integers with one scale per row",
     _read,
 )

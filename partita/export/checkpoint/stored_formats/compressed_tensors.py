@@ -64,8 +64,8 @@ class _Weight(AffineWeight):
             signed = files.read(self.integers, region).to(torch.int16) + middle
             if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
                 raise CheckpointError(
-                    f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits of "
-                    "its settings; correct them, or download it again"
+                    f"quantised tensor {self.integers.name} has integers that exceed the {self.bits} bits "
+                    "of its settings; correct the settings, or download it again"
                 )
             integers = signed.to(torch.uint8)
         groups = self._groups(begin, end, files)
@@ -171,7 +171,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         return None
     if not _is_packed(packed):
         raise sources.refused(
-            f"(tensor {packed.name} is {packed.dtype}), in 4-bit floats", "only packed integers and fp8 can be read"
+            f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
     with OpenFiles(sources.folder) as files:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
@@ -184,8 +184,8 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         asked = " or ".join(str(bits) for bits in (allowed or said))
         raise sources.wrong(
             packed.name,
-            f"is {list(packed.shape)}, and {shape[1]} inputs do not fill it with integers of {asked} bits; "
-            f"{', '.join(map(str, BITS))} can be read",
+            f"is {list(packed.shape)}, which does not match {shape[1]} inputs as integers of {asked} "
+            f"bits; {', '.join(map(str, BITS))} bits are supported",
         )
     return _of_module(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
 
@@ -217,13 +217,13 @@ def of_integers(
     if len(scales.shape) == 2:
         fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
     if not fits:
-        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not fit {list(shape)}")
+        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not match {list(shape)}")
     if zeros is not None:
         lines = -(-rows * bits // WORD) if _is_packed(zeros) else rows
         if zeros.shape not in ((lines, groups), *([] if _is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
-            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, and {lines} x {groups} belong to {list(shape)}")
+            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}")
     if g_idx is not None and g_idx.shape != (width,):
-        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {integers.name} has {width} inputs")
+        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
 
@@ -246,5 +246,5 @@ def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
 
 
 FORMAT = StoredFormat(
-    "compressed_tensors", ("compressed-tensors",), "packed integers, integers of 8 bits, or floats of 8 bits", _read
+    "compressed_tensors", ("compressed-tensors",), "packed integers, 8-bit integers, or 8-bit floats", _read
 )

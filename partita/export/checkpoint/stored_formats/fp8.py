@@ -34,7 +34,7 @@ OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scal
 """Scales of activations and the cache."""
 EXPONENTS = frozenset({"U8", "torch.uint8"})
 BIAS = 127
-ACTIVATIONS = "activations, which {} quantises to 8 bits, stay floats in the package; the weights are kept as stored"
+ACTIVATIONS = "activations that {} quantises to 8 bits are floats in the package; the weights are unchanged"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def blocks_of(
     if len(found) != len(shape) or len(grid) != len(shape):
         raise sources.wrong(
             scales.name,
-            f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
+            f"is {list(scales.shape)}, which does not match {weight.name} {list(shape)} in blocks of "
             f"{' x '.join(map(str, expected))}",
         )
     return tuple(found)
@@ -143,4 +143,4 @@ def _read(sources: Sources) -> Read:
     return Read(weights, notes)
 
 
-FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "floats of 8 bits, a scale for each block, row or tensor", _read)
+FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "8-bit floats, one scale per block, row or tensor", _read)

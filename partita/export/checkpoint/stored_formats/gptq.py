@@ -71,8 +71,9 @@ class _Weight(AffineWeight):
         top = (1 << self.bits) - 1
         if self.less and bool((zeros == top).any()):
             raise CheckpointError(
-                f"quantised tensor {self.qzeros.name}: a zero point is stored as {top}, which in this format is 0 to "
-                f"some kernels and {top + 1} to others; quantise the model again in the format gptq_v2"
+                f"quantised tensor {self.qzeros.name}: a zero point is stored as {top}, which some "
+                f"kernels of this format read as 0 and others as {top + 1}; quantise the model again in "
+                "the format gptq_v2"
             )
         return zeros + self.less
 
@@ -87,7 +88,7 @@ class _Weight(AffineWeight):
         count = self.scales.shape[0]
         if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
             raise CheckpointError(
-                f"quantised tensor {self.g_idx.name} names a group that is not there; {self.scales.name} has {count}"
+                f"quantised tensor {self.g_idx.name} names a group that does not exist; {self.scales.name} has {count}"
             )
         return found
 
@@ -112,23 +113,26 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     bits, size = settings["bits"], settings["group_size"]
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
-        raise sources.wrong(qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} can be read")
+        raise sources.wrong(
+            qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} bits are supported"
+        )
     width = qweight.shape[0] * WORD // bits
     size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
     if group < 1:
-        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, and {scales.name} {list(scales.shape)}")
+        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
     groups = -(-width // group)
     wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
     for info, shape in wanted.items():
         if info.shape != shape:
             raise sources.wrong(
                 info.name,
-                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in groups of {size} "
-                f"requires {list(shape)}: bits or group size of the quantisation settings are wrong",
+                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in "
+                f"groups of {size} requires {list(shape)}: bits or group size of the quantisation "
+                "settings are wrong",
             )
     if g_idx is not None and g_idx.shape != (width,):
-        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
+        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
     in_order = settings["desc_act"] is False

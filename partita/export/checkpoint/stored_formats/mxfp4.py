@@ -62,9 +62,9 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
     if len(data.shape) != 4 or data.shape[-1] != BYTES:
         raise sources.wrong(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
     if scales.shape != data.shape[:-1]:
-        raise sources.wrong(scales.name, f"is {list(scales.shape)}, and {data.name} has {list(data.shape[:-1])} blocks")
+        raise sources.wrong(scales.name, f"is {list(scales.shape)}, but {data.name} has {list(data.shape[:-1])} blocks")
     experts, rows, count, _ = data.shape
     return _Weight(stem, (experts, count * BLOCK, rows), (data, scales), "bfloat16", 8, 1, BLOCK, data, scales)
 
 
-FORMAT = StoredFormat("mxfp4", ("MXFP4",), "floats of 4 bits, a power of 2 for 32 of them", _read)
+FORMAT = StoredFormat("mxfp4", ("MXFP4",), "4-bit floats, with one power of 2 per 32 of them as scale", _read)

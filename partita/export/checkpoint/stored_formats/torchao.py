@@ -48,7 +48,7 @@ DATA = "._weight_qdata"
 BEFORE = "._weight_act_pre_scale"
 """A scale of the inputs of the weight."""
 PLAIN = "Int4Tensor"
-ADVICE = "export the checkpoint that it was quantised from"
+ADVICE = "export the original checkpoint"
 SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
 """Values of the 4-bit codes."""
 
@@ -100,15 +100,15 @@ def _read(sources: Sources) -> Read:
         name, info = f"{stem}.weight", sources.tensors[stem + DATA]
         kind = declared.get(name, {})
         if stem + BEFORE in sources.tensors:
-            raise sources.refused(f"with a scale of activations ({stem}{BEFORE})", ADVICE)
+            raise sources.refused(f"with an activation scale ({stem}{BEFORE})", ADVICE)
         sources.claims[name] = [_claims(sources.settings, kind)]
         if _is_plain(sources, stem, kind):
             weights.append(_plain(sources, stem, name))
             continue
         if stem not in fitting:
             raise sources.refused(
-                f"in a packing of its kernels ({info.name} is {info.dtype})",
-                f"only plain int4 and integers and floats of 8 bits can be read; {ADVICE}",
+                f"in the packed layout of its kernels ({info.name} is {info.dtype})",
+                f"only plain int4, 8-bit integers and 8-bit floats are supported; {ADVICE}",
             )
         data, scales = sources.take(stem + DATA), sources.take(f"{stem}._weight_scale", FLOAT)
         zeros = sources.optional(f"{stem}._weight_zero_point", SIGNED_BYTE)
@@ -154,9 +154,9 @@ def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     rows, width = data.shape[0], 2 * data.shape[1]
     groups = scale.shape[0] if scale.shape else 0
     if scale.shape != (groups, rows) or not groups or width % groups:
-        raise sources.wrong(scale.name, f"is {list(scale.shape)}, which does not fit {data.name} {list(data.shape)}")
+        raise sources.wrong(scale.name, f"is {list(scale.shape)}, which does not match {data.name} {list(data.shape)}")
     if zero.shape != scale.shape:
-        raise sources.wrong(zero.name, f"is {list(zero.shape)}, and {scale.name} is {list(scale.shape)}")
+        raise sources.wrong(zero.name, f"is {list(zero.shape)}, but {scale.name} is {list(scale.shape)}")
     kind = to_torch(scale.dtype)
     return _Plain(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
 
@@ -192,5 +192,5 @@ def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
 
 
 FORMAT = StoredFormat(
-    "torchao", ("TorchAO",), "integers or floats of 8 bits, a scale for each row or group; plain int4", _read
+    "torchao", ("TorchAO",), "8-bit integers or floats, one scale per row or group; plain int4", _read
 )

@@ -72,5 +72,5 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
 
 
 QUANTISER = Quantiser(
-    "gptq", "later weights compensate the rounding of earlier ones on a text (GPTQ)", _quantise, _calibrate
+    "gptq", "compensates the rounding of earlier weights in later ones, on a text (GPTQ)", _quantise, _calibrate
 )

@@ -49,4 +49,4 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     return finished(*fit(weights, grid))
 
 
-QUANTISER = Quantiser("refit", "search over ranges, each with the scale that fits best, data-free", _quantise)
+QUANTISER = Quantiser("refit", "data-free search over ranges, each with its best-fitting scale", _quantise)

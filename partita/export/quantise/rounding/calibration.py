@@ -100,8 +100,8 @@ def check_memory(
     if needed > free:
         raise ResourceError(
             f"`calibrate={text.name}`: calibrating on {text.tokens:,} tokens takes about "
-            f"{human_bytes(needed)} of memory, {human_bytes(waiting)} of it for the text, and {human_bytes(int(free))} "
-            "are free; calibrate on a shorter text, or leave `calibrate` out"
+            f"{human_bytes(needed)} of memory, {human_bytes(waiting)} of it for the text, but "
+            f"{human_bytes(int(free))} are free; use a shorter text, or omit `calibrate`"
         )
 
 
@@ -138,7 +138,9 @@ def calibrate(
                 few = round_experts(model, modules[name], stacks[name], given, names, rounded)
                 del left[name]
                 if few:
-                    others.add(f"{few} of {Experts.of(modules[name]).count} experts of {name}, which get few tokens")
+                    others.add(
+                        f"{few} of {Experts.of(modules[name]).count} experts of {name}, which receive few tokens"
+                    )
                 stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
             else:
                 if rounds.take(modules[name], weight_of[name], given):
@@ -181,9 +183,8 @@ class _Rounds:
         """Raise CheckpointError for activations that are not finite."""
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
-                f"{self.checkpoint.where}: what is multiplied by {what} overflows float32 on "
-                f"`calibrate={self.text.name}`, though no weight is NaN or infinite; leave "
-                "`calibrate` out"
+                f"{self.checkpoint.where}: the input of {what} overflows float32 on "
+                f"`calibrate={self.text.name}`, although no weight is NaN or infinite; omit `calibrate`"
             )
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:
@@ -291,8 +292,8 @@ def _refuse_broken(model: Any, checkpoint: Checkpoint) -> None:
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(
-                f"{checkpoint.where}: tensor {name} holds NaN or infinite values and cannot be quantised; the "
-                "checkpoint is broken"
+                f"{checkpoint.where}: tensor {name} contains NaN or infinite values and cannot be "
+                "quantised; the checkpoint is damaged"
             )
 
 

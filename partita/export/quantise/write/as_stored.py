@@ -88,7 +88,7 @@ class AsStored:
         sizes = [size for size in fitting[0] if all(size in others for others in fitting[1:])]
         if not sizes:
             raise NotAsStoredError(
-                f"its stored blocks have none of the supported sizes, {', '.join(map(str, self.sizes))}"
+                f"its stored blocks have an unsupported size; supported are {', '.join(map(str, self.sizes))}"
             )
         return Taken(Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins)
 
@@ -180,5 +180,5 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             if not alike or (grid.symmetric and bool((zero != grid.middle).any())):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.where}: {name}: the numbers of a block have several scales")
+                raise CheckpointError(f"{checkpoint.where}: {name}: a block has several scales")
             yield region[0][0], Quantised(integers, first.squeeze(-1).contiguous(), zero.squeeze(-1).contiguous())

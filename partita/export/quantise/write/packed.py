@@ -111,7 +111,7 @@ class Packed:
                 rows = self.origin.read(region, files).to(torch.float32)
                 if not torch.isfinite(rows).all():
                     which = broken(self.origin, self.name, files)
-                    raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is broken")
+                    raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is damaged")
                 step = max(1, WORKING_ELEMENTS // self.width)
                 starts = range(0, len(rows), step)
                 found = pool.map(self.quantised, (rows[start : start + step] for start in starts))
@@ -133,7 +133,7 @@ class Packed:
         """Scales in the dtype of the graph. Raises CheckpointError for one outside its range."""
         cast = scales.to(to_torch(of_ir(self.dtype)))
         if not torch.isfinite(cast).all():
-            raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
+            raise CheckpointError(f"tensor {self.name}: a block scale does not fit {of_ir(self.dtype)}")
         if self.packing.quantiser == as_stored.QUANTISER and not torch.equal(cast.float(), scales.float()):
             raise CheckpointError(
                 f"tensor {self.name}: its stored scales are not exactly {of_ir(self.dtype)}; export with "

@@ -36,8 +36,8 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
     option = ("prefill_precision", asked)
     if options.computing.dtype != "float32":
         raise UsageError(
-            f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its products, "
-            "this graph in float32; add `activations=fp32`, or leave it out"
+            f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its "
+            "products, but the prefill graph in float32; add `activations=fp32`, or omit it"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
     # Weights kept unquantised stay so in both graphs; all other bits become those of this form.

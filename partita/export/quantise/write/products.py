@@ -115,13 +115,13 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
         taken = stored.take([plain.origin], whole_rows=form.one_scale)
         grid = taken.packing.grid
         if form.one_scale and not (grid.symmetric and grid.bits in form.bits):
-            raise NotAsStoredError(f"{form.summary} supports 8 bits without zero points only")
+            raise NotAsStoredError(f"{form.summary} supports only 8 bits without zero points")
     except NotAsStoredError as error:
         apart = ""
         if len(plain.tensors) > 1:
             apart = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart"
         raise UnsupportedModelError(
-            f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}{apart}; {_instead()}"
+            f"{plain.checkpoint.where}: {plain.name} cannot be stored unchanged: {error}{apart}; {_instead()}"
         ) from error
     _check_said(plan, modules, plain, taken)
     return taken
@@ -132,8 +132,8 @@ def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) 
     said, bits = plan.bits_said(modules), taken.packing.grid.bits
     if said is not None and said != bits:
         raise UsageError(
-            f"`keep`: {plain.name} is stored in {bits} bits, and would be rounded a second time; add "
-            "`requantise=True`, or leave it out"
+            f"`keep`: {plain.name} is stored in {bits} bits, and would be quantised a second time; add "
+            "`requantise=True`, or omit it"
         )
 
 
@@ -156,8 +156,8 @@ def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain
         taken = _of(plan).take([plain.origin for plain in weights])
     except NotAsStoredError as error:
         raise UnsupportedModelError(
-            f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be packed as they are "
-            f"stored: {error}; {_instead()}"
+            f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be stored "
+            f"unchanged: {error}; {_instead()}"
         ) from error
     _check_said(plan, modules, weights[0], taken)
     return None if any(isinstance(origin, Reordered) for origin in taken.origins) else taken
@@ -177,8 +177,8 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
 def _instead() -> str:
     """The remedy for a weight that cannot be packed as stored."""
     return (
-        "add `requantise=True`, which rounds the weights a second time, or name `precision` "
-        "fp16 or bf16, which keeps their numbers"
+        "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 "
+        "to keep their values"
     )
 
 

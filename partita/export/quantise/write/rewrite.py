@@ -131,8 +131,8 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
     if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
         shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"`block_size={size}` divides no row, nor does a smaller one that {plan.form.summary} supports: "
-            f"the weights have rows of {shown}; leave it out"
+            f"`block_size={size}` divides no row, and neither does a smaller size supported by "
+            f"{plan.form.summary}: the weights have rows of {shown}; omit it"
         )
 
 
@@ -418,10 +418,10 @@ def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """Notes for the user, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
     nothing += [
-        f"`keep`: {name} has {bits} bits nevertheless: {plan.form.summary} looks up no other"
+        f"`keep`: {name} has {bits} bits anyway: {plan.form.summary} does not support other widths for lookups"
         for name, bits in sorted(outcome.otherwise.items())
     ]
-    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
+    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not quantised: {phrase}" for phrase in not_packed(outcome))]
 
 
 def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
@@ -432,7 +432,7 @@ def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
         if plan.block_size is not None and size < plan.block_size:
             widths.setdefault(size, []).append(each.packed.width)
     return [
-        f"`block_size={plan.block_size}` does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
-        f"{plural(len(found), 'weight')} in blocks of {size}"
+        f"`block_size={plan.block_size}` does not divide rows of "
+        f"{', '.join(map(str, sorted(set(found))))}: {plural(len(found), 'weight')} in blocks of {size}"
         for size, found in sorted(widths.items(), reverse=True)
     ]

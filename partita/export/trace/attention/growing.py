@@ -72,7 +72,7 @@ def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 LOWERING = Lowering(
     name="growing",
     rank=9,
-    merit="the layout of optimum, in standard operators",
+    merit="the cache layout of optimum, in standard operators",
     opset=18,
     min_opset=18,
     domains=(),

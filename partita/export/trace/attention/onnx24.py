@@ -80,7 +80,7 @@ def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 LOWERING = Lowering(
     name="onnx24",
     rank=1,
-    merit="standard operators, two writes and one attention per layer",
+    merit="standard operators: two cache writes and one attention per layer",
     opset=24,
     min_opset=24,
     domains=(),

@@ -96,7 +96,7 @@ def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 LOWERING = Lowering(
     name="primitives",
     rank=2,
-    merit="operators that every compiler knows",
+    merit="operators supported by every compiler",
     opset=18,
     min_opset=18,
     domains=(),

@@ -97,7 +97,7 @@ def refuse_loops(model: torch.nn.Module) -> None:
         if loops and not hasattr(module, STACKED):
             raise UnsupportedModelError(
                 f"{name}: {type(module).__name__} loops over the selected experts outside transformers' "
-                "experts interface; that cannot be exported yet"
+                "experts interface, which is not supported"
             )
 
 

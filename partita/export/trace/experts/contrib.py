@@ -49,7 +49,7 @@ def gate_of(call: Call, signs: Signs) -> Gate | str:
         return f"{experts.name} post-processes the output of each expert"
     if not signs.never_negative(call.weights):
         return f"the router's weights for {experts.name} may be negative"
-    return recognised(experts) or f"the activation of {experts.name} is not one that the MoE operator supports"
+    return recognised(experts) or f"the MoE operator does not support the activation of {experts.name}"
 
 
 def emit(call: Call, gate: Gate) -> torch.Tensor:

@@ -85,8 +85,8 @@ def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
         return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
     if state.ndim != A.ndim + 1:
         raise UnsupportedModelError(
-            "the model scans the heads of a selective state space separately (several scans share one state); that "
-            "cannot be exported yet"
+            "the model scans the heads of a selective state space separately (several scans share one "
+            "state), which is not supported"
         )
     return state.to(torch.float32)
 

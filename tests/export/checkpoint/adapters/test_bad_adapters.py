@@ -40,12 +40,12 @@ def adapter(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
         ({"peft_type": "LOHA"}, "adapter type LOHA"),
         ({"peft_type": "RANDLORA"}, "adapter type RANDLORA: only LoRA and DoRA are supported; merge it with peft"),
         ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING: only LoRA and DoRA are supported; it does not modify weights"),
-        ({"init_lora_weights": "pissa_niter_4"}, "changed the weights of the model as well"),
+        ({"init_lora_weights": "pissa_niter_4"}, "also changed the weights of the model"),
         ({"use_qalora": True}, "QALoRA"),
         ({"alora_invocation_tokens": [1, 2]}, "activated LoRA"),
-        ({"layer_replication": [[0, 1]]}, "layers that are there several times"),
-        ({"something_new": {"a": 1}}, "something_new is set, which Partita does not know"),
-        ({"use_dora": True, "lora_bias": True}, "lora_bias and use_dora together"),
+        ({"layer_replication": [[0, 1]]}, "repeated layers"),
+        ({"something_new": {"a": 1}}, "something_new is set; Partita does not know it"),
+        ({"use_dora": True, "lora_bias": True}, "lora_bias and use_dora are both set"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -62,7 +62,7 @@ def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) ->
     name = sorted(tensors)[-1]
     tensors[name][-1, -1] = number
     save_file(tensors, adapter / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"tensor {name} holds NaN or infinity; the adapter is broken"):
+    with pytest.raises(CheckpointError, match=rf"tensor {name} contains NaN or infinity; the adapter is damaged"):
         read_adapter(adapter)
 
 
@@ -74,9 +74,9 @@ def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) ->
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern is not a positive integer"),
-        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is no table of numbers"),
-        ({"alpha_pattern": {"q_proj(": 1}}, "no pattern"),
-        ({"r": 8}, "has lora_A [4, 64] and lora_B [32, 4], and its rank is 8"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is not a table of numbers"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "not a valid pattern"),
+        ({"r": 8}, "has lora_A [4, 64] and lora_B [32, 4], but its rank is 8"),
         ({"use_dora": True}, "has no lora_magnitude_vector"),
     ],
     ids=lambda value: str(value)[:30],
@@ -90,21 +90,21 @@ def test_damaged_settings(changes: dict[str, Any], said: str, adapter: Path) -> 
 def test_missing_and_replaced_files(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         read_adapter(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"not an adapter, it has no adapter_config\.json"):
+    with pytest.raises(CheckpointError, match=r"not an adapter: adapter_config\.json is missing"):
         read_adapter(tmp_path)
     weights = adapter / "adapter_model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="damaged or cut off"):
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
         read_adapter(adapter)
     weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(CheckpointError, match="a pointer of Git LFS"):
+    with pytest.raises(CheckpointError, match="a Git LFS pointer"):
         read_adapter(adapter)
     weights.unlink()
-    with pytest.raises(CheckpointError, match="is there but no weights"):
+    with pytest.raises(CheckpointError, match="is there, but no weights"):
         read_adapter(adapter)
     (adapter / "adapter_config.json").write_text("[")
-    with pytest.raises(CheckpointError, match="it is not JSON"):
+    with pytest.raises(CheckpointError, match="not JSON"):
         read_adapter(adapter)
 
 
@@ -135,7 +135,7 @@ def test_foreign_tensors(adapter: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"some.weight": torch.zeros(2, 2)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"not weights of an adapter as peft saves them.*some\.weight"):
+    with pytest.raises(CheckpointError, match=r"not weights of an adapter saved by peft.*some\.weight"):
         read_adapter(adapter)
     save_file({f"{PREFIX}a.lora_A.weight": torch.zeros(4, 2)}, adapter / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"a has no lora_B"):
@@ -147,7 +147,7 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
     other = save_adapter(tmp_path / "adapter", tiny_checkpoint("gpt2"), ("c_attn", "c_proj", "c_fc"), turned=True)
     value = other if option == "adapter" else {"name": other}
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: value})
-    assert "the adapter of another model: not in the model:" in str(error)
+    assert "this adapter belongs to another model: not in the model:" in str(error)
     assert "and 3 more (8 in all)" in str(error) and "it was trained on" in str(error)
     wider = save_adapter(tmp_path / "wider", tiny_checkpoint("llama", hidden_size=32))
     error = refuse(
@@ -160,18 +160,18 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
 def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
-    assert "it changes magnitudes (DoRA) as well, which cannot be switched; merge it with `adapter`" in str(error)
+    assert "it also changes magnitudes (DoRA), which cannot be switched; merge it with `adapter`" in str(error)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"with_adapters": {"a b": Path("x")}}, "'a b' is no name of an adapter"),
+        ({"with_adapters": {"a b": Path("x")}}, "'a b' is not a valid adapter name"),
         ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is given more than once"),
         ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "`adapter` merges one"),
         (
             {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
-            "prompts have weights of their own",
+            "prompts would use separate weights",
         ),
     ],
     ids=lambda value: str(value)[:30],
@@ -245,7 +245,7 @@ def test_an_adapter_of_a_resized_vocabulary(
     rows = {} if ends else {f"{PREFIX}model.embed_tokens.weight": torch.zeros(296, 64)}
     resized = save_adapter(tmp_path / "a", tiny_checkpoint("llama", **sizes), ("q_proj", *ends), extra=rows)
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", adapter=resized)
-    assert "has a vocabulary of 296 tokens, the checkpoint 288: " in str(error)
+    assert "has a vocabulary of 296 tokens, but the checkpoint has 288:  " in str(error)
     assert "resize the checkpoint first (model.resize_token_embeddings(296)" in str(error)
 
 
@@ -266,8 +266,8 @@ def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: Ti
     ("pattern", "said"),
     [
         (r"(.|..|...)*\dq", "takes more than 0.5 s for model.layers.0"),
-        ("(" * 2000 + ")" * 2000, "no pattern (maximum recursion depth"),
-        ("x" * 10_000, "no pattern (more than 8,192 characters)"),
+        ("(" * 2000 + ")" * 2000, "not a valid pattern (maximum recursion depth"),
+        ("x" * 10_000, "not a valid pattern (more than 8,192 characters)"),
     ],
     ids=lambda value: str(value)[:12],
 )

@@ -144,7 +144,7 @@ def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats
     (tmp_path / "base").mkdir()
     base, adapter = base_of(name, floats, tmp_path / "base"), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
     error = refuse(base, tmp_path / "out", adapter=adapter, max_length=64)
-    assert isinstance(error, UnsupportedModelError) and f"`adapter={adapter}`: it is merged into weights" in str(error)
+    assert isinstance(error, UnsupportedModelError) and f"`adapter={adapter}`: cannot merge into weights" in str(error)
     assert "model.layers.0.self_attn.q_proj.weight, model.layers.1.self_attn.q_proj.weight; keep it" in str(error)
     assert "`with_adapters`" in str(error) and "`precision=bf16`" in str(error) and "`requantise=True`" in str(error)
 

@@ -49,12 +49,12 @@ def tokens(*names: bytes) -> tuple[bytes, int, bytes]:
 
 HUGE = 1 << 60
 CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
-    "empty": (b"", CheckpointError, "which is no GGUF file"),
+    "empty": (b"", CheckpointError, "not a GGUF file"),
     "not one": (b"PK\3\4" + b"\0" * 64, CheckpointError, "does not begin with the bytes GGUF"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", CheckpointError, "a pointer of Git LFS"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", CheckpointError, "a Git LFS pointer"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, UnsupportedModelError, "big-endian"),
-    "version 1": (file_of(version=1), UnsupportedModelError, "version 1 of the GGUF format, and 2 and 3"),
-    "version 9": (file_of(version=9), UnsupportedModelError, "version 9 of the GGUF format"),
+    "version 1": (file_of(version=1), UnsupportedModelError, "GGUF version 1 is not supported, only 2 and 3"),
+    "version 9": (file_of(version=9), UnsupportedModelError, "GGUF version 9 is not supported"),
     "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it counts {HUGE:,} tensors, more than"),
     "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it counts {HUGE:,} settings, more than"),
     "more settings than any": (
@@ -98,39 +98,39 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
         "has the unknown type 9",
     ),
     "unknown setting": (file_of([(b"a", 77, b""), ARCHITECTURE]), CheckpointError, "'a' has the unknown type 77"),
-    "no architecture": (file_of([]), CheckpointError, "has no general.architecture"),
+    "no architecture": (file_of([]), CheckpointError, "general.architecture is missing"),
     "split": (
         file_of([ARCHITECTURE, (b"split.count", 2, struct.pack("<H", 3))]),
         UnsupportedModelError,
-        "one of 3 parts of a split file",
+        "part of a file split into 3 parts",
     ),
     "alignment": (
         file_of([ARCHITECTURE, (b"general.alignment", 4, struct.pack("<I", 0))]),
         CheckpointError,
         "its general.alignment is 0",
     ),
-    "unknown type": (file_of(tensors=[tensor(kind=99)]), UnsupportedModelError, "has numbers of type 99"),
-    "integers": (file_of(tensors=[tensor(kind=24)]), UnsupportedModelError, "has numbers of type 24"),
+    "unknown type": (file_of(tensors=[tensor(kind=99)]), UnsupportedModelError, "has the type 99"),
+    "integers": (file_of(tensors=[tensor(kind=24)]), UnsupportedModelError, "has the type 24"),
     "axes": (file_of(tensors=[tensor(shape=(1,) * 9)]), CheckpointError, "has 9 axes"),
-    "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor named 'a..b'"),
+    "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor with the invalid name 'a..b'"),
     "twice": (file_of(tensors=[tensor(), tensor()]), CheckpointError, "two tensors named a.weight"),
-    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 is in blocks of 32"),
+    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 uses blocks of 32"),
     "absurd size": (
         file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]),
         CheckpointError,
-        "and the file has",
+        "but the file has",
     ),
     "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
     "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
     "moved": (
         file_of(tensors=[tensor(offset=32)]),
         CheckpointError,
-        "lies at byte 32 of the data, and those before it",
+        "begins at byte 32 of the data, but the tensors before it",
     ),
     "over each other": (
         file_of(tensors=[tensor(), tensor(b"b.weight", offset=64)]),
         CheckpointError,
-        "tensor b.weight lies at byte 64 of the data, and those before it end at 128",
+        "tensor b.weight begins at byte 64 of the data, but the tensors before it end at 128",
     ),
     "a setting twice": (file_of([ARCHITECTURE, ARCHITECTURE]), CheckpointError, "two settings named general.archit"),
     "a token twice": (
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
         CheckpointError,
         "its vocabulary has 'a' twice, as 0 and as 4",
     ),
-    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a text in its header at"),
+    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a string in its header at"),
     "tokens of no type": (
         file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
         CheckpointError,
@@ -147,7 +147,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "other architecture": (
         file_of([(b"general.architecture", 8, text(b"mystery"))]),
         UnsupportedModelError,
-        "of architecture mystery, which transformers cannot read",
+        "transformers cannot read GGUF files of architecture mystery",
     ),
 }
 
@@ -172,7 +172,7 @@ def test_every_cut_is_found(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> 
     assert read_header(file).architecture == "llama"
     for size in (*range(24, 4000, 97), len(whole) // 2, len(whole) - 64):
         file.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="damaged or cut off"):
+        with pytest.raises(CheckpointError, match="damaged or truncated"):
             read_header(file)
 
 
@@ -184,7 +184,7 @@ def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCh
     assert "settings and tensors do not match" in str(error) and "its settings require [48, 64]" in str(error)
     file = save_gguf(tmp_path / "headless.gguf", checkpoint, llama__attention__head_count_kv=3)
     error = refuse(file, tmp_path / "out")
-    assert "do not match: blk.0.attn_k.weight is [32, 64], from which transformers' reader makes no weight" in str(
+    assert "do not match: transformers' reader makes no weight from blk.0.attn_k.weight, which is [32, 64]" in str(
         error
     )
     file = save_gguf(tmp_path / "deep.gguf", checkpoint, llama__block_count=1 << 30)
@@ -204,7 +204,7 @@ def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheck
     raw = file.read_bytes().replace(b"qwen2", b"qwen3")
     file.write_bytes(raw)
     error = refuse(file, tmp_path / "out")
-    assert isinstance(error, UnsupportedModelError) and "leaves out blk.0.attn_k.bias" in str(error)
+    assert isinstance(error, UnsupportedModelError) and "ignores blk.0.attn_k.bias" in str(error)
 
 
 def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mo
     monkeypatch.setattr("tests.gguf_files.planned", without)
     error = refuse(save_gguf(tmp_path / "model.gguf", tiny_checkpoint("qwen3_moe", **sizes)), tmp_path / "out")
     assert isinstance(error, CheckpointError) and (
-        "it has blk.1.ffn_gate_exps.weight, which is a part of model.layers.1.mlp.experts.gate_up_proj, but lacks "
+        "it contains blk.1.ffn_gate_exps.weight, a part of model.layers.1.mlp.experts.gate_up_proj, but lacks "
         "blk.1.ffn_up_exps; download it again" in str(error)
     )
 

@@ -96,8 +96,8 @@ def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
         "X._weight_scale_and_zero": torch.zeros(2, 32, 2),
     }
     for more, words in (
-        (tiles, r"in a packing of its kernels \(X\._weight_qdata is I32\); only plain int4"),
-        ({**tensors, "X._weight_act_pre_scale": torch.ones(64)}, r"scale of activations \(X\._weight_act_pre_scale\)"),
+        (tiles, r"in the packed layout of its kernels \(X\._weight_qdata is I32\); only plain int4"),
+        ({**tensors, "X._weight_act_pre_scale": torch.ones(64)}, r"activation scale \(X\._weight_act_pre_scale\)"),
     ):
         with pytest.raises(UnsupportedModelError, match=words):
             opened(tmp_path, settings, more)
@@ -164,7 +164,7 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
 def test_scales_of_activations_beside_awq(tmp_path: Path) -> None:
     """AutoAWQ divides by them what an activation gives, where no layer takes them in: starcoder2, falcon, bloom."""
     settings, tensors = tensors_of("awq")
-    with pytest.raises(UnsupportedModelError, match=r"activations that are divided by scales \(X\.act\.scales\)"):
+    with pytest.raises(UnsupportedModelError, match=r"activation scales \(X\.act\.scales\)"):
         opened(tmp_path, settings, {**tensors, "X.act.scales": torch.ones(64)})
 
 
@@ -247,7 +247,7 @@ def one_group(**weights: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: its zero points are not all 2^(bits-1)"),
+        ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: not all of its zero points are 2^(bits-1)"),
         ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
         ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
         ("gptq_act_order", {"desc_act": False}, "X.g_idx contradicts the setting desc_act false: its groups are not"),

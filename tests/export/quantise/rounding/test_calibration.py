@@ -217,7 +217,7 @@ def own_text(folder: Path, content: bytes) -> Path:
     ("options", "content", "said"),
     [
         ({}, b"a text", r"`calibrate=.*text\.txt` applies to quantised weights"),
-        ({"precision": "int4"}, b"Too short a text.", r"`calibrate=.*too short: \d+ tokens, and at least 2,048"),
+        ({"precision": "int4"}, b"Too short a text.", r"`calibrate=.*too short: \d+ tokens; at least 2,048"),
         ({"precision": "int4"}, b"\xff\xfe", r"`calibrate=.*text\.txt`: not UTF-8"),
         ({"precision": "int4"}, None, r"`calibrate=.*text\.txt`: cannot be read"),
         ({"precision": "int4", "quantiser": "refit"}, b"a text", r"`quantiser=refit` uses no text"),
@@ -234,12 +234,12 @@ def test_a_text_that_is_of_no_use_is_refused(
 
 
 def test_a_quantiser_that_needs_a_text_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`quantiser=gptq` rounds on a text: add `calibrate`"):
+    with pytest.raises(UsageError, match=r"`quantiser=gptq` needs a calibration text; add `calibrate`"):
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quantiser="gptq")
 
 
 def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`calibrate=.*no tokenizer of the checkpoint loads"):
+    with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
         export_to(
             tmp_path / "out", tiny_checkpoint("llama", tokenizer=False), precision="int4", calibrate=heldout_path()
         )
@@ -248,9 +248,9 @@ def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyChe
 @pytest.mark.parametrize(
     ("tensor", "value", "said"),
     [
-        (f"{GATE}.weight", float("nan"), rf"tensor {GATE}\.weight holds NaN or infinite values"),
-        ("model.norm.weight", float("inf"), r"tensor model\.norm\.weight holds NaN or infinite values"),
-        (f"{GATE}.weight", 3e38, rf"what is multiplied by {DOWN}\.weight overflows float32"),
+        (f"{GATE}.weight", float("nan"), rf"tensor {GATE}\.weight contains NaN or infinite values"),
+        ("model.norm.weight", float("inf"), r"tensor model\.norm\.weight contains NaN or infinite values"),
+        (f"{GATE}.weight", 3e38, rf"the input of {DOWN}\.weight overflows float32"),
     ],
 )
 def test_what_is_no_number_is_named(

@@ -236,8 +236,11 @@ def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
         for precision in precisions:
             assert run(["export", str(made), str(tmp_path / "out"), "--precision", precision]) == 1
             error = capsys.readouterr().err
-            assert error.count("\n") == 1 and f"quantised: {name}, whose numbers are no integers" in error
-            assert "name --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
+            assert (
+                error.count("\n") == 1
+                and f"quantised with {name}, and a package cannot store its numbers unchanged" in error
+            )
+            assert "set --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
 
 
 def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported) -> None:
@@ -280,10 +283,10 @@ def test_weights_are_rounded_a_second_time(quantised: Quantised, exported: Expor
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "another_width": ({"precision": "int8"}, "which is int4 as it is stored"),
-    "a_block_size": ({"precision": "int4", "block_size": 64}, "taken as they are stored"),
-    "a_quantiser": ({"precision": "int4", "quantiser": "nearest"}, "taken as they are stored"),
-    "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "int8"}, "taken as they are stored"),
+    "another_width": ({"precision": "int8"}, "as int4; omit"),
+    "a_block_size": ({"precision": "int4", "block_size": 64}, "kept as stored"),
+    "a_quantiser": ({"precision": "int4", "quantiser": "nearest"}, "kept as stored"),
+    "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "int8"}, "kept as stored"),
     "nothing_to_round": ({"precision": "fp16", "requantise": True}, "needs `precision=int4`"),
     "no_precision": ({"requantise": True}, "needs `precision=int4`"),
 }
@@ -319,7 +322,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
         source, tmp_path / "stored", COMPRESSED, formats.compressed_integers(), modules=modules
     )
     options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep={module: "int8"})
-    with pytest.raises(UsageError, match=r"`keep`: .* is stored in 4 bits, and would be rounded a second time"):
+    with pytest.raises(UsageError, match=r"`keep`: .* is stored in 4 bits, and would be quantised a second time"):
         export(options, replay=replay)
     assert not (tmp_path / "out").exists()
 
@@ -327,7 +330,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep": {"lm_head": "int8"}}, "`keep` applies to quantised weights"),
+        ({"keep": {"lm_head": "int8"}}, "`keep` applies only to quantised weights"),
         ({"activations": "fp16"}, "`activations=fp16`: with `precision=fp32` choose fp32"),
     ],
     ids=["keep", "activations"],
@@ -350,7 +353,7 @@ def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoi
     from partita.library.exporting import replay
 
     options = ExportOptions(str(tiny_checkpoint("llama")), tmp_path / "out", precision="int4", requantise=True)
-    with pytest.raises(UsageError, match="are floats; leave it out"):
+    with pytest.raises(UsageError, match="are floats; omit it"):
         export(options, replay=replay)
 
 
@@ -448,13 +451,13 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         "fp8",
         lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(5, 7)}),
         {},
-        r"weight_scale_inv is \[5, 7\], which does not fit .*\[64, 96\]",
+        r"weight_scale_inv is \[5, 7\], which does not match .*\[64, 96\]",
     ),
     "no_scales_at_all": (
         "fp8",
         lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(0, 3)}),
         {},
-        r"weight_scale_inv is \[0, 3\], which does not fit",
+        r"weight_scale_inv is \[0, 3\], which does not match",
     ),
     "blocks_of_nothing": ("fp8", lambda t: None, {"weight_block_size": [0]}, "with blocks of"),
 }

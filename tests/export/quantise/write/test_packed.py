@@ -54,7 +54,7 @@ def test_a_weight_that_is_no_number_is_named(
     tensors[NAME][5, 7] = bad
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     weight = Packed.of(plain(folder), Packing(Grid(4, symmetric=False), 32, "nearest"))
-    with pytest.raises(CheckpointError, match=rf"tensor {NAME} holds (NaN|infinite numbers)"):
+    with pytest.raises(CheckpointError, match=rf"tensor {NAME} contains (NaN|infinite numbers)"):
         list(weight.pieces())
 
 

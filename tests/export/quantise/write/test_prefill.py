@@ -176,13 +176,13 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
         (
             "fp32",
             {"prefill_precision": "int8"},
-            r"`prefill_precision=int8` applies to quantised weights: it needs `prec",
+            r"`prefill_precision=int8` applies to quantised weights; add `prec",
         ),
         ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: the only value is int8"),
         ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: the only value is int8"),
-        ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
-        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave `activations=fp16` out"),
-        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` for compilers"),
+        ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"already computes this way; omit one of them"),
+        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"omit `activations=fp16`"),
+        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` is for compilers"),
     ],
 )
 def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, object], said: str) -> None:
@@ -195,7 +195,7 @@ def test_a_model_with_recurrent_states_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
 ) -> None:
     checkpoint = tiny_checkpoint("mamba")
-    with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; leave it out"):
+    with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; omit it"):
         exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
 
 
