@@ -1,6 +1,6 @@
 """Every kind of report that views are tried on: recorded ones as they were written, and samples made by hand.
 
-`recorded/*.json.gz` are reports (rows of file nodes were added later) of ONNX Runtime 1.24 (OpenVINO), 1.27 (WebGPU over a software driver) and 1.31: of a
+`recorded/*.json.gz` are reports of ONNX Runtime 1.24 (OpenVINO), 1.27 (WebGPU over a software driver) and 1.31: of a
 random 2-layer llama, in gqa on OpenVINO and on a CUDA dry run and in onnx24 on WebGPU, and of two transformer blocks as
 torch's own exporter writes them.
 """

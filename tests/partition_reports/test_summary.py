@@ -19,7 +19,7 @@ from partita.partition_reports.sections.shared import say_speed
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html, markdown
-from tests.partition_reports.changed import compiled, each_phase, mixed, moved, renamed
+from tests.partition_reports.changed import compiled, each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
 
