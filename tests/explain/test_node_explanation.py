@@ -87,9 +87,9 @@ def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it()
     assert {(place.role, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
     out = words(found, 120)
     assert "not in the plan; fused into EP_subgraph_4_0: CompiledSubgraph on WebGpu" in out
-    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file: {SIGMOID}, {MUL}" in out
+    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in out
     whole = words(explained(compiled(4, SIGMOID, MUL)(mixed()), "EP_subgraph_4_0"), 120)
-    assert f"fused from 2 nodes of the file: {SIGMOID}, {MUL}" in whole
+    assert f"fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in whole
 
 
 def test_a_fused_node_on_the_cpu_passes_its_reason_on():
