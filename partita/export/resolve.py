@@ -147,9 +147,9 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
     found = checkpoint.quantised
     if found is None:
         return None
-    taken: Literal["unchanged", "requantised", "dequantised"] = "dequantised"
+    taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
     if options.computing.bits is not None:
-        taken = "requantised" if options.requantise else "unchanged"
+        taken = "requantised" if options.requantise else "as stored"
     return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
 
 
