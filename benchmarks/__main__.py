@@ -101,7 +101,7 @@ def main() -> None:
     summary = export_once(checkpoint, package)
     runs: dict[str, Run] = {"bare loop": BareLoop(package).run, "partita": partita_loop(package, observe=False)}
     if not options.skip_original:
-        from benchmarks.original import Original
+        from benchmarks.source_model import Original
 
         runs["transformers"] = Original(checkpoint).run
     vocabulary = SHAPES[options.shape]["vocab_size"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.peers.others import DISTURBED_CORES, busy_seconds, others_cores
+from benchmarks.peers.other_load import DISTURBED_CORES, busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, prepare
 from benchmarks.peers.race import PAUSE_SECONDS, Child, ChildFailedError, Settings, environments_missing, say

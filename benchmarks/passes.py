@@ -147,10 +147,10 @@ def turn(package: Path, prompt: int, new_tokens: int) -> tuple[float, float]:
 
 def packages(checkpoint: Path, folder: Path, asked: argparse.Namespace) -> list[Left]:
     """Export with all passes, and without each."""
-    from partita.export.passes import check_left_out, optional
+    from partita.export.passes import check_skipped, optional
 
     names = asked.passes if asked.passes is not None else optional()
-    check_left_out(names)
+    check_skipped(names)
     places, failed = export(checkpoint, folder / ALL, asked, None)
     if failed:
         raise SystemExit(failed)

@@ -163,7 +163,7 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     options = ExportOptions(name, Path(name), precision="bf16", max_length=MAX_LENGTH, attention=attention)
     checkpoint = Checkpoint(Path(name), name, config, "", stored, ())
     draft = Draft(Work(options, Silent(), Path(name)), checkpoint, fake, MAX_LENGTH)
-    traced = draft.graphs(usual(attention)).traced
+    traced = draft.graphs(usual(attention)).traced_graphs
     models = [item.model for item in traced]
     return {
         "name": name,

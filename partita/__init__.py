@@ -34,17 +34,17 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
-    from partita.library.batches.running import FileAnswers, generate_file
-    from partita.library.bench.benching import BenchResult, bench
-    from partita.library.edge import ArgumentError
-    from partita.library.engine.requests import Answer, Piece, Ticket, Work
-    from partita.library.exporting import Exported, export
+    from partita.library.api import ArgumentError
+    from partita.library.batches.batch_run import BatchRunResult, generate_file
+    from partita.library.bench.benchmark import BenchResult, bench
+    from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
+    from partita.library.exporting import ExportResult, export
     from partita.library.generation import Generation, GenerationStep
     from partita.library.inspecting import inspect
     from partita.library.loading import load
     from partita.library.model import Model, VerificationError, request
-    from partita.library.place.placing import PlacementError, place
-    from partita.library.place.supporting import providers, support
+    from partita.library.place.placement import PlacementError, place
+    from partita.library.place.support import providers, support
     from partita.library.report import CheckFailedError, Report
     from partita.library.sampling import Sampling
 
@@ -55,30 +55,30 @@ _HOMES = {
         "CheckpointError GenerationError InstallationError PackageError ParityError PartitaError ProviderError "
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
-    "library.batches.running": "FileAnswers generate_file",
-    "library.bench.benching": "BenchResult bench",
-    "library.edge": "ArgumentError",
-    "library.exporting": "Exported export",
+    "library.batches.batch_run": "BatchRunResult generate_file",
+    "library.bench.benchmark": "BenchResult bench",
+    "library.api": "ArgumentError",
+    "library.exporting": "ExportResult export",
     "library.generation": "Generation GenerationStep",
     "library.inspecting": "inspect",
     "library.loading": "load",
     "library.model": "Model VerificationError request",
-    "library.place.placing": "PlacementError place",
+    "library.place.placement": "PlacementError place",
     "library.report": "CheckFailedError Report",
-    "library.engine.requests": "Answer Piece Ticket Work",
+    "library.engine.requests": "CompletionResult RequestOutput Ticket Work",
     "library.sampling": "Sampling",
-    "library.place.supporting": "providers support",
+    "library.place.support": "providers support",
 }
 _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "Answer",
+    "CompletionResult",
     "ArgumentError",
     "BenchResult",
     "CheckFailedError",
     "CheckpointError",
-    "Exported",
-    "FileAnswers",
+    "ExportResult",
+    "BatchRunResult",
     "Generation",
     "GenerationError",
     "GenerationStep",
@@ -87,7 +87,7 @@ __all__ = [
     "PackageError",
     "ParityError",
     "PartitaError",
-    "Piece",
+    "RequestOutput",
     "PlacementError",
     "ProviderError",
     "Report",

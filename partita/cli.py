@@ -27,8 +27,8 @@ import partita
 from partita import streams
 from partita.commands.build import Verb, group_of
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
-from partita.remedies import permission, what_to_do
-from partita.signals import TerminatedError, ended_by_exception, received
+from partita.remedies import fix_for, permission
+from partita.signals import TerminatedError, ended_by_exception, received_signal
 
 VERBS = (
     Verb(
@@ -304,7 +304,7 @@ def main() -> None:
     # Released builds of ONNX Runtime send usage data unless this is set (docs/Privacy.md); users opt in with 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     gc.set_threshold(200_000)  # at the default, collections are a fifth of the time that importing torch takes
-    streams.stand_in()
+    streams.open_null_device()
     streams.own_process = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -332,7 +332,7 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """End the process with this exit code."""
-    late = sys.modules.get("partita.runtime.in_time")
+    late = sys.modules.get("partita.runtime.time_limit")
     if code <= BY_SIGNAL and not (late is not None and late.left()):
         sys.exit(code)
     # Native code may not end. Python also ends itself with SIGINT when a KeyboardInterrupt left an exec() of text
@@ -378,9 +378,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return 0
 
 
-def _explained(error: BaseException, debug: bool) -> tuple[str, str, int, PartitaError | None]:
+def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int, PartitaError | None]:
     """Kind, message and exit code of an exception, and the error of ours that it is or means."""
-    signalled = received() if isinstance(error, Exception) and not isinstance(error, KNOWN) else None
+    signalled = received_signal() if isinstance(error, Exception) and not isinstance(error, KNOWN) else None
     error = signalled or error  # native code makes other exceptions of a signal
     if isinstance(error, KeyboardInterrupt | Abort):
         return "Interrupted", "interrupted", INTERRUPTED, None
@@ -410,7 +410,7 @@ def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
     """
     if debug:
         traceback.print_exception(error)
-    kind, message, code, ours = _explained(error, debug)
+    kind, message, code, ours = _explain_exception(error, debug)
     line = " ".join(message.split())
     with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
         for text in (f"partita: {line}", *_table(ours)):
@@ -451,7 +451,7 @@ def _system_error(error: OSError) -> str:
         path = Path(error.filename)
         return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{said}; {what_to_do(error, 'check the disk')}"
+    return f"{where}{said}; {fix_for(error, 'check the disk')}"
 
 
 def _usage_error(error: TyperException) -> str:

@@ -95,7 +95,7 @@ def find(name: str) -> ElementType | None:
     return _BY_NAME.get(name)
 
 
-def named(name: str) -> ElementType:
+def dtype_named(name: str) -> ElementType:
     """As `find`; raises ValueError if there is none."""
     found = find(name)
     if found is None:
@@ -121,7 +121,7 @@ def bits_of(name: str) -> int | None:
     return None if found is None else found.bits
 
 
-def numbered(number: int) -> ElementType:
+def dtype_numbered(number: int) -> ElementType:
     """The type with a number of onnx.TensorProto.DataType. Raises ValueError if there is none."""
     found = _BY_NUMBER.get(number)
     if found is None:
@@ -137,12 +137,12 @@ def name_of(number: int) -> str:
 
 def numbers(*names: str) -> tuple[int, ...]:
     """Values of onnx.TensorProto.DataType. Raises ValueError for an unknown name."""
-    return tuple(named(name).number for name in names)
+    return tuple(dtype_named(name).number for name in names)
 
 
 def storage(name: str) -> str:
     """The numpy type that stores the type called `name`. Raises ValueError if numpy has none of that size."""
-    found = named(name).storage
+    found = dtype_named(name).storage
     if found is None:
         raise ValueError(f"numpy has no type that stores {name}")
     return found
@@ -150,7 +150,7 @@ def storage(name: str) -> str:
 
 def size_bytes(name: str, shape: Iterable[int]) -> int:
     """Bytes of a dense tensor; elements below 8 bits are packed. Raises ValueError for strings and unknown names."""
-    bits = named(name).bits
+    bits = dtype_named(name).bits
     if bits is None:
         raise ValueError(f"elements of type {name} have no fixed size")
     return -(-math.prod(shape) * bits // 8)

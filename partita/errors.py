@@ -29,7 +29,7 @@ class PartitaError(Exception):
     def __init__(self, said: str, *, where: Path | None = None, remedy: Remedy | None = None) -> None:
         if len(said) > LONGEST:
             said = f"{said[:LONGEST]}... ({len(said) - LONGEST:,} more characters)"
-        self.said, self.where, self.remedy = said, where, remedy
+        self.message, self.where, self.remedy = said, where, remedy
         self.problem = said if where is None else f"{where}: {said}"
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
@@ -118,7 +118,7 @@ class RefusedNode:
     """Name of the node; may be empty."""
     op_type: str | None
     module: str | None
-    wanted: str
+    preferred_provider: str
     """The preferred provider, by ONNX Runtime's name."""
     provider: str
     """The provider that would run it."""
@@ -135,7 +135,9 @@ class RefusedNode:
     @property
     def refusing(self) -> tuple[Refusing, ...]:
         """Every provider of the chain, in order, with the reason why it does not run the node."""
-        first = Refusing(self.wanted, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available)
+        first = Refusing(
+            self.preferred_provider, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available
+        )
         return (first, *self.skipped)
 
     @property

@@ -89,7 +89,7 @@ def _module_of(error: BaseException) -> str:
 
 
 def _explain(module: str, error: BaseException) -> InstallationError:
-    if _found(module):
+    if _is_found(module):
         message = " ".join(str(error).split())
         failed = InstallationError(f"{module} is installed but does not load ({message})", remedy=remedy(module))
         if versions := unsupported_versions():
@@ -98,7 +98,7 @@ def _explain(module: str, error: BaseException) -> InstallationError:
     same_extra = [
         each for each, extra in EXTRAS.items() if extra == EXTRAS.get(module) and extra not in (ALWAYS, "cpu")
     ]
-    *most, last = [module, *(each for each in same_extra if each != module and not _found(each))]
+    *most, last = [module, *(each for each in same_extra if each != module and not _is_found(each))]
     missing = f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
     return InstallationError(missing, remedy=remedy(module))
 
@@ -108,14 +108,14 @@ def remedy(module: str) -> Remedy:
     owners = [wheel for wheel in distributions(module) if any(True for _ in metadata.distributions(name=wheel))]
     if len(owners) > 1:
         return UNINSTALL.filled(owners=tuple(owners))
-    if owners or _found(module):
+    if owners or _is_found(module):
         return PUT_BACK.filled(owner=owners[0] if owners else module)
     extra = EXTRAS.get(module) or PLUGINS.get(module, ALWAYS)
     if extra == ALWAYS:
         return INSTALL
     if module == RUNTIME:
         return runtime_remedy()
-    own = ",".join((extra,) if _found(RUNTIME) or module in PLUGINS else (extra, EXTRAS[RUNTIME]))
+    own = ",".join((extra,) if _is_found(RUNTIME) or module in PLUGINS else (extra, EXTRAS[RUNTIME]))
     return INSTALL_EXTRAS.filled(extras=own)
 
 
@@ -129,7 +129,7 @@ def distributions(module: str) -> tuple[str, ...]:
     return WHEELS.get(module, (module.replace("_", "-"),))
 
 
-def _found(module: str) -> bool:
+def _is_found(module: str) -> bool:
     """Whether `module` can be found, without importing it. A folder without files does not count."""
     try:
         spec = importlib.util.find_spec(module)

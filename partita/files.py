@@ -15,7 +15,7 @@ from pathlib import Path
 
 from partita.errors import ReportError, UsageError
 from partita.remedies import is_temporary
-from partita.signals import held
+from partita.signals import hold_signals
 
 STDIN = Path("/dev/stdin")
 """The path of standard input, as an input file."""
@@ -34,7 +34,7 @@ class Output:
         write_text(text, self.path, self.what)
 
 
-def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
+def reserve(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
     """Check that `path` is writable and is not an input.
 
     `reads`: input files and folders. `option`: the option of `path`, for messages. Raises UsageError for an input or a
@@ -50,7 +50,7 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
 
 def refuse_same(path: Path, read: Path, option: str) -> None:
     """Raise UsageError when `path` is `read`, directly or through links, or lies in that folder."""
-    place, source = resolved(path), resolved(read)
+    place, source = resolve_path(path), resolve_path(read)
     if read.is_dir() and place.is_relative_to(source):
         raise UsageError(f"{option} {path}: inside {read}, which this command reads; choose another place")
     if place == source and (path.is_file() or not path.exists()):  # a terminal or a pipe may be read and written
@@ -59,7 +59,7 @@ def refuse_same(path: Path, read: Path, option: str) -> None:
         raise UsageError(f"{option} {path}: the same file as {named}; name another")
 
 
-def resolved(path: Path) -> Path:
+def resolve_path(path: Path) -> Path:
     """The path without symbolic links. `Path.resolve` raises RuntimeError for a loop of links before Python 3.13."""
     return Path(os.path.realpath(path))
 
@@ -74,7 +74,7 @@ def check_writable(path: Path, what: str) -> None:
     """Raise ReportError if `path` cannot be written, before a long run."""
     if path.is_dir():
         raise ReportError(f"{path}: a folder; give a file name for the {what}")
-    place = resolved(path)  # of a link, the file that it names
+    place = resolve_path(path)  # of a link, the file that it names
     if not place.parent.is_dir():
         parent = place.parent if path.is_symlink() else path.parent
         raise ReportError(f"{path}: the folder {parent} does not exist; make it first")
@@ -103,7 +103,7 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
         elif path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
-            replace(resolved(path), data)
+            replace(resolve_path(path), data)
     except OSError as error:
         reason = error.strerror or str(error)
         chosen = "set TMPDIR to a folder with free space" if is_temporary(path) else "choose another file for it"
@@ -115,7 +115,7 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
     Errors of the removal are ignored: a killed child may still be writing.
     """
-    with held():
+    with hold_signals():
         return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 

@@ -51,7 +51,7 @@ def anonymous_bytes() -> int | None:
     return _status("RssAnon")
 
 
-def address_space_left() -> float:
+def address_space_free() -> float:
     """Address space left below RLIMIT_AS (`ulimit -v`); infinite without a limit. An upper bound of usable memory."""
     if sys.platform == "win32":
         return float("inf")

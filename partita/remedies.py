@@ -62,7 +62,7 @@ def _fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
 
 def shell(words: Iterable[str]) -> str:
     """Words quoted for a shell, with double quotes where possible, because cmd.exe accepts no others."""
-    return " ".join(quoted(word) for word in words)
+    return " ".join(quote(word) for word in words)
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def split(text: str) -> tuple[str, ...]:
         return tuple(text.split())
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """A word quoted for a shell."""
     plain = shlex.quote(word)
     return plain if plain == word or set(word) & SPECIAL else f'"{word}"'
@@ -110,7 +110,7 @@ def permission(path: Path, *, write: bool = False) -> Remedy:
     return (MAY_ENTER if path.is_dir() else MAY_READ).filled(path=path)
 
 
-def what_to_do(error: OSError, otherwise: str, written: Path = Path()) -> str:
+def fix_for(error: OSError, otherwise: str, written: Path = Path()) -> str:
     """The fix for `error`: TMPDIR if the temporary folder is missing or full, else `otherwise`.
 
     `written`: the output folder. An out-of-space error without a file name is attributed to the temporary folder if

@@ -77,7 +77,7 @@ def ended_by_exception() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def hold_signals() -> Iterator[None]:
     """Delay the exception of a signal to the end of the block, e.g. between creating and registering a resource."""
     watch = _watch
     if watch is None or threading.current_thread() is not threading.main_thread():
@@ -93,7 +93,7 @@ def held() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def received() -> BaseException | None:
+def received_signal() -> BaseException | None:
     """The exception of the last signal; None if there was none.
 
     Native code may replace it: an interrupted import raises ImportError.

@@ -13,7 +13,7 @@ own_process = False
 CLOSED = "standard output is closed; redirect it to a file or to /dev/null"
 
 
-def stand_in() -> None:
+def open_null_device() -> None:
     """Open the null device in place of closed streams, so that no other file gets their descriptors.
 
     stdin is opened for writing and stdout for reading, so that their use fails, also in children. Python sets a closed

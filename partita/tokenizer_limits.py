@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.untrusted_files import read_capped
 
 LIMITS = {"normalizer": 1 << 16, "pre_tokenizer": 1 << 6, "post_processor": 1 << 12, "decoder": 1 << 18}
 """Maximum growth of the text in each component; for a decoder, maximum bytes of one token."""

@@ -311,7 +311,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
         from partita.library.exporting import replay, scorer
-        from partita.library.place.target import taken_by_cpu
+        from partita.library.place.target import supported_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
         options = {"max_length": 64, **options}
@@ -323,7 +323,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
                 asked,
                 replay=replay,
                 scorer=scorer,
-                takes=taken_by_cpu,
+                takes=supported_by_cpu,
                 write_adapter=write_adapter,
                 quality_text=heldout_path(),
             )

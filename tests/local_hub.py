@@ -22,7 +22,7 @@ class Hub:
     url: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: set[str] = field(default_factory=set)
-    gated: set[str] = field(default_factory=set)
+    has_gate: set[str] = field(default_factory=set)
     read_only: bool = False
     """Uploads get status 401."""
     requests: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             name, revision, wanted = file.groups()
             if not self._known(name, revision):
                 return
-            if name in self.hub.gated:
+            if name in self.hub.has_gate:
                 self._refuse(403, "GatedRepo")
             elif wanted not in self.hub.repositories[name]:
                 self._refuse(404, "EntryNotFound")

@@ -210,7 +210,7 @@ def work(folder: Path, checkpoint: Path) -> dict[str, object]:
     from onnx import parser
 
     from partita.cli import run
-    from tests.runtime.handmade import handmade
+    from tests.runtime.handmade_packages import handmade
 
     package, exported, model = handmade(folder / "package"), folder / "exported", folder / "arg.onnx"
     onnx.save(parser.parse_model(ARG_MAX), model)
@@ -230,7 +230,7 @@ def work(folder: Path, checkpoint: Path) -> dict[str, object]:
                 row["node"],
                 row["reason"],
                 row["evidence_kind"],
-                [[trial["factor"], trial["outcome"]] for trial in row["trials"]],
+                [[trial["factor"], trial["outcome"]] for trial in row["variants"]],
             ]
             for row in report["fallbacks"]
         ]

@@ -22,10 +22,10 @@ from rich.console import Console
 
 from partita.cli import run
 from partita.commands import batch
-from partita.library.batches.running import Progress
+from partita.library.batches.batch_run import Progress
 from partita.partition_reports import storage
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
-from tests.runtime.handmade import ALL, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
 SECONDS = 60.0
 """Longest wait for what takes a moment."""

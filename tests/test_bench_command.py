@@ -12,7 +12,7 @@ import pytest
 
 from partita.bench.records import Bench
 from partita.errors import GenerationError
-from partita.library.bench import benching
+from partita.library.bench import benchmark
 from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint
@@ -31,7 +31,7 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benching, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 
@@ -47,13 +47,13 @@ def test_two_chains_take_turns_and_are_compared(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[tuple[int, str]] = []
-    take_turn = benching.Race.take_turn
+    take_turn = benchmark.Race.run_round
 
-    def noted(self: benching.Race, racer: benching.Racer, number: int) -> None:
+    def noted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
         order.append((number, racer.entry.name))
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(benching.Race, "take_turn", noted)
+    monkeypatch.setattr(benchmark.Race, "run_round", noted)
     words = ("--rounds", "2", "--max-new-tokens", "6", "--provider-option", "cuda.device_id=0")
     found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", *words)
     assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
@@ -63,7 +63,7 @@ def test_two_chains_take_turns_and_are_compared(
     assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeats"]) == (2, 2, True, True)
     assert [len(turn["decode_ms"]) for turn in cpu["turns"]] == [5, 5, 5]
     assert [len(turn["tokens"][0]) for turn in cpu["turns"]] == [6, 6, 6]
-    assert cpu["why"]["provider"] == "CPUExecutionProvider" and cpu["why"]["nodes_elsewhere"] == 0
+    assert cpu["why"]["provider"] == "CPUExecutionProvider" and cpu["why"]["fallback_nodes"] == 0
     assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
     assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
 
@@ -164,15 +164,15 @@ def test_one_that_fails_in_the_middle_keeps_what_it_finished(
 ) -> None:
     from partita.cli import run
 
-    take_turn = benching.Race.take_turn
+    take_turn = benchmark.Race.run_round
 
-    def killed(self: benching.Race, racer: benching.Racer, number: int) -> None:
+    def killed(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
         if number == 2 and racer.entry.name == NO_DEVICE:
             assert racer.engine is not None
             psutil.Process(racer.engine.process_id).kill()
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(benching.Race, "take_turn", killed)
+    monkeypatch.setattr(benchmark.Race, "run_round", killed)
     words = ["--providers", NO_DEVICE, "cpu", "--rounds", "3", "--max-new-tokens", "4", "--json"]
     assert run(["bench", str(package), *words]) == 3
     lost, cpu = json.loads(capsys.readouterr().out)["contenders"]
@@ -197,14 +197,14 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     """In round `when`, between the turns of the two contenders."""
     from partita.cli import run
 
-    take_turn = benching.Race.take_turn
+    take_turn = benchmark.Race.run_round
 
-    def interrupted(self: benching.Race, racer: benching.Racer, number: int) -> None:
+    def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
         if number == when and any(o.lane.turns and o.lane.turns[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(benching.Race, "take_turn", interrupted)
+    monkeypatch.setattr(benchmark.Race, "run_round", interrupted)
     before = bench_children()
     words = ["--providers", NO_DEVICE, "cpu", "--rounds", "5", "--max-new-tokens", "4", "--json"]
     assert run(["bench", str(package), *words]) == 130
@@ -224,14 +224,14 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
 ) -> None:
     from partita.cli import run
 
-    observe_one = benching.Race.observe_one
+    observe_one = benchmark.Race.observe_one
 
-    def interrupted(self: benching.Race, racer: benching.Racer, file: Path | None) -> None:
+    def interrupted(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
         if racer.entry.name == "cpu":
             raise KeyboardInterrupt
         observe_one(self, racer, file)
 
-    monkeypatch.setattr(benching.Race, "observe_one", interrupted)
+    monkeypatch.setattr(benchmark.Race, "observe_one", interrupted)
     file = tmp_path / "bench.json"
     assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
     found = json.loads(capsys.readouterr().out)
@@ -247,10 +247,10 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 ) -> None:
     from partita.cli import run
 
-    def fails(self: benching.Race, racer: benching.Racer, file: Path | None) -> None:
+    def fails(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
         raise GenerationError("no room")
 
-    monkeypatch.setattr(benching.Race, "observe_one", fails)
+    monkeypatch.setattr(benchmark.Race, "observe_one", fails)
     given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()

@@ -21,7 +21,7 @@ from partita.cli import run
 from partita.library.exporting import run_export
 from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
-from tests.runtime.handmade import handmade
+from tests.runtime.handmade_packages import handmade
 
 PROMPT = "return the value of"
 

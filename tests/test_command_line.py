@@ -18,7 +18,7 @@ from partita.cli import CACHE_VERBS, REPORT_VERBS, VERBS, app, run
 from partita.commands import terminal
 from partita.commands.build import GROUPS, read_size
 from partita.export.progress import stage
-from partita.options.fields import PathText, described
+from partita.options.fields import PathText, describe_fields
 from partita.options.groups import ProgressOptions
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -43,7 +43,9 @@ def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
     for path, command in EVERY:
         verb = next(verb for verb in (*VERBS, *REPORT_VERBS, *CACHE_VERBS) if verb.name == path[-1])
         paths = {
-            each.name for each in described(verb.record()) if each.is_path or PathText in typing.get_args(each.type)
+            each.name
+            for each in describe_fields(verb.record())
+            if each.is_path or PathText in typing.get_args(each.type)
         }
         for parameter in command.params:
             if NAMED_FILE.search(parameter.metavar or ""):

@@ -38,7 +38,7 @@ def test_sizes_are_those_that_onnx_writes(entry: dtypes.ElementType) -> None:
 def test_what_is_stored_as_the_upper_half_of_a_float32() -> None:
     assert [entry.name for entry in dtypes.ALL if entry.upper_half] == ["bfloat16"]
     bits = np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16
-    theirs = onnx.helper.tensor_dtype_to_np_dtype(dtypes.named("bfloat16").number)
+    theirs = onnx.helper.tensor_dtype_to_np_dtype(dtypes.dtype_named("bfloat16").number)
     assert bits.astype(dtypes.storage("bfloat16")).view(theirs).astype(np.float32).tolist() == [1.5, -2.0]
 
 
@@ -47,18 +47,22 @@ def test_names_in_safetensors_files() -> None:
     data = safetensors.numpy.save({kind: np.zeros(1, kind) for kind in kinds})
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
-    assert {kind: dtypes.named(kind).safetensors for kind in kinds} == {k: header[k]["dtype"] for k in kinds}
+    assert {kind: dtypes.dtype_named(kind).safetensors for kind in kinds} == {k: header[k]["dtype"] for k in kinds}
 
 
 def test_what_onnx_runtime_calls_otherwise_is_the_same_type() -> None:
-    assert dtypes.named("float") is dtypes.named("float32")
+    assert dtypes.dtype_named("float") is dtypes.dtype_named("float32")
     assert dtypes.usual("double") == "float64"
     assert dtypes.usual("opaque") == "opaque"
 
 
 def test_what_is_no_type_is_said() -> None:
     assert dtypes.find("float31") is None
-    for wrong in (lambda: dtypes.named("float31"), lambda: dtypes.numbered(0), lambda: dtypes.size_bytes("string", ())):
+    for wrong in (
+        lambda: dtypes.dtype_named("float31"),
+        lambda: dtypes.dtype_numbered(0),
+        lambda: dtypes.size_bytes("string", ()),
+    ):
         with pytest.raises(ValueError, match="float31|0 is no|string"):
             wrong()
     with pytest.raises(ValueError, match="complex128"):

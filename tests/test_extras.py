@@ -124,7 +124,7 @@ def test_the_table_of_modules_is_that_of_pyproject() -> None:
 
 @pytest.mark.parametrize("module", ["gguf", "pyarrow", "prompt_toolkit", "uvicorn", "ray"])
 def test_the_extra_of_a_module_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "_found", lambda name: name == extras.RUNTIME)
+    monkeypatch.setattr(extras, "_is_found", lambda name: name == extras.RUNTIME)
     monkeypatch.setattr(metadata, "distributions", lambda **_: iter(()))
     told = extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part"))
     assert told is not None and str(told).endswith(f'pip install "partita[{extras.EXTRAS[module]}]"')

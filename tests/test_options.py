@@ -17,7 +17,7 @@ from partita.errors import UsageError
 from partita.library.batches.rows import SAMPLED as OF_ROWS
 from partita.options.bench import BenchOptions
 from partita.options.export import ExportOptions
-from partita.options.fields import Range, checked, described
+from partita.options.fields import Range, check_fields, describe_fields
 from partita.options.flags import option_groups
 from partita.options.groups import LoadOptions
 from partita.options.inspection import InspectOptions, ProvidersOptions
@@ -34,7 +34,7 @@ FUNCTIONS = {
     "providers": ProvidersOptions,
 }
 RECORDS = option_groups()
-SAMPLED = [each.name for each in described(Sampling) if each.name != "source"]
+SAMPLED = [each.name for each in describe_fields(Sampling) if each.name != "source"]
 
 
 @pytest.mark.parametrize(("name", "record"), FUNCTIONS.items())
@@ -47,7 +47,7 @@ def test_a_function_takes_the_fields_of_its_options(name: str, record: type[Any]
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_every_option_has_a_help_and_a_default_within_its_range(record: type[Any]) -> None:
-    for each in described(record):
+    for each in describe_fields(record):
         assert each.option.help
         default, limits = each.field.default, each.option.range
         if isinstance(default, (int, float)) and limits is not None:
@@ -61,7 +61,7 @@ def test_a_sampling_option_is_found_everywhere(name: str) -> None:
     """Adding a field to `Sampling` is enough for the command line, prompt files and the server."""
     from partita.serve.protocol import SAMPLING
 
-    flags = [flag for each in described(Sampling) if each.name == name for flag in each.option.flags]
+    flags = [flag for each in describe_fields(Sampling) if each.name == name for flag in each.option.flags]
     flag = flags[0] if flags else f"--{name.replace('_', '-')}"
     group: Any = typer.main.get_command(app)
     for verb in ("generate", "chat"):
@@ -73,10 +73,10 @@ def test_a_sampling_option_is_found_everywhere(name: str) -> None:
 
 
 def test_paths_sequences_and_mappings_have_one_type() -> None:
-    found = checked(PlaceOptions("m.onnx", pins=["cpu:lm_head"], inputs={"x": "x.npy"}, contract=Path("c.toml")))
+    found = check_fields(PlaceOptions("m.onnx", pins=["cpu:lm_head"], inputs={"x": "x.npy"}, contract=Path("c.toml")))
     assert (found.model, found.pins, found.inputs) == (Path("m.onnx"), ("cpu:lm_head",), {"x": "x.npy"})
-    assert checked(found) == found
-    assert checked(BenchOptions("p", against=["a", Path("b")])).against == (Path("a"), Path("b"))
+    assert check_fields(found) == found
+    assert check_fields(BenchOptions("p", against=["a", Path("b")])).against == (Path("a"), Path("b"))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_paths_sequences_and_mappings_have_one_type() -> None:
 )
 def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        checked(given)
+        check_fields(given)
 
 
 @pytest.mark.parametrize(

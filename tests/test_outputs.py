@@ -19,8 +19,8 @@ import pytest
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
-from partita.files import STDIN, claim, write_text
-from partita.options.fields import PathText, described
+from partita.files import STDIN, reserve, write_text
+from partita.options.fields import PathText, describe_fields
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 
@@ -71,7 +71,7 @@ def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
     for prefix, verb in [*(("", verb) for verb in VERBS), *(("report ", verb) for verb in REPORT_VERBS)]:
-        for each in described(verb.record()):
+        for each in describe_fields(verb.record()):
             if each.is_path or typing.get_args(each.type)[:1] == (PathText,):
                 flag = next(iter(each.option.flags), each.name)
                 found.add(f"{prefix}{verb.name} {flag.removeprefix('--').replace('-', '_')}")
@@ -321,7 +321,7 @@ def test_what_is_read_may_lie_beside_what_is_written(files: Files, capsys: pytes
 
 def test_a_link_to_nowhere_is_written_through_and_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    claim(tmp_path / "link", "report", [], option="--report").write("text")
+    reserve(tmp_path / "link", "report", [], option="--report").write("text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "text"
 
 
@@ -339,12 +339,12 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, where: s
     if where == "no permission":
         monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ReportError, match=str(path)):
-        claim(path, "report", [], option="--report")
+        reserve(path, "report", [], option="--report")
 
 
 def test_a_terminal_may_be_read_and_written() -> None:
     for stream in (STDIN, Path("/dev/null")):
-        claim(Path("/dev/null"), "report", [stream], option="--report")
+        reserve(Path("/dev/null"), "report", [stream], option="--report")
 
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:

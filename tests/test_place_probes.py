@@ -114,14 +114,16 @@ def test_each_planted_cause_is_told_apart(place, planted):
     assert reasons(report) == CODES
     found = {entry["node"]: entry for entry in report["fallbacks"]}
     for name in PROBED:
-        assert found[name]["evidence_kind"] == "probed" and found[name]["unprobed"] == ""
-        first = found[name]["trials"][0]
-        assert (first["factor"], first["outcome"], first["cached"]) == ("as_is", "left", False)
-        assert taken(found[name]["trials"]) == (name != "operator")
+        assert found[name]["evidence_kind"] == "probed" and found[name]["missing_probes"] == ""
+        first = found[name]["variants"][0]
+        assert (first["factor"], first["outcome"], first["cached"]) == ("as_is", "rejected", False)
+        assert taken(found[name]["variants"]) == (name != "operator")
     assert "with MaxPool of opset 12" in found["version"]["evidence"]
     assert "float32" in found["type"]["evidence"] and "in place of int64" in found["type"]["evidence"]
     probing = report["probing"]
-    assert probing["experiments"] > 10 and probing["cached"] == probing["crashes"] == 0 and probing["unprobed"] == []
+    assert (
+        probing["experiments"] > 10 and probing["cached"] == probing["crashes"] == 0 and probing["missing_probes"] == []
+    )
     assert probing["seconds"] <= probing["budget_seconds"] == 120
 
 
@@ -131,7 +133,7 @@ def test_a_second_run_knows_the_answers(place, planted):
     assert second["probing"]["experiments"] == 0
     assert second["probing"]["cached"] == first["probing"]["experiments"]
     assert second["probing"]["seconds"] < first["probing"]["seconds"]
-    assert all(trial["cached"] for entry in second["fallbacks"] for trial in entry["trials"])
+    assert all(trial["cached"] for entry in second["fallbacks"] for trial in entry["variants"])
     assert [(e["node"], e["reason"], e["evidence"]) for e in first["fallbacks"]] == [
         (e["node"], e["reason"], e["evidence"]) for e in second["fallbacks"]
     ]
@@ -149,7 +151,7 @@ def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, 
     report = content(done)
     assert report["probing"] is None
     assert set(reasons(report)) == set(CODES)
-    assert all(entry["trials"] == [] and entry["unprobed"] == "" for entry in report["fallbacks"])
+    assert all(entry["variants"] == [] and entry["missing_probes"] == "" for entry in report["fallbacks"])
     assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
     text = place(planted, "--probe-seconds", 0)
     assert text.code == 0 and "experiment" not in text.err and "missing or incomplete" not in text.out
@@ -161,9 +163,9 @@ def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, 
 @pytest.mark.usefixtures("nothing_known")
 def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(place, planted):
     report = content(place(planted, "--json", "--probe-seconds", 0.1))
-    assert sorted(report["probing"]["unprobed"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
+    assert sorted(report["probing"]["missing_probes"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
     for entry in report["fallbacks"]:
-        assert entry["unprobed"] == "probing budget exhausted (--probe-seconds)"
+        assert entry["missing_probes"] == "probing budget exhausted (--probe-seconds)"
         open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
         assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
     said = " ".join(place(planted, "--full", "--probe-seconds", 0.1).out.split())
@@ -179,7 +181,7 @@ def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp
     content(place(planted, "--json"))  # what is known now needs no time
     unlike = write(tmp_path / "unlike.onnx", PLANTED.replace("Celu(b)", "Celu<alpha=3.0>(b)"))
     report = content(place(unlike, "--json", "--probe-seconds", 6, **hanging))
-    assert report["probing"]["unprobed"] == ["operator"]
+    assert report["probing"]["missing_probes"] == ["operator"]
     assert reasons(report) == CODES, "what CUDA logged of Celu still stands"
     kinds = {entry["node"]: entry["evidence_kind"] for entry in report["fallbacks"]}
     assert kinds == {"version": "probed", "type": "probed", "operator": "logged", "attribute": "probed"}
@@ -199,17 +201,17 @@ def test_a_budget_that_makes_no_sense_is_a_usage_error(place, planted, value):
 def test_a_provider_that_crashes_in_an_experiment_is_a_finding_and_the_rest_stands(place, planted, tmp_path):
     crashing = changed_children(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     report = content(place(planted, "--json", **crashing))
-    trials = {entry["node"]: entry["trials"] for entry in report["fallbacks"]}
+    trials = {entry["node"]: entry["variants"] for entry in report["fallbacks"]}
     assert {trial["outcome"] for trial in trials["operator"]} == {"crashed"}
-    assert {trial["said"] for trial in trials["operator"]} == {"its process was killed by SIGSEGV"}
-    assert report["probing"]["crashes"] == len(trials["operator"]) and report["probing"]["unprobed"] == []
+    assert {trial["message"] for trial in trials["operator"]} == {"its process was killed by SIGSEGV"}
+    assert report["probing"]["crashes"] == len(trials["operator"]) and report["probing"]["missing_probes"] == []
     assert reasons(report) == CODES
     assert taken(trials["version"]) and taken(trials["type"])
     assert {node["name"]: node["provider"] for node in report["phases"][0]["nodes"]}["operator"] == CPU
 
 
 def taken(trials: list[dict[str, Any]]) -> bool:
-    return any(trial["outcome"] == "taken" for trial in trials)
+    return any(trial["outcome"] == "supported" for trial in trials)
 
 
 # --- bad input, with nodes that fall back --------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
-from partita.runtime.generate.prefix_file import SCHEMA, read_said
+from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
 from tests.conftest import Exported, TinyCheckpoint
-from tests.runtime.handmade import handmade
+from tests.runtime.handmade_packages import handmade
 
 OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"
@@ -64,7 +64,7 @@ def test_a_prompt_goes_on_with_the_text_of_a_prefix(package, kept, capsys):
     assert tokens(capsys, package, REST, "--prefix", kept) == wanted
     assert generate(package, REST, "--prefix", kept, "-n", 2) == 0
     err = capsys.readouterr().err
-    count = len(read_said(kept).tokens)
+    count = len(read_content(kept).tokens)
     assert count > 3 and f"{count} tokens of each prompt come from the prefix" in err
     read = re.search(r"prompt (\d+) tokens", err)
     assert read is not None and int(read[1]) <= len(REST)
@@ -205,7 +205,7 @@ def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     words = {"text": [LONG], "system": ["--system", LONG], "ids": [IDS, "--token-ids"]}
     for kind, given in words.items():
         assert generate(package, *given, "--save-prefix", folder / kind) == 0
-        assert len(read_said(folder / kind).tokens) >= LEAST_TOKENS
+        assert len(read_content(folder / kind).tokens) >= LEAST_TOKENS
     return {kind: folder / kind for kind in words}
 
 
@@ -226,7 +226,7 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
     rests = [REST, "", " and"]
     answers = rows_of(tmp_path, package, [{"prompt": rest} for rest in rests], "--prefix", long["text"])
     assert [row["tokens"] for row in answers] == [tokens(capsys, package, LONG + rest)[0] for rest in rests]
-    assert found[0] >= (len(rests) - 1) * len(read_said(long["text"]).tokens)
+    assert found[0] >= (len(rests) - 1) * len(read_content(long["text"]).tokens)
     said: list[dict[str, Any]] = [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}]
     answers = rows_of(tmp_path, package, said, "--prefix", long["system"])
     assert [row["tokens"] for row in answers] == tokens(capsys, package, "hi", "--system", LONG) * 2
@@ -257,7 +257,7 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
     wanted = capsys.readouterr().out
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"]) == 0
     assert capsys.readouterr().out == wanted
-    assert found[0] - found[1] == len(read_said(long["system"]).tokens)
+    assert found[0] - found[1] == len(read_content(long["system"]).tokens)
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 0
     assert capsys.readouterr().out == wanted and found[2] == found[1]
     for words, code, says in (

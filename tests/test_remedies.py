@@ -4,7 +4,7 @@ A remedy is a constant of its module: the source is read for every `Remedy(...)`
 have to be found in them, so that none is made where nobody looks. A command of ours is parsed by the command line, with
 its values looked up where they are names; what pip is to install has to be a name that is published for it. What other
 programs do is in `TRIED`, with the test that does it. Remedies that can be applied here are applied where their
-complaint is provoked: test_strangers.py, contract/test_remedies.py, test_report_actions.py, and below.
+complaint is provoked: test_foreign_paths.py, contract/test_remedies.py, test_report_actions.py, and below.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU
-from tests import test_strangers
+from tests import test_foreign_paths
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
-from tests.remedy_of import alternatives, remedy_of
+from tests.remedies import alternatives, remedy_of
 from tests.runtime.ort import test_errors
 
 MAKER = "Remedy"
@@ -118,8 +118,8 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
-    "chmod": test_strangers.test_what_may_not_be_read_is_to_be_made_readable,
-    "git": test_strangers.test_a_pointer_of_git_lfs_is_to_be_pulled,
+    "chmod": test_foreign_paths.test_what_may_not_be_read_is_to_be_made_readable,
+    "git": test_foreign_paths.test_a_pointer_of_git_lfs_is_to_be_pulled,
     "cp": test_errors.test_links_out_of_the_folder_are_to_be_copied_as_files,
 }
 """Programs whose commands a test carries out, or does what they do."""

@@ -39,7 +39,7 @@ from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the f
 from tests.planted import cases
 from tests.planted.graphs import build, operators
 from tests.planted.judge import dry_environment
-from tests.remedy_of import alternatives, pattern
+from tests.remedies import alternatives, pattern
 from tests.runtime.place import test_run_phases as test_place
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def without_the_output(world: World) -> None:
         read = read_onnx(path)
         if "m" in read.outputs:
             failed = test_place.failed_run("Error in execution: Unsupported OrtValue type.")
-            raise run_errors.told_error(read, cast("Session", test_place.Fallen()), failed)
+            raise run_errors.failed_run_error(read, cast("Session", test_place.Fallen()), failed)
         partita.place(path, "cpu")
 
     world.refused(run)
@@ -256,7 +256,7 @@ class NotHere:
 
     needs: str
     provider: str
-    said: str
+    message: str
     """What ONNX Runtime says where it is given."""
 
 
@@ -280,7 +280,7 @@ NOT_HERE: dict[Remedy, NotHere] = {
 def test_a_remedy_that_cannot_be_applied_here_is_what_a_message_leads_to(remedy: Remedy) -> None:
     row = NOT_HERE[remedy]
     ((provider, *_), *_) = [parse_chain(row.provider)]
-    assert remedy.text in {each.text for each in alternatives(start.explain(provider, [row.said]).remedy)}
+    assert remedy.text in {each.text for each in alternatives(start.explain(provider, [row.message]).remedy)}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,13 +14,13 @@ import typer.main
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, steps_for
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diagnosis.records import Trial
+from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.actions import for_reason, situation_of, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
-from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
+from partita.partition_reports.sections.overview import glance
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
@@ -81,31 +81,31 @@ def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     assert commands(hub)[0][2] == "owner/name"
 
 
-def trials(**outcomes: str) -> tuple[Trial, ...]:
+def trials(**outcomes: str) -> tuple[VariantRecord, ...]:
     """Experiments in which one thing was changed: factor, what took its place (after __), and the outcome."""
     parts = ((name.partition("__"), outcome) for name, outcome in outcomes.items())
     return tuple(
-        Trial.model_validate(
-            {"factor": factor, "change": now, "outcome": outcome, "said": "", "cached": False, "now": now}
+        VariantRecord.model_validate(
+            {"factor": factor, "change": now, "outcome": outcome, "message": "", "cached": False, "now": now}
         )
         for (factor, _, now), outcome in parts
     )
 
 
-def told(report: Report, code: str, *found: Trial) -> dict[str, str]:
+def told(report: Report, code: str, *found: VariantRecord) -> dict[str, str]:
     """Titles of the steps for one reason, and what is said of each, after these experiments on every node."""
-    entries = [entry.model_copy(update={"trials": found}) for entry in report.fallbacks]
+    entries = [entry.model_copy(update={"variants": found}) for entry in report.fallbacks]
     return {action.title: action.known for action in for_reason(report, code, entries)}
 
 
 def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_tried_in_vain() -> None:
     report = with_package(pages.mixed_report(), precision="fp32", target="")
     half = "Export in float16"
-    assert told(report, "no_kernel_type")[half] == "untried"
-    assert told(report, "no_kernel_type", *trials(type__float16="taken"))[half] == "shown"
-    assert told(report, "no_kernel_type", *trials(type__float64="taken"))[half] == "untried"
-    assert half not in told(report, "no_kernel_type", *trials(type__float16="left"))
-    entries = [entry.model_copy(update={"trials": trials(type__float16="taken")}) for entry in report.fallbacks]
+    assert told(report, "no_kernel_type")[half] == "untested"
+    assert told(report, "no_kernel_type", *trials(type__float16="supported"))[half] == "shown"
+    assert told(report, "no_kernel_type", *trials(type__float64="supported"))[half] == "untested"
+    assert half not in told(report, "no_kernel_type", *trials(type__float16="rejected"))
+    entries = [entry.model_copy(update={"variants": trials(type__float16="supported")}) for entry in report.fallbacks]
     said = {action.title: action.does for action in for_reason(report, "no_kernel_type", entries)}
     assert said[half].endswith("in an experiment webgpu accepts the node so")
 
@@ -114,12 +114,12 @@ def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> N
     report = pages.mixed_report()
     asked = {"webgpu.enableInt64": "0", "webgpu.preferredLayout": "NCHW", "temperature": "0"}
     report = report.model_copy(update={"request": report.request.model_copy(update={"options": asked})})
-    found = trials(**{"option__webgpu.enableInt64=1": "taken"})
-    (command,) = commands(report, "option_needed", trials=found)
+    found = trials(**{"option__webgpu.enableInt64=1": "supported"})
+    (command,) = commands(report, "option_needed", variants=found)
     kept = ("--provider-option", "webgpu.preferredLayout=NCHW", "--provider-option", "webgpu.enableInt64=1")
     assert command[-4:] == kept and "webgpu.enableInt64=0" not in command
     played = recorded("cuda_dry_run")
-    again = commands(played, "unexplained", unprobed="the time was up")
+    again = commands(played, "unexplained", missing_probes="the time was up")
     assert again and all("--dry-run" in words and "--device" in words for words in again if words[1] == "place")
 
 
@@ -134,12 +134,12 @@ def test_a_command_brings_what_the_model_does_not_open_without() -> None:
     libraries = 'WebGpuExecutionProvider="/my libs/ep.so" Other=/ep.so'
     brought = ("--provider-library", "WebGpuExecutionProvider=/my libs/ep.so", "--provider-library", "Other=/ep.so")
     file = asked(REPORTS["many inputs"](), shape="n=2 x=1,3", input='"y=/my files/y.npy"', provider_library=libraries)
-    (probe,) = commands(file, "unexplained", unprobed="the time was up")
+    (probe,) = commands(file, "unexplained", missing_probes="the time was up")
     fed = ("--shape", "n=2", "--shape", "x=1,3", "--input", "y=/my files/y.npy")
     assert probe[5:] == (*brought, *fed, "--probe-seconds", "600", "--report", "again.json")
     package = with_package(pages.mixed_report(), precision="fp32", target="")
     folder = asked(package, variant="q4", contract="my own.toml", max_length="64", pin="cpu:a cpu:b", shape="n=2")
-    (placed,) = commands(folder, "unexplained", unprobed="the time was up")
+    (placed,) = commands(folder, "unexplained", missing_probes="the time was up")
     assert placed[5:11] == ("--variant", "q4", "--contract", "my own.toml", "--max-length", "64")
     assert placed[11:15] == ("--pin", "cpu:a", "--pin", "cpu:b") and "--shape" not in placed
     (free,) = commands(folder, "pinned_by_user")
@@ -165,8 +165,10 @@ def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
 
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
     report = pages.mixed_report()
-    option = Trial(factor="option", change="a.b=1", outcome="taken", said="", cached=False, now="webgpu.enableInt64=1")
-    (command,) = commands(report, "option_needed", trials=(option,))
+    option = VariantRecord(
+        factor="option", change="a.b=1", outcome="supported", message="", cached=False, now="webgpu.enableInt64=1"
+    )
+    (command,) = commands(report, "option_needed", variants=(option,))
     assert command[-2:] == ("--provider-option", "webgpu.enableInt64=1")
     assert commands(report, "option_needed") == []
 

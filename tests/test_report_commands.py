@@ -10,7 +10,7 @@ import pytest
 
 from partita.cli import run
 from partita.partition_reports import storage
-from tests.partition_reports.changed import HARMFUL, HOSTILE, mixed, moved, renamed
+from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.samples import CPU, PACKAGE, recorded_facts, report_of
 from tests.test_startup import run_and_tell
 

@@ -18,7 +18,7 @@ import pytest
 from partita.cli import run
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID
-from partita.library import models
+from partita.library import model_cache
 from partita.library.audience import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
@@ -39,7 +39,7 @@ FOREIGN_TEXT = " ".join(map(str, KNOWN["tokens"][:4])) + " \n"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own."""
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / models.KIND
+    return tmp_path / "cache" / model_cache.KIND
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("exported")
 
-    monkeypatch.setattr(models, "run_export", refuse)
+    monkeypatch.setattr(model_cache, "run_export", refuse)
 
 
 def texts(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -82,18 +82,20 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(
     (package,) = cache.iterdir()
     assert first.strip() and package.name.startswith("my-model-auto-")
     with monkeypatch.context() as patch:
-        patch.setattr(models, "run_export", None)
+        patch.setattr(model_cache, "run_export", None)
         assert texts(capsys, "run", checkpoint, *WORDS) == first
         patch.chdir(checkpoint)
         assert texts(capsys, "run", ".", *WORDS) == first
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
         assert texts(capsys, "run", checkpoint, "--max-new-tokens", 3, "--provider", "cpu").strip()
-        patch.setattr(models, "run_export", lambda options, *others: (_ for _ in ()).throw(KeyError(options.precision)))
+        patch.setattr(
+            model_cache, "run_export", lambda options, *others: (_ for _ in ()).throw(KeyError(options.precision))
+        )
         with pytest.raises(KeyError, match="fp16"):
-            models.folder_of(str(checkpoint), "fp16", "cpu")
+            model_cache.folder_of(str(checkpoint), "fp16", "cpu")
         os.utime(checkpoint / "config.json", (1, 1))
         (checkpoint / "README.md").write_text("of no interest")
-        assert models.folder_of(str(checkpoint), "auto", "cpu") == package, "the content of the config is the same"
+        assert model_cache.folder_of(str(checkpoint), "auto", "cpu") == package, "the content of the config is the same"
         text = (checkpoint / "config.json").read_text()
         for file, content in (("config.json", text + "\n"), ("config.json", text), ("model.safetensors", None)):
             if content is None:
@@ -101,10 +103,10 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(
             else:
                 (checkpoint / file).write_text(content)
             if content == text:
-                assert models.folder_of(str(checkpoint), "auto", "cpu") == package
+                assert model_cache.folder_of(str(checkpoint), "auto", "cpu") == package
                 continue
             with pytest.raises(KeyError, match="auto"):
-                models.folder_of(str(checkpoint), "auto", "cpu")
+                model_cache.folder_of(str(checkpoint), "auto", "cpu")
     listed = texts(capsys, "cache", "list")
     assert package.name in listed and "fp32" in listed
     texts(capsys, "cache", "remove", package.name)
@@ -136,7 +138,7 @@ def test_a_gguf_file_is_exported_once(
     first = texts(capsys, "run", file, *WORDS)
     (package,) = cache.iterdir()
     assert package.name.startswith("tiny-auto-") and read_manifest(package).source.model_type == "llama"
-    monkeypatch.setattr(models, "run_export", None)
+    monkeypatch.setattr(model_cache, "run_export", None)
     assert texts(capsys, "run", file, *WORDS) == first
 
 
@@ -151,7 +153,7 @@ def test_every_verb_that_runs_a_model_exports_it(
         shutil.copytree(exported, options.out)
         return SimpleNamespace(notes=())
 
-    monkeypatch.setattr(models, "run_export", copy)
+    monkeypatch.setattr(model_cache, "run_export", copy)
     model = (DEMO_CHECKPOINT, "--precision", "int8")
     short = ("--provider", "cpu", "--max-new-tokens", 4)
     text = texts(capsys, "generate", *model, "Return the", *short)
@@ -166,7 +168,7 @@ def test_every_verb_that_runs_a_model_exports_it(
         served.append(package)
         raise UsageError(name)
 
-    monkeypatch.setattr("partita.serve.served.open_served", refuse)
+    monkeypatch.setattr("partita.serve.served_package.open_served", refuse)
     assert run(["serve", *map(str, (*model, exported)), "--provider", "cpu", "--port", "0"]) == 2
     assert "checkpoint" in capsys.readouterr().err
     (package,) = cache.glob("[!.]*")
@@ -186,10 +188,10 @@ def test_a_second_run_waits_for_the_export_of_the_first(
         shutil.copytree(exported, options.out)
         return SimpleNamespace(notes=())
 
-    monkeypatch.setattr(models, "run_export", slow)
+    monkeypatch.setattr(model_cache, "run_export", slow)
     found: list[Path] = []
     heard = Audience(lambda text: waiting.set() if "waiting for it" in text else None)
-    call = lambda: found.append(models.folder_of(str(DEMO_CHECKPOINT), audience=heard))  # noqa: E731
+    call = lambda: found.append(model_cache.folder_of(str(DEMO_CHECKPOINT), audience=heard))  # noqa: E731
     runs = [threading.Thread(target=call) for _ in range(2)]
     for each in runs:
         each.start()
@@ -309,12 +311,12 @@ def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(options: ExportOptions, *others: object) -> None:
         raise KeyError(options.checkpoint)
 
-    monkeypatch.setattr(models, "run_export", refuse)
+    monkeypatch.setattr(model_cache, "run_export", refuse)
     for sha in ("a" * 40, "b" * 40):
         info = SimpleNamespace(sha=sha, siblings=[])
         monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *given, info=info, **settings: info)
         with pytest.raises(KeyError, match=f"me/tiny@{sha}"):
-            models.folder_of("me/tiny", revision="v1")
+            model_cache.folder_of("me/tiny", revision="v1")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_what_the_hub_refuses_is_one_line(hub: Hub, partita: Partita, words: tuple[str, ...], said: str) -> None:
     hub.add("me/gated", DEMO_CHECKPOINT)
-    hub.gated.add("me/gated")
+    hub.has_gate.add("me/gated")
     code, text, err = partita("run", *words, "hi")
     last = err.splitlines()[-1]
     assert code in (1, 2) and text == "" and said in last and "Traceback" not in err, err

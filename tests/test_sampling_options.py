@@ -13,7 +13,7 @@ import pytest
 from partita.cli import run
 from partita.commands.generate_options import parse_ids
 from partita.errors import UsageError
-from partita.library.sampling import Sampling, completed_for
+from partita.library.sampling import Sampling, complete_sampling_for
 from partita.package.folder import read_manifest, record_file, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
@@ -138,7 +138,7 @@ def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
 
 def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
-    _, notes = completed_for(Sampling(), tmp_path, hints=True)
+    _, notes = complete_sampling_for(Sampling(), tmp_path, hints=True)
     assert notes == ("the checkpoint sets no_repeat_ngram_size 3, which Partita does not support",)
 
 

@@ -42,7 +42,7 @@ REASON = '''"""A reason that this test adds."""
 
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons.base import Reason
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
@@ -227,7 +227,7 @@ from tests.partition_reports.samples import event, report_of, run_facts, session
 
 class Scripted(Lab):
     def try_all(self, models, *, one_node=True, turns=()):
-        return [Answer("taken", "") if self.takes(model) else Answer("left", "no such kernel") for model in models]
+        return [Answer("supported", "") if self.takes(model) else Answer("rejected", "no kernel") for model in models]
 
     def takes(self, model):
         (node,) = [node for node in model.graph.node if node.op_type == "Elu"]
@@ -263,7 +263,7 @@ def test_a_reason_that_experiments_show_is_its_file_its_code_and_its_factor(copy
         "Another alpha",
         fields='factors=("alpha",),\n    ',
         example="log=(), "
-        'probe=NodeProbe("a", (Trial("as_is", "", "left", ""), Trial("alpha", "alpha=2", "taken", "")))',
+        'probe=NodeProbe("a", (ProbeRun("as_is", "", "rejected", ""), ProbeRun("alpha", "alpha=2", "supported", "")))',
     )
     copy.edit("partita/runtime/lab/factors.py", LAST_FACTOR, FACTOR)
     found = copy.ask(

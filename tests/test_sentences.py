@@ -23,7 +23,7 @@ Texts = Mapping[str, ast.expr]
 
 QUOTED = {
     # What others say is theirs, and can only be read.
-    ("runtime/chain/settling.py", "STRICT"): "ONNX Runtime",
+    ("runtime/chain/provider_state.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain/open_chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain/provider_check.py", "STRICT"): "ONNX Runtime",
     ("library/place/dry_run.py", "'graph capture'"): "ONNX Runtime",

@@ -13,7 +13,7 @@ from partita.cli import run
 from partita.errors import ResourceError
 from partita.runtime.generate.choice.drafting import DraftModel
 from tests.drafts import always_draft, knowing
-from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(8)]
 N = 30

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from partita.export.trace.attention import Lowering
     from partita.export.trace.fake_model import FakeModel
     from partita.export.trace.ports import TraceSpec
-    from partita.export.trace.tracing import Traced
+    from partita.export.trace.tracing import TracedGraph
 
 
 TRACED = ("partita.export", "torch", "transformers")
@@ -33,13 +33,15 @@ NOT_TRACED = ("partita.export.exporters", "partita.export.verify.known_answer", 
 class Traces:
     """`partita.export.trace.tracing.trace`, which remembers."""
 
-    def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec, Stage | None], Traced]) -> None:
+    def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec, Stage | None], TracedGraph]) -> None:
         self.trace, self.kept = trace, dict[Any, Any]()
         self.on = True
         self.item: pytest.Item | None = None
         self.made = self.taken = 0
 
-    def __call__(self, fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> Traced:
+    def __call__(
+        self, fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None
+    ) -> TracedGraph:
         if not self.on or replaces_export_code(self.item):
             return self.trace(fake, lowering, spec, progress)
         key = what_decides(fake), lowering, spec
@@ -48,7 +50,7 @@ class Traces:
         else:
             self.made += 1
             self.kept[key] = self.trace(fake, lowering, spec, progress)
-        traced: Traced = self.kept[key]
+        traced: TracedGraph = self.kept[key]
         return replace(traced, model=traced.model.clone())
 
 

@@ -21,7 +21,7 @@ import onnxruntime as ort
 import torch
 from onnx import helper
 
-from partita.export.quantise.rounders import Grid, quantiser
+from partita.export.quantise.quantisers import Grid, quantiser
 from partita.export.weights.element_types import pack
 
 Array = npt.NDArray[np.generic]

@@ -19,10 +19,10 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from partita.export.quantise.asking import asked_products
+from partita.export.quantise.form_probes import product_model
 from partita.export.quantise.forms import form
-from partita.export.quantise.rounders import Grid
-from partita.export.quantise.write.packed import Packing
+from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import Kernels
 
 CASES = (
@@ -66,7 +66,7 @@ def measure(tokens: int, width: int, threads: int) -> dict[str, float]:
     for name, bits, block in CASES:
         found = form(name)
         packing = Packing(Grid(bits, found.one_scale), block or width, "nearest")
-        model = asked_products(found, Kernels(), [packing], "float32", tokens=tokens, width=width)
+        model = product_model(found, Kernels(), [packing], "float32", tokens=tokens, width=width)
         sessions[f"{name} int{bits}, {f'blocks of {block}' if block else 'one scale a row'}"] = _session(model, threads)
     x = np.random.default_rng(0).standard_normal((1, tokens, width)).astype(np.float32)
     best = dict.fromkeys(sessions, float("inf"))

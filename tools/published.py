@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.commands.results import printed
+from partita.commands.results import json_schemas
 from partita.diagnosis.evidence import GROUNDS
 from partita.diagnosis.precedence import explain, rows
 from partita.diagnosis.reasons.base import Reason, load_reasons
@@ -110,7 +110,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "package.schema.json": _of(Manifest),
     "report.schema.json": _of(Report),
     "providers.schema.json": _of(MachineReport),
-    **{f"{verb}.schema.json": _of(record) for verb, record in printed().items()},
+    **{f"{verb}.schema.json": _of(record) for verb, record in json_schemas().items()},
 }
 
 

@@ -18,14 +18,14 @@ import psutil
 from benchmarks.peers import records
 from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
-from benchmarks.peers.others import DISTURBED_CORES
+from benchmarks.peers.other_load import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
-from benchmarks.peers.parts import PARTS, Part, Parts
 from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare, remove
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
 from benchmarks.peers.records import Bits, Contender, PeersResult, ShapeResult, Written
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
+from benchmarks.peers.stored_races import PARTS, Part, Parts
 from partita import __version__
 from partita.package.folder import read_manifest
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.others import busy_seconds, others_cores
+from benchmarks.peers.other_load import busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, export_command
 from benchmarks.peers.records import Written
 
@@ -67,7 +67,7 @@ def _written(command: list[str], out: Path, threads: int) -> Written:
         command=" ".join(Path(word).name if os.sep in word else word for word in command),
         seconds=seconds,
         peak_rss_bytes=ended.peak_rss_bytes,
-        stages=_stages(ended.said),
+        stages=_stages(ended.message),
         others_cores=others_cores(busy_seconds() - busy, ended.cpu_seconds, seconds),
     )
 
@@ -80,7 +80,7 @@ class Ended:
     peak_rss_bytes: int
     """Of the largest of its processes."""
     cpu_seconds: float
-    said: str
+    message: str
 
 
 LAUNCHER = """

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.peers.children.serving import PROVIDER
-from benchmarks.peers.others import busy_seconds, others_cores
+from benchmarks.peers.other_load import busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, child_command
 from benchmarks.peers.prepare import environ
 from benchmarks.peers.records import Start, Turn, Work

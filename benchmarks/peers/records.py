@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.peers.others import DISTURBED_CORES
+from benchmarks.peers.other_load import DISTURBED_CORES
 from partita.observations.records import Record
 
 PeerName = Literal["partita", "genai", "llama", "optimum", "transformers"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
+from partita.bench.records import Contender, Difference, HostTimeParts, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.cost import per, total_bytes
@@ -34,7 +34,7 @@ class Lane:
 
     name: str
     chain: tuple[str, ...]
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[RoundResult, ...] = ()
     package: str = ""
     error: str = ""
     unused: tuple[str, ...] = ()
@@ -59,13 +59,13 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(median=statistics.median(listed), low=min(listed), high=max(listed)) if listed else None
 
 
-def _rate(turn: Turn, phase: PhaseChoice) -> float | None:
+def _rate(turn: RoundResult, phase: PhaseChoice) -> float | None:
     """Tokens per second of one turn; None if the phase has no run."""
     total, tokens = sum(_times(turn, phase)), turn.prefill_tokens if phase == "prefill" else turn.decode_tokens
     return 1000 * tokens / total if total > 0 and tokens else None
 
 
-def _times(turn: Turn, phase: PhaseChoice) -> tuple[float, ...]:
+def _times(turn: RoundResult, phase: PhaseChoice) -> tuple[float, ...]:
     """Milliseconds of each run of a phase."""
     return turn.prefill_ms if phase == "prefill" else turn.decode_ms
 
@@ -81,12 +81,12 @@ def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
     return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
 
 
-def _counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
+def _counted(lane: Lane, complete: frozenset[int]) -> tuple[RoundResult, ...]:
     """Turns of the figures; all finished turns for a contender that failed."""
     return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
 
 
-def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
+def _phase_speed(turns: Sequence[RoundResult], phase: PhaseChoice) -> PhaseSpeed | None:
     """Speed of a phase over these turns; None if it has no run."""
     rates = [value for turn in turns if (value := _rate(turn, phase)) is not None]
     times = [ms for turn in turns for ms in _times(turn, phase)]
@@ -97,7 +97,7 @@ def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None
     return PhaseSpeed(tokens_per_second=over, p50_ms=p50, p95_ms=p95, runs=len(times))
 
 
-def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
+def ratio(ours: Sequence[RoundResult], theirs: Sequence[RoundResult], phase: PhaseChoice) -> Ratio | None:
     """Speed of `ours` divided by that of `theirs`, round by round; None if no round has both."""
     other = {turn.round: _rate(turn, phase) for turn in theirs}
     pairs = [
@@ -110,11 +110,11 @@ def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> R
     if ratios is None or left is None or right is None:
         return None
     return Ratio(
-        phase=phase, median=ratios.median, low=ratios.low, high=ratios.high, standing=stand(left, right, len(pairs))
+        phase=phase, median=ratios.median, low=ratios.low, high=ratios.high, standing=differ(left, right, len(pairs))
     )
 
 
-def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
+def differ(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
     """Whether two speeds over `rounds` rounds differ: their ranges do not overlap, over enough rounds or by far."""
     lower, higher = sorted((left, right), key=lambda found: found.median)
     if higher.low <= lower.high:
@@ -182,7 +182,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
     )
 
 
-def explain(report: Report) -> Why | None:
+def explain(report: Report) -> HostTimeParts | None:
     """The host time in decode, or in the last phase; None without a phase."""
     used = [entry.provider for entry in report.chain if entry.status == "active"]
     if not report.phases or not used:
@@ -190,12 +190,12 @@ def explain(report: Report) -> Why | None:
     phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
     split = split_time(phase, used[0])
     counts = file_counts(phase)
-    return Why(
+    return HostTimeParts(
         phase=phase.name,
         provider=used[0],
         nodes=counts[used[0]],
-        nodes_elsewhere=counts.total() - counts[used[0]],
-        elsewhere=tuple(provider for provider in counts if provider != used[0]),
+        fallback_nodes=counts.total() - counts[used[0]],
+        on_fallback=tuple(provider for provider in counts if provider != used[0]),
         partitions=len(phase.partitions),
         copies=len(phase.copies),
         memcpy_nodes=sum(map(is_memcpy, phase.nodes)),
@@ -207,11 +207,11 @@ def explain(report: Report) -> Why | None:
         node_us=split.node_us if split else None,
         wait_share=split.copies if split else None,
         own_share=split.own if split else None,
-        elsewhere_share=split.elsewhere if split else None,
+        fallback_share=split.on_fallback if split else None,
     )
 
 
-def _node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
+def _node_share(why: HostTimeParts | None, decode: PhaseSpeed | None) -> float | None:
     """Node time of the profiled runs divided by the median counted step, at most 1."""
     if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
         return None

@@ -11,7 +11,7 @@ from partita.observations.records import Environment, PackageFacts, PhaseName, R
 SCHEMA = "partita.bench/1"
 
 
-class Turn(Record):
+class RoundResult(Record):
     """One generation of one contender in one round."""
 
     round: int
@@ -63,7 +63,7 @@ class Ratio(Record):
     are too few rounds and the ranges are not far apart."""
 
 
-class Why(Record):
+class HostTimeParts(Record):
     """Host time by part, from profiled runs of a round that is not counted.
 
     Times are of one session run, and shares are of the time in nodes, as in a partition report.
@@ -74,8 +74,8 @@ class Why(Record):
     """The first used provider of the chain, by ONNX Runtime's name."""
     nodes: int
     """File nodes on that provider; nodes that ONNX Runtime added and folded nodes are not counted."""
-    nodes_elsewhere: int
-    elsewhere: tuple[str, ...]
+    fallback_nodes: int
+    on_fallback: tuple[str, ...]
     """The providers of these nodes."""
     partitions: int
     copies: int
@@ -91,7 +91,7 @@ class Why(Record):
     """Share of node time in Memcpy nodes: synchronising with the device, and copying."""
     own_share: float | None
     """Share in nodes on `provider`: computing, or only enqueueing on an asynchronous device."""
-    elsewhere_share: float | None
+    fallback_share: float | None
 
 
 class Difference(Record):
@@ -136,7 +136,7 @@ class Contender(Record):
     same_tokens: bool | None
     """Equal to the baseline's; null for the baseline itself, or without a comparison."""
     difference: Difference | None
-    why: Why | None
+    why: HostTimeParts | None
     node_share: float | None
     """Node time of `why` divided by the median decode step, at most 1. The rest is in no node: waiting for the device
     at the end of a run, and work around the nodes."""
@@ -144,15 +144,15 @@ class Contender(Record):
     """Why `why` is null."""
     report: str | None
     """File of its partition report."""
-    turns: tuple[Turn, ...]
+    turns: tuple[RoundResult, ...]
 
 
-Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "nodes_elsewhere"]
+Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
 """Parts of the time: outside the session runs (feeding, sampling); in runs but outside nodes (waiting for a device at
 the end, work around nodes); in Memcpy nodes; in nodes on the contender's own provider; in nodes on others."""
 
 
-class TimeVerdict(Record):
+class TimeResult(Record):
     """The part with most of a contender's time, if known."""
 
     spender: Spender | None
@@ -163,7 +163,7 @@ class TimeVerdict(Record):
     """Why `spender` is null."""
 
 
-class PhaseVerdict(Record):
+class PhaseResult(Record):
     """The faster contender in one phase."""
 
     phase: Literal["prefill", "decode"]
@@ -178,7 +178,7 @@ class PhaseVerdict(Record):
     baseline_tokens_per_second: Spread
 
 
-class Verdict(Record):
+class ContenderResult(Record):
     """The verdict on one contender as data; `verdict` has it as text."""
 
     contender: str
@@ -189,11 +189,11 @@ class Verdict(Record):
     """Equal to the baseline's; with different tokens, the speed is that of another output. Null if not compared."""
     repeats: bool | None = None
     """Every round gave the same tokens; null for fewer than two rounds."""
-    phases: tuple[PhaseVerdict, ...] = ()
+    phases: tuple[PhaseResult, ...] = ()
     """The deciding phase: decode, or prefill if nothing was decoded."""
     same_provider: str | None = None
     """The provider that both ran on alone, with one package, so the ratio does not compare providers; else null."""
-    time: TimeVerdict | None = None
+    time: TimeResult | None = None
     """The part with most decode time; null if not applicable, e.g. on the CPU provider alone."""
 
 
@@ -205,7 +205,7 @@ class Bench(Record):
     partita_version: str
     verdict: tuple[str, ...]
     """One sentence per contender except the baseline, or for the baseline if it is alone: `verdicts` as text."""
-    verdicts: tuple[Verdict, ...] = ()
+    results: tuple[ContenderResult, ...] = ()
     """Verdicts as data; empty in older results."""
     environment: Environment | None
     package: PackageFacts

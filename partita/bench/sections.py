@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partita.bench.comparison import summary_of, times
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
-from partita.bench.verdict import times, verdict_of
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Line,
+    Pairs,
+    Section,
+    Table,
+    table,
+    text_column,
+)
 from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
@@ -30,7 +40,7 @@ def document(bench: Bench) -> Document:
     return Document(
         kind="Bench",
         name=names,
-        headline=verdict_of(bench),
+        headline=summary_of(bench),
         sections=sections(bench),
         made=bench.created,
         version=bench.partita_version,
@@ -72,7 +82,7 @@ def _describe(package: PackageFacts) -> str:
 def speed(bench: Bench) -> Section:
     """Tokens per second, ratio and step times per phase."""
     rounds = max((entry.rounds for entry in bench.contenders), default=0)
-    heads = (words("contender"), words("phase"))
+    heads = (text_column("contender"), text_column("phase"))
     figures = (Column(title) for title in ("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms"))
     rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline, rounds)]
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
@@ -95,37 +105,37 @@ def _speed_rows(entry: Contender, baseline: str | None, rounds: int) -> Iterator
     ratios: dict[str, Ratio] = {ratio.phase: ratio for ratio in entry.ratios}
     for name, found in speeds_of(entry):
         rate = found.tokens_per_second
-        ratio = "1" if entry.name == baseline else _say_ratio(ratios.get(name))
+        ratio = "1" if entry.name == baseline else _render_ratio(ratios.get(name))
         figures = (decimals(rate.median), decimals(rate.low), decimals(rate.high), ratio)
         yield named, name, *figures, decimals(found.p50_ms), decimals(found.p95_ms)
 
 
-def _say_ratio(ratio: Ratio | None) -> str:
+def _render_ratio(ratio: Ratio | None) -> str:
     """The ratio, with a mark if it is not significant."""
     return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
 
 
 def _start(bench: Bench) -> Section:
     """Single figures, and whether the tokens are the same."""
-    heads = (words("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
+    heads = (text_column("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
     rows = [
         (
             entry.name,
             decimals(entry.first_token_ms.median if entry.first_token_ms else None),
             decimals(entry.load_seconds),
             human_bytes(entry.peak_rss_bytes),
-            _say_tokens(entry, bench.baseline),
+            _render_tokens(entry, bench.baseline),
         )
         for entry in bench.contenders
     ]
-    blocks: list[Block] = [table("Start, memory and tokens", (*heads, words("tokens")), rows, obvious=True)]
+    blocks: list[Block] = [table("Start, memory and tokens", (*heads, text_column("tokens")), rows, obvious=True)]
     # Other parts are in the verdict.
     unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
     blocks += [Line(line, entry.name) for entry in unused for line in entry.unused]
     return Section("start", "Start, memory and tokens", tuple(blocks))
 
 
-def _say_tokens(entry: Contender, baseline: str | None) -> str:
+def _render_tokens(entry: Contender, baseline: str | None) -> str:
     """Whether the tokens equal the baseline's."""
     changing = "; differ between rounds" if entry.repeats is False else ""
     if entry.name == baseline:
@@ -152,10 +162,10 @@ def _placement(bench: Bench) -> Table:
     for entry in bench.contenders:
         if (why := entry.why) is not None:
             moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
-            counts = (why.nodes, why.nodes_elsewhere, why.partitions, why.copies)
+            counts = (why.nodes, why.fallback_nodes, why.partitions, why.copies)
             rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
     heads = (Column(title) for title in ("nodes", "elsewhere", "partitions", "copies", "bytes/token"))
-    return table("Placement in decode", (words("contender"), words("provider"), *heads), rows)
+    return table("Placement in decode", (text_column("contender"), text_column("provider"), *heads), rows)
 
 
 def _host_time(bench: Bench, caption: str) -> Table:
@@ -163,10 +173,10 @@ def _host_time(bench: Bench, caption: str) -> Table:
     rows = []
     for entry in bench.contenders:
         if (why := entry.why) is not None:
-            shares = (entry.node_share, why.own_share, why.elsewhere_share, why.wait_share)
+            shares = (entry.node_share, why.own_share, why.fallback_share, why.wait_share)
             rows.append((entry.name, *map(percent, shares)))
     heads = (Column(title) for title in ("of a step", "own nodes", "elsewhere", "Memcpy nodes"))
-    return table(caption, (words("contender"), *heads), rows)
+    return table(caption, (text_column("contender"), *heads), rows)
 
 
 def _notes(bench: Bench) -> Iterator[Section]:

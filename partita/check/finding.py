@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.check.compared import COMPARED, Beside
-from partita.check.measures import MEASURES, NOT_ALL_SEEN, Found
+from partita.check.baseline import COMPARED, BaselineComparison
+from partita.check.measures import MEASURES, NOT_ALL_SEEN, Measurement
 from partita.check.requirements import (
     COUNTED,
     LOST,
@@ -19,7 +19,7 @@ from partita.check.requirements import (
 )
 from partita.errors import UsageError
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
-from partita.partition_reports.copies import copies_inside
+from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.file_nodes import ran_by, report_rows
 from partita.partition_reports.groups import provider_of, total_us
 from partita.partition_reports.outcome import failure_of, is_known
@@ -40,13 +40,13 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
 class Finding:
     """Whether one measure holds, with its value."""
 
-    holds: bool
+    met: bool
     figure: str
     more: str = ""
     """The nodes that violate it."""
 
 
-def find(requirement: Requirement, report: Report, beside: Beside | None = None) -> list[tuple[bool, str]]:
+def find(requirement: Requirement, report: Report, beside: BaselineComparison | None = None) -> list[tuple[bool, str]]:
     """Whether each measure holds, with a text; phases with the same outcome share a text.
 
     Measures of `LOST` need the comparison with a baseline. Without a matching phase there is one result, which does not
@@ -60,7 +60,7 @@ def find(requirement: Requirement, report: Report, beside: Beside | None = None)
     return [*found, *(_find_in_phases(requirement, parts, report) if parts else ())]
 
 
-def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str]:
+def _weigh_whole(measure: Measure, report: Report, beside: BaselineComparison | None) -> tuple[bool, str]:
     """One measure of the whole report. Raises UsageError if it needs a baseline and there is none."""
     if measure.field in STATED:
         return _decide(MEASURES[measure.field](report), measure)
@@ -69,11 +69,11 @@ def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tup
     return _decide(COMPARED[measure.field](beside), measure)
 
 
-def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
+def _decide(found: Measurement, measure: Measure) -> tuple[bool, str]:
     """Whether the measure holds for every possible value of `found`, with the text."""
     holds = COMPARE[measure.sign]
     if found.value is None or not holds(found.value, measure.value):
-        return False, found.broken or found.held
+        return False, found.unmet_text or found.held
     if found.most is not None and not holds(found.most, measure.value):
         return False, found.unsure
     return True, found.held
@@ -88,7 +88,7 @@ def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], repor
     for measure in measures:
         for phase in phases:
             alike.setdefault(_weigh(requirement, measure, phase, report), []).append(phase.name)
-    return [(found.holds, f"{found.figure} in {listing(names)}{found.more}") for found, names in alike.items()]
+    return [(found.met, f"{found.figure} in {listing(names)}{found.more}") for found, names in alike.items()]
 
 
 def _about(phase: Phase, selectors: Iterable[Selector]) -> bool:
@@ -105,20 +105,22 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     if value is None:
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure, phase)}")
     holds = COMPARE[measure.sign](value, measure.value)
-    shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
-    left_out = phase.bodies.nodes - len(phase.bodies.parts) if phase.bodies and measure.field in COUNTED else 0
+    shown = (
+        f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _share_text(measure, value)
+    )
+    left_out = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
 
-def _say(measure: Measure, value: float) -> str:
+def _share_text(measure: Measure, value: float) -> str:
     """A share with four decimals, to distinguish it from its limit; other numbers with three digits."""
     return f"{value:.4g}" if measure.field.endswith("share") else decimals(value)
 
 
 def _measure_phase(field: str, phase: Phase) -> float | None:
     """A figure of a whole phase; None if unknown, as the size of copies in control-flow subgraphs."""
-    inside = copies_inside(phase)
+    inside = subgraph_copies(phase)
     figures: dict[str, float | None] = {
         "partitions": len(phase.partitions),
         "copies": None if inside is None else len(phase.copies) + inside,
@@ -228,7 +230,7 @@ class Chosen:
         """Why a figure is unknown."""
         if measure.field == "copies":
             return NOT_ALL_SEEN
-        if measure.field == "copy_bytes_per_token" and copies_inside(phase) != 0:
+        if measure.field == "copy_bytes_per_token" and subgraph_copies(phase) != 0:
             return "the size of copies in control-flow subgraphs is unknown"
         if measure.field in MEASURED:
             return "the report does not have it"

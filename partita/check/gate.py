@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from partita.check.compared import Beside, is_of_use
+from partita.check.baseline import BaselineComparison, is_of_use
 from partita.check.finding import find
 from partita.check.limits import Limits
 from partita.check.requirements import Requirement, short_form
@@ -64,7 +64,7 @@ class Outcome(Record):
     """The requirement as the user wrote it."""
     requirement: str = ""
     """The requirement in the syntax of --require; empty for checks of every report."""
-    holds: bool
+    met: bool
     detail: str
     """The value, and the nodes that violate it."""
 
@@ -79,7 +79,7 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def _from_baseline(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
+def _from_baseline(asked: Sequence[Requirement], beside: BaselineComparison) -> tuple[Requirement, ...]:
     """Requirements that follow from the baseline, without measures of explicit requirements."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
@@ -97,14 +97,14 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     outcomes = [*_validity(report)]
     outcomes += [] if baseline is None else _inconsistencies(baseline[1], "the baseline")
     if any(is_known(phase) for phase in report.phases):
-        beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
+        beside = None if baseline is None else BaselineComparison.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
         asked = asked if beside is None else (*asked, *_from_baseline(asked, beside))
         outcomes += [_outcome(requirement, report, beside) for requirement in asked]
     return GateResult(
         report=name,
         baseline=baseline[0] if baseline else None,
-        passed=all(outcome.holds for outcome in outcomes),
+        passed=all(outcome.met for outcome in outcomes),
         outcomes=tuple(outcomes),
     )
 
@@ -112,7 +112,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
 def _validity(report: Report) -> Iterator[Outcome]:
     """A failed result if the report is inconsistent or has no nodes."""
     if not any(is_known(phase) for phase in report.phases):
-        yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
+        yield Outcome(check="report", met=False, detail="no phase has a node, so nothing can be confirmed")
     yield from _inconsistencies(report, "the report")
 
 
@@ -120,19 +120,19 @@ def _inconsistencies(report: Report, what: str) -> Iterator[Outcome]:
     """A failed result if the run failed or the report is inconsistent."""
     if (why := failure_of(report)) is not None:
         detail = f"the run of {what} failed, so nothing can be confirmed: {why}"
-        yield Outcome(check="report", holds=False, detail=detail)
+        yield Outcome(check="report", met=False, detail=detail)
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
-        yield Outcome(check="report", holds=False, detail=f"{what} is inconsistent: {'; '.join(failed)}")
+        yield Outcome(check="report", met=False, detail=f"{what} is inconsistent: {'; '.join(failed)}")
 
 
-def _outcome(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
+def _outcome(requirement: Requirement, report: Report, beside: BaselineComparison | None) -> Outcome:
     """The result of one requirement."""
     findings = find(requirement, report, beside)
     bad = [text for holds, text in findings if not holds]
     return Outcome(
         check=requirement.written,
         requirement=requirement.text,
-        holds=not bad,
+        met=not bad,
         detail="; ".join(bad or [text for _, text in findings]),
     )

@@ -58,7 +58,7 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
             )
 
 
-def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
+def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
     """One sentence for each exceeded limit, with values and nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()

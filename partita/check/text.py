@@ -17,7 +17,7 @@ def render(result: GateResult, console: Console) -> None:
         page.put(f"{headline(result)}: {checked}", BOLD)
         return
     for outcome in result.outcomes:
-        if not outcome.holds:
+        if not outcome.met:
             page.put(f"FAILED {outcome.check}: {outcome.detail}")
 
 

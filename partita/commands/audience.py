@@ -12,32 +12,32 @@ from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """A note on stderr."""
     note(f"note: {text}")
 
 
-TERMINAL = Audience(say, Spinner)
+TERMINAL = Audience(print_note, Spinner)
 
 
-def say_target(target: Target) -> None:
+def print_target_notes(target: Target) -> None:
     """Notes on stderr that are known before anything is opened."""
     if target.by_default is not None:
         names = ",".join(provider.name for provider in target.chain)
-        say(f"provider {names}, by default: {target.by_default}")
+        print_note(f"provider {names}, by default: {target.by_default}")
     for line in target.notes:
-        say(line)
+        print_note(line)
 
 
-def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
+def print_chain_notes(target: Target, resolutions: Sequence[Resolution]) -> None:
     """Notes on stderr once a model is open: what is known of the chain, and each provider of it that is not used."""
-    say_target(target)
+    print_target_notes(target)
     for entry in resolutions:
         if entry.status != "active":
-            say(not_used(entry.provider.name, entry))
+            print_note(not_used(entry.provider.name, entry))
 
 
-def unused(target: Target, chain: Sequence[ChainEntry]) -> tuple[str, ...]:
+def unused_provider_notes(target: Target, chain: Sequence[ChainEntry]) -> tuple[str, ...]:
     """Notes on providers that are not used. `chain`: of an open package."""
     entries = chain[len(target.skipped) :]
     return tuple(

@@ -20,15 +20,15 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.generation import check_placement, open_batch, open_model, say_notes, write_report
+from partita.commands.generation import check_placement, open_batch, open_model, print_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import draws_progress, fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
-from partita.library.batches.journal import kept_words
-from partita.library.batches.reading import InputFile, look_at
-from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
-from partita.library.batches.running import PIPE, FileAnswers, Progress, answer_file, answers
+from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
+from partita.library.batches.journal import interrupted_text
+from partita.library.batches.prompt_files import InputFile, scan_file
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import Target
 from partita.library.contents import contents_hash
 from partita.library.engine.base import ReportRequest
@@ -39,7 +39,7 @@ from partita.observations.text_format import plural
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.generate.prefix_file import read_said
+from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import stop_token_ids
 
 
@@ -90,7 +90,7 @@ def run_batch(
     """
     parse_pins(target.pins, target.chain)  # refused before anything is opened
     check_placement(options, target)
-    looked, defaults = look_at(source), _defaults(options)
+    looked, defaults = scan_file(source), _defaults(options)
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
     with open_model(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
@@ -99,14 +99,14 @@ def run_batch(
             check_defaults(defaults, text, looked.format)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
-        say_notes(options, target, model, notes=notes)
+        print_notes(options, target, model, notes=notes)
         try:
-            filed = _answer(
+            filed = _run_file(
                 options,
                 given,
                 manifest,
                 looked,
-                lambda rows, given: answers(rows, given, engine, text, manifest.graph.vocab_size),
+                lambda rows, given: run_rows(rows, given, engine, text, manifest.graph.vocab_size),
                 defaults,
                 bar,
             )
@@ -114,11 +114,11 @@ def run_batch(
             interrupted = True
         except PartitaError as raised:
             error = raised
-        _say_end(options, filed, bar, load_seconds=model.load_seconds)
+        _print_end(options, filed, bar, load_seconds=model.load_seconds)
         try:
             if filed is not None and options.as_json:
                 print_record(
-                    BatchResult.taken_from(
+                    BatchResult.copy_of(
                         filed,
                         package=str(options.package),
                         chain=model.chain,
@@ -174,7 +174,7 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     from partita.library.batches.cluster import Cluster, setup_of
 
     assert options.address is not None
-    looked = look_at(source)
+    looked = scan_file(source)
     setup = setup_of(
         options.package,
         manifest,
@@ -190,18 +190,18 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     filed = None
     with RowBar() as bar:
         try:
-            filed = _answer(options, given, manifest, looked, cluster, _defaults(options), bar)
+            filed = _run_file(options, given, manifest, looked, cluster, _defaults(options), bar)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
-            _say_end(options, filed, bar)
+            _print_end(options, filed, bar)
     workers = tuple(cluster.facts.values())
     for each in workers:
         what = f"{plural(each.rows, 'row')}, {plural(each.tokens, 'new token')}"
         note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {what}", sys.stderr, 2))
     if options.as_json:
         print_record(
-            ClusterResult.taken_from(
+            ClusterResult.copy_of(
                 filed,
                 package=str(options.package),
                 address=options.address,
@@ -212,18 +212,18 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     return 0
 
 
-def _answer(
+def _run_file(
     options: GenerateOptions,
     given: Sampling,
     manifest: Manifest,
     looked: InputFile,
-    answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[RowAnswer]],
+    answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]],
     defaults: RowDefaults,
     bar: RowBar,
-) -> FileAnswers:
+) -> BatchRunResult:
     """Answer the rows of a file by `answer`; see `answer_file`."""
     assert options.output is not None
-    return answer_file(
+    return run_file(
         looked,
         options.output,
         answer,
@@ -245,7 +245,7 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
         stop_ids=tuple(sorted(stop_token_ids(options.package))),
         chat=options.is_chat,
         system=options.system,
-        prefix=None if options.prefix is None else read_said(options.prefix),
+        prefix=None if options.prefix is None else read_content(options.prefix),
     )
 
 
@@ -258,13 +258,13 @@ def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) 
     return identity
 
 
-def _say_end(
-    options: GenerateOptions, filed: FileAnswers | None, bar: RowBar, *, load_seconds: float | None = None
+def _print_end(
+    options: GenerateOptions, filed: BatchRunResult | None, bar: RowBar, *, load_seconds: float | None = None
 ) -> None:
     """One line on stderr: the speed, or how far a run came that ended early."""
     if filed is None:
         if bar.last is not None and bar.last.done and options.output is not None:
-            note(kept_words(options.output, bar.last.done, bar.last.rows))
+            note(interrupted_text(options.output, bar.last.done, bar.last.rows))
         return
     parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
     done = plural(filed.rows - filed.resumed, "row")

@@ -13,10 +13,10 @@ from pathlib import Path
 from partita.bench.records import Bench
 from partita.commands.generate_options import parse_ids, read_prompts
 from partita.commands.models import package_of
-from partita.commands.outputs import Sink, claim_output, say_written, show_and_write
+from partita.commands.outputs import Sink, print_written, reserve_output, show_and_write
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.bench.benching import Plan
+from partita.library.bench.benchmark import Plan
 from partita.options.bench import BenchCommand
 from partita.partition_reports.render.show import load_view
 
@@ -33,7 +33,9 @@ def run(options: BenchCommand) -> int:
     plan = Plan(replace(options, package=package, against=against))
     out = options.out
     sink = (
-        None if out is None else claim_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")
+        None
+        if out is None
+        else reserve_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")
     )
     for line in plan.notes:
         note(f"note: {line}")
@@ -64,4 +66,4 @@ def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     show_and_write(bench, load_view("text", "partita.bench.sections"), text, sink, "result", as_json=as_json)
     for entry in bench.contenders:
         if entry.report is not None:
-            say_written("report", entry.report)
+            print_written("report", entry.report)

@@ -17,8 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit
 
 from partita.errors import PackageError, UsageError
-from partita.options.fields import MODEL, PathText, checked, described
-from partita.options.fields import Described as Field
+from partita.options.fields import MODEL, PathText, check_fields, describe_fields
+from partita.options.fields import DescribedField as Field
 from partita.options.groups import ProgressOptions
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -131,11 +131,11 @@ class VerbCommand(TyperCommand):
 def _command(verb: Verb, run: str, prefix: str) -> Any:
     """The command of a verb."""
     record = verb.record()
-    fields = described(record)
+    fields = describe_fields(record)
     parameters = [_parameter(each) for each in sorted(fields, key=lambda e: not e.option.positional)]
 
     def call(**given: Any) -> None:
-        options = checked(record(**_values(record, given)))
+        options = check_fields(record(**_values(record, given)))
         check_early(options)
         if isinstance(options, ProgressOptions):
             import_module("partita.commands.terminal").shown_progress = options  # type: ignore[attr-defined]
@@ -210,7 +210,7 @@ def _completer(each: Field) -> Callable[[str], list[Any]]:
 def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     """The fields of the options, from the values that typer has parsed."""
     found = {}
-    for each in described(options):
+    for each in describe_fields(options):
         value = given[each.name]
         if each.type is bool:
             found[each.name] = value != (each.field.default is True)
@@ -258,7 +258,7 @@ def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
     path = Path(given)
     if path.is_dir() and any(path.iterdir()):
         return
-    from partita.strangers import recognise
+    from partita.foreign_paths import recognise
 
     stranger = recognise(path)
     if path.is_dir() or not path.exists():

@@ -11,15 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.capped import parsed_record, read_capped
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import RunGroups, argument_text
-from partita.commands.generation import open_batch, open_with, say_notes
+from partita.commands.generation import open_batch, open_with, print_notes
 from partita.commands.models import package_of
-from partita.commands.outputs import say_written
+from partita.commands.outputs import print_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
-from partita.files import claim
+from partita.files import reserve
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_chain_options
 from partita.library.conversation import Conversation
@@ -27,7 +26,7 @@ from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.requests import Ticket
 from partita.library.engine.speculation import check_speculation
 from partita.library.generation import sampling_options
-from partita.library.sampling import completed_for
+from partita.library.sampling import complete_sampling_for
 from partita.observations.text_format import plural
 from partita.options.fields import group
 from partita.options.generation import ChatCommand
@@ -35,10 +34,11 @@ from partita.package.folder import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
 from partita.runtime.generate.checks import check_adapter
-from partita.runtime.generate.prefix_file import read_said, system_of
+from partita.runtime.generate.prefix_file import read_content, system_of
 from partita.runtime.generate.text.chat_templates import Message
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.signals import PRESSED_SECONDS
+from partita.untrusted_files import parsed_record, read_capped
 
 SCHEMA = "partita.chat/1"
 """Of what /save writes."""
@@ -70,7 +70,9 @@ def run(given: ChatCommand) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
-    sampling, notes = completed_for(replace(options.sampling, max_new_tokens=longest), options.package, hints=True)
+    sampling, notes = complete_sampling_for(
+        replace(options.sampling, max_new_tokens=longest), options.package, hints=True
+    )
     system = _system(options)
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     messages = _begin(options, system)
@@ -88,7 +90,7 @@ def _system(options: ChatOptions) -> str | None:
         return None if options.system is None else argument_text(options.system, "--system")
     if options.system is not None:
         raise UsageError("--prefix already contains the system message; omit --system")
-    return system_of(read_said(options.prefix))
+    return system_of(read_content(options.prefix))
 
 
 def _begin(options: ChatOptions, system: str | None) -> list[Message]:
@@ -137,7 +139,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             stop_ids=sorted(stop_token_ids(options.package)),
             on_text=write_stdout,
         )
-        say_notes(options, target, model)
+        print_notes(options, target, model)
         return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
 
 
@@ -278,7 +280,7 @@ class Session:
         )
         if file is not None:
             file.write(storage.to_json(report))
-            say_written("report", file.path)
+            print_written("report", file.path)
             return
         view = load_view("brief", REPORT_VIEWS)
         assert view.print_to is not None
@@ -292,7 +294,7 @@ class Session:
         except RuntimeError as error:  # ~name of nobody
             raise UsageError(f"{command} {rest}: {error}") from error
         prefix = () if self.options.prefix is None else (self.options.prefix,)
-        return claim(path, what, (*self.options.reads, *prefix), option=command)
+        return reserve(path, what, (*self.options.reads, *prefix), option=command)
 
 
 class _CtrlC:

@@ -68,7 +68,7 @@ def _exporters() -> Iterable[str]:
 
 
 def _quantisers() -> Iterable[str]:
-    from partita.export.quantise.rounders import names
+    from partita.export.quantise.quantisers import names
 
     return names()
 

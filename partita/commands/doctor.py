@@ -8,7 +8,7 @@ from importlib import metadata
 
 from partita.commands.results import DoctorResult
 from partita.commands.terminal import print_record, write_stdout
-from partita.library.place.supporting import providers
+from partita.library.place.support import providers
 from partita.observations.text_format import human_bytes
 from partita.options.inspection import DoctorCommand
 from partita.runtime.cpu.cores import cpu_name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from partita.commands.audience import TERMINAL, say_chain
+from partita.commands.audience import TERMINAL, print_chain_notes
 from partita.commands.results import EvaluateResult
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.export.progress import stage
@@ -20,7 +20,7 @@ from partita.options.inspection import EvaluateCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Quality
 from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.sections.model import Column, words
+from partita.partition_reports.sections.model import Column, text_column
 
 
 def run(options: EvaluateCommand) -> int:
@@ -34,7 +34,7 @@ def run(options: EvaluateCommand) -> int:
             *(package, manifest, target, options.threads),
             chain=target.chain,
             in_worker=in_child(target, "auto"),
-            on_chain=partial(say_chain, target),
+            on_chain=partial(print_chain_notes, target),
             audience=TERMINAL,
         )
     if options.as_json:
@@ -63,7 +63,7 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
         page.pairs(
             [("text", f"{stored.text}, {result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens")]
         )
-    columns = (words("figure"), Column("here"), Column("at export"))
+    columns = (text_column("figure"), Column("here"), Column("at export"))
     page.table(columns, list(_rows(result, stored)))
     page.pairs([("divergence", _bound(result, stored))])
 

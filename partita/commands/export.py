@@ -40,7 +40,7 @@ def run(options: ExportCommand) -> None:
     else:
         lines = describe(summary)
         if options.explain:
-            lines += [*explained(summary.passes, summary.manifest), *explained_mix(summary.manifest.packed)]
+            lines += [*pass_lines(summary.passes, summary.manifest), *mix_lines(summary.manifest.packed)]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -71,7 +71,7 @@ def _cache(manifest: Manifest) -> str:
 
 def _as_record(summary: Summary) -> ExportResult:
     """The summary for `--json`."""
-    return ExportResult.taken_from(
+    return ExportResult.copy_of(
         summary,
         package=str(summary.out),
         cache_bytes_per_token=_cache_bytes_per_token(summary.manifest),
@@ -86,18 +86,19 @@ def describe(summary: Summary) -> list[str]:
     source = manifest.source
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
     return [
-        f"{summary.out}: {source.architecture} exported, {manifest.verification.headline}{_by_twin(manifest)}",
+        f"{summary.out}: {source.architecture} exported, {manifest.verification.headline}"
+        f"{_verified_copy_line(manifest)}",
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
-        *_quantised(manifest),
+        *_source_quantisation_line(manifest),
         "  graph       " + "; ".join(f"{file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
-        f"  weights     {human_bytes(graph.weight_bytes)}{_packed(manifest.packed)}",
+        f"  weights     {human_bytes(graph.weight_bytes)}{_quantised_weights_lines(manifest.packed)}",
         *_adapters(manifest),
-        *([] if manifest.packed is None else _rounded(manifest.packed)),
+        *([] if manifest.packed is None else _calibration_lines(manifest.packed)),
         *_prefill(manifest),
-        *_narrow(manifest),
+        *_half_precision_line(manifest),
         f"  cache       {_cache(manifest)}",
-        *_rounded_cache(manifest),
+        *_quantised_cache_line(manifest),
         f"  verified    {_verification(manifest.verification)}",
         *_quality(manifest),
         *_smoke(manifest),
@@ -120,7 +121,7 @@ def _next_command(summary: Summary) -> str:
     return f"partita generate {shlex.quote(str(summary.out))} {prompt}"
 
 
-def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
+def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
     """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
     from partita.export.passes import ORDER
 
@@ -162,7 +163,7 @@ def _target(manifest: Manifest) -> list[str]:
     return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told}"]
 
 
-def _quantised(manifest: Manifest) -> list[str]:
+def _source_quantisation_line(manifest: Manifest) -> list[str]:
     """A line on a checkpoint that was quantised already; none for one of floats."""
     found = manifest.source.quantised
     if found is None:
@@ -185,7 +186,7 @@ def _adapters(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _packed(packed: PackedWeights | None) -> str:
+def _quantised_weights_lines(packed: PackedWeights | None) -> str:
     """Precisions of quantised weights, and the operators that read them."""
     if packed is None:
         return ""
@@ -212,7 +213,7 @@ def _prefill(manifest: Manifest) -> list[str]:
     ]
 
 
-def _rounded(packed: PackedWeights) -> list[str]:
+def _calibration_lines(packed: PackedWeights) -> list[str]:
     """Lines on the text that weights were rounded on, and on how widths were chosen."""
     lines = []
     if packed.calibration is not None:
@@ -230,7 +231,7 @@ def _rounded(packed: PackedWeights) -> list[str]:
     return lines
 
 
-def explained_mix(packed: PackedWeights | None) -> list[str]:
+def mix_lines(packed: PackedWeights | None) -> list[str]:
     """What each unit of weights costs when it alone is rounded, and the mixes that were measured."""
     mix = None if packed is None else packed.mix
     if mix is None:
@@ -249,7 +250,7 @@ def explained_mix(packed: PackedWeights | None) -> list[str]:
     ]
 
 
-def _narrow(manifest: Manifest) -> list[str]:
+def _half_precision_line(manifest: Manifest) -> list[str]:
     """The line on matrices of 16 bits that are computed with in float32."""
     kept = manifest.narrow
     if kept is None:
@@ -264,7 +265,7 @@ def _blocks(kind: PackedKind) -> str:
     return f"blocks of {kind.block_size}" if kind.block_size else "one scale per row"
 
 
-def _rounded_cache(manifest: Manifest) -> list[str]:
+def _quantised_cache_line(manifest: Manifest) -> list[str]:
     """The line on a cache of integers."""
     cache = manifest.rounded_cache
     if cache is None:
@@ -297,7 +298,7 @@ def _quality(manifest: Manifest) -> list[str]:
     ]
 
 
-def _by_twin(manifest: Manifest) -> str:
+def _verified_copy_line(manifest: Manifest) -> str:
     """What was verified in place of the package itself."""
     if manifest.verification.twin is None:
         return ""

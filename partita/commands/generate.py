@@ -9,12 +9,12 @@ from pathlib import Path
 from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, parse_ids, read_prompts
 from partita.commands.models import package_of
-from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
-from partita.files import STDIN, claim
+from partita.commands.outputs import Sink, refuse_two_on_stdout, reserve_output
+from partita.files import STDIN, reserve
 from partita.foreign.folder import open_folder
 from partita.library.chain import read_chain_options
 from partita.library.engine.speculation import check_speculation
-from partita.library.sampling import completed_for
+from partita.library.sampling import complete_sampling_for
 from partita.options.fields import group
 from partita.options.generation import GenerateCommand
 from partita.runtime.generate.checks import check_adapter
@@ -30,7 +30,7 @@ def run(given: GenerateCommand) -> int:
 
         check_cluster_options(options)
     target = read_chain_options(options.where)
-    check_limits(options.limits, target.asked_names)
+    check_limits(options.limits, target.requested_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
     prompts = [] if without else read_prompts(prompts_given)
     if options.token_ids:
@@ -41,7 +41,7 @@ def run(given: GenerateCommand) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
-    sampling, notes = completed_for(asked, options.package, hints=True, of_rows=options.input is not None)
+    sampling, notes = complete_sampling_for(asked, options.package, hints=True, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, **sampling.figures(), system=system, stop=stop)
@@ -49,7 +49,7 @@ def run(given: GenerateCommand) -> int:
     _check_files(options, reads)
     sink: Sink | None = None
     if options.save_prefix is not None:
-        claim(options.save_prefix, "prefix", reads, option="--save-prefix")
+        reserve(options.save_prefix, "prefix", reads, option="--save-prefix")
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
         from partita.library.batches.journal import journal_path
@@ -57,7 +57,7 @@ def run(given: GenerateCommand) -> int:
         files = (options.input, options.output, options.prefix, options.save_prefix)
         journal = () if options.output is None else (journal_path(options.output),)
         known = (*reads, *(path for path in files if path is not None), *journal)
-        sink = claim_output(options.report, "report", known, option="--report")
+        sink = reserve_output(options.report, "report", known, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     if options.input is not None:
         from partita.commands.batch import rows_file, run_batch, run_on_cluster
@@ -77,9 +77,9 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
     """Check the files of a batch before anything is loaded."""
     if options.input is None or options.output is None:
         return
-    from partita.library.batches.running import PIPE, check_files
+    from partita.library.batches.batch_run import PIPE, check_files
 
     prefix = () if options.prefix is None else (options.prefix,)
     source = STDIN if options.input == PIPE else options.input
-    claim_output(options.output, "answers", (*reads, source, *prefix), option="--output")
+    reserve_output(options.output, "answers", (*reads, source, *prefix), option="--output")
     check_files(options.input, options.output)

@@ -14,9 +14,9 @@ from functools import partial
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from partita.commands.audience import TERMINAL, say, say_target, unused
+from partita.commands.audience import TERMINAL, print_note, print_target_notes, unused_provider_notes
 from partita.commands.generate_options import GenerateOptions, RunGroups, parse_ids
-from partita.commands.outputs import STDOUT, Sink, say_written
+from partita.commands.outputs import STDOUT, Sink, print_written
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
@@ -25,7 +25,7 @@ from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
-from partita.library.notes import chunk_ignored, idle, inferred, placeholder_note, unverified
+from partita.library.notes import chunk_ignored, idle, inference_notes, placeholder_note, unverified_note
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.flags import option_flags
@@ -36,7 +36,7 @@ from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import shell
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.generate.prefix_file import Said, read_said, system_of
+from partita.runtime.generate.prefix_file import PrefixContent, read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import Text, load_text
 
@@ -54,18 +54,18 @@ def run_generation(
     """Load, generate, write the report to `sink`; returns the exit code."""
     parse_pins(target.pins, target.chain)  # wrong options are reported before anything is opened
     check_placement(options, target)
-    said = None if options.prefix is None else read_said(options.prefix)
+    said = None if options.prefix is None else read_content(options.prefix)
     with open_model(options, target, manifest, observe=options.report is not None) as model:
         generation = _begin(options, model, prompts, said)  # before the notes: an error is one line
         ids = [ticket.work.prompt for ticket in generation.progress.tickets]
         notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(said, ids))
-        say_notes(options, target, model, ids, notes)
+        print_notes(options, target, model, ids, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
-            say(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
-        printed = Printed(options, target, model, generation, notes)
+            print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
+        printed = PrintedGeneration(options, target, model, generation, notes)
         printed.follow()
         printed.finish()
-        _say_timings(model, generation)
+        _print_timings(model, generation)
         cut_short = False
         if sink is not None:
             cut_short = write_report(sink, model.engine, printed.report_request(), error=printed.error)
@@ -120,7 +120,7 @@ def open_batch(options: RunGroups, model: Model) -> Engine:
     )
 
 
-def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: Said | None) -> Generation:
+def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: PrefixContent | None) -> Generation:
     """Queue the prompts. Raises GenerationError for prompts that cannot be taken."""
     if options.is_chat:
         system = options.system if said is None else system_of(said)
@@ -139,7 +139,7 @@ def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said:
     )
 
 
-def say_notes(
+def print_notes(
     options: RunGroups,
     target: Target,
     model: Model,
@@ -147,11 +147,11 @@ def say_notes(
     notes: Sequence[str] = (),
 ) -> None:
     """Notes for the user before the first token."""
-    say_target(target)
-    known = (*unused(target, model.chain), *map(idle, model.engine.opened.idle))
-    known += (*unverified(model.manifest.verification), *inferred(model.manifest))
+    print_target_notes(target)
+    known = (*unused_provider_notes(target, model.chain), *map(idle, model.engine.opened.idle))
+    known += (*unverified_note(model.manifest.verification), *inference_notes(model.manifest))
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
-        say(line)
+        print_note(line)
 
 
 def check_placement(options: GenerateOptions, target: Target) -> None:
@@ -161,7 +161,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
-    from partita.library.place.placing import place_model
+    from partita.library.place.placement import place_model
 
     placing = PlaceOptions(
         options.package,
@@ -179,7 +179,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         raise over
 
 
-def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
+def _prefix_note(said: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """How much of a prefix the prompts have."""
     if said is None:
         return ()
@@ -192,7 +192,7 @@ def _ids(tokens: Sequence[int]) -> str:
 
 
 @dataclass(slots=True)
-class Printed:
+class PrintedGeneration:
     """A generation whose completions are printed, and how it ended where it did not end by itself."""
 
     options: GenerateOptions
@@ -273,7 +273,7 @@ class Printed:
             load_seconds=self.model.load_seconds,
             tokenizer_load_seconds=self.model.text_seconds,
             rows=tuple(
-                GeneratedRow.taken_from(answer, text=None if options.token_ids else answer.text)
+                GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
                 for answer in generation.answers
             ),
             timings=GenerationTimings(**generation.timings),
@@ -305,7 +305,7 @@ class Printed:
         return "stdout was closed" if self.closed else ""
 
 
-def _say_timings(model: Model, generation: Generation) -> None:
+def _print_timings(model: Model, generation: Generation) -> None:
     """One line on stderr."""
     figures = generation.timings
     parts = [f"load {model.load_seconds:.2f} s"]
@@ -337,7 +337,7 @@ def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: Partit
         return False
     sink.write(storage.to_json(report))
     if isinstance(sink, Output):
-        say_written("report", sink.path)
+        print_written("report", sink.path)
     return bool(report.interrupted)
 
 
@@ -349,7 +349,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
     with open_model(options, target, manifest, observe=False) as model:
-        say_notes(options, target, model)
+        print_notes(options, target, model)
         saved = model.save_prefix(
             file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
         )

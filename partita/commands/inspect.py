@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.outputs import asked, prepare
+from partita.commands.outputs import prepare, requested_view
 from partita.foreign.folder import Choice
-from partita.library.inspecting import choice_of_other, files_of, inspected
+from partita.library.inspecting import choice_of_other, files_of, run_inspection
 from partita.options.inspection import InspectCommand
 
 VIEWS = "partita.inspection.document"
@@ -15,9 +15,9 @@ DIFF_VIEWS = "partita.inspection.diff.document"
 
 def run(options: InspectCommand) -> None:
     """Inspect and show. Faults of the folder are findings, and no error. Raises UsageError, PackageError."""
-    path, view = Path(options.package), asked(options)
+    path, view = Path(options.package), requested_view(options)
     reads = (*files_of(path), *Choice.of(options).reads, *choice_of_other(options).reads)
     if options.against is not None:
         reads = (*reads, *files_of(Path(options.against)))
     showing = prepare(view, VIEWS if options.against is None else DIFF_VIEWS, reads)
-    showing.show(inspected(options))
+    showing.show(run_inspection(options))

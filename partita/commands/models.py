@@ -8,7 +8,7 @@ from pathlib import Path
 from partita.commands.audience import TERMINAL
 from partita.commands.generate_options import argument_text
 from partita.commands.terminal import Bars
-from partita.library.models import folder_of
+from partita.library.model_cache import folder_of
 from partita.options.fields import PathText
 from partita.options.groups import SourceOptions
 from partita.providers.resolve import parse_chain

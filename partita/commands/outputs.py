@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.commands.terminal import note, stdout_console, write_stdout, write_stdout_bytes
 from partita.errors import PackageError, ReportError, UsageError
-from partita.files import STDIN, Output, claim
+from partita.files import STDIN, Output, reserve
 from partita.observations.text_format import listing
 from partita.options.fields import PathText
 from partita.partition_reports.render.show import load_view
@@ -35,12 +35,12 @@ class Stdout:
 Sink = Output | Stdout
 
 
-def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
+def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
     """The output for `path`, reserved; `-` is stdout. Raises the errors of `partita.files`."""
-    return Stdout() if path == STDOUT else claim(path, what, reads, option=option)
+    return Stdout() if path == STDOUT else reserve(path, what, reads, option=option)
 
 
-def say_written(what: str, path: Path | str) -> None:
+def print_written(what: str, path: Path | str) -> None:
     """A note on where a report or result is, and the command that shows it, as a shell takes it."""
     note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
@@ -60,7 +60,7 @@ def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: 
         if sink is not None:
             sink.write(text)
     if isinstance(sink, Output):
-        say_written(what, sink.path)
+        print_written(what, sink.path)
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
@@ -80,7 +80,7 @@ def data_files(model: Path) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedView:
     """The requested view, and its file: None is stdout."""
 
     view: str = "text"
@@ -129,7 +129,7 @@ class ViewOptions(Protocol):
         """Short form of the view `json`."""
 
 
-def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> Asked:
+def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> RequestedView:
     """The view named by --view or a short form, else the `usual` one. Raises UsageError when two differ."""
     named = {
         "--view": options.view,
@@ -139,10 +139,10 @@ def asked(options: ViewOptions, usual: str = "text", *, full: bool = False) -> A
     given = [(option, name) for option, name in named.items() if name is not None]
     if len({name for _, name in given}) > 1:
         raise UsageError(f"{listing(option for option, _ in given)} select different views; use one")
-    return Asked(given[0][1] if given else usual, None if options.out is None else Path(options.out))
+    return RequestedView(given[0][1] if given else usual, None if options.out is None else Path(options.out))
 
 
-def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:
+def prepare(asked: RequestedView, folder: str, reads: Iterable[Path] = ()) -> Showing:
     """Find the view in its folder, and reserve its output, before anything is read or run.
 
     `reads`: files that must not be written over. Raises UsageError, and the errors of `claim_output`.
@@ -152,7 +152,7 @@ def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:
 
 def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
     """Reserve the output of a view."""
-    return Showing(view, claim_output(out or STDOUT, _called(view), (*reads, STDIN), option="--out"))
+    return Showing(view, reserve_output(out or STDOUT, _called(view), (*reads, STDIN), option="--out"))
 
 
 def _called(view: View) -> str:

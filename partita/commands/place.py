@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.audience import TERMINAL, say_target
-from partita.commands.outputs import Sink, claim_output, data_files, refuse_two_on_stdout, show_and_write
+from partita.commands.audience import TERMINAL, print_target_notes
+from partita.commands.outputs import Sink, data_files, refuse_two_on_stdout, reserve_output, show_and_write
 from partita.commands.terminal import note
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.chain import chain_of, read_by
 from partita.library.notes import not_used
-from partita.library.place.placing import place_model, read_place
+from partita.library.place.placement import place_model, read_place
 from partita.library.run_report import limits_error
 from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage
@@ -30,13 +30,13 @@ def run(options: PlaceCommand) -> int:
     a limit is exceeded.
     """
     target = read_place(options)
-    sink = _claim_report(options)
-    say_target(target)
+    sink = _reserve_report(options)
+    print_target_notes(target)
     report, error = place_model(options, target, audience=TERMINAL)
     return _finish(options, sink, report, error)
 
 
-def _claim_report(options: PlaceCommand) -> Sink | None:
+def _reserve_report(options: PlaceCommand) -> Sink | None:
     """Where the report goes; None without `--report`."""
     if options.full and options.as_json:
         raise UsageError("--full and --json select different views; keep one")
@@ -47,7 +47,7 @@ def _claim_report(options: PlaceCommand) -> Sink | None:
     given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
     if report.exists() and model.is_file():  # a report that does not exist yet is no input
         given += data_files(model)
-    return claim_output(report, "report", read_by(chain_of(options), *given), option="--report")
+    return reserve_output(report, "report", read_by(chain_of(options), *given), option="--report")
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.outputs import asked, prepare
-from partita.library.place.supporting import providers
+from partita.commands.outputs import prepare, requested_view
+from partita.library.place.support import providers
 from partita.options.inspection import ProvidersCommand
 
 VIEWS = "partita.machine.document"
@@ -14,5 +14,5 @@ VIEWS = "partita.machine.document"
 def run(options: ProvidersCommand) -> None:
     """Try every provider and show the results. Raises UsageError for a library that cannot be used."""
     libraries = options.provider_libraries or {}
-    showing = prepare(asked(options), VIEWS, [Path(path) for path in libraries.values()])
+    showing = prepare(requested_view(options), VIEWS, [Path(path) for path in libraries.values()])
     showing.show(providers(provider_libraries=libraries))

@@ -66,7 +66,7 @@ def _show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
                 row.op_type or "unknown",
                 row.module or "-",
                 short_provider(row.provider),
-                _say_reasons(row),
+                _render_reasons(row),
             )
             for row in rows
         ],
@@ -77,7 +77,7 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per operator, provider and reason, largest first."""
     groups: dict[tuple[str, str, str], list[RefusedNode]] = {}
     for row in rows:
-        groups.setdefault((row.op_type or "unknown", row.provider, _say_reasons(row)), []).append(row)
+        groups.setdefault((row.op_type or "unknown", row.provider, _render_reasons(row)), []).append(row)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
         (
@@ -95,7 +95,7 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     page.table((*columns, Column("examples", False)), cells[:MOST_ROWS], rest)
 
 
-def _say_reasons(row: RefusedNode) -> str:
+def _render_reasons(row: RefusedNode) -> str:
     """Its reason; with several available providers, the reason of each."""
     if len(row.asked) == 1:
         return row.asked[0].reason

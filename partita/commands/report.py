@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.commands.outputs import Asked, asked, open_sink, prepare
+from partita.commands.outputs import RequestedView, open_sink, prepare, requested_view
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.options.fields import path_of
 from partita.options.reports import (
@@ -32,20 +32,20 @@ DIFFERENT = 1
 
 def show(options: ShowCommand) -> None:
     """Show a report or the result of a benchmark."""
-    _show(Path(options.file), asked(options, "brief", full=options.full))
+    _show(Path(options.file), requested_view(options, "brief", full=options.full))
 
 
 def html(options: HtmlCommand) -> None:
     """Write a report as a page."""
-    _show(Path(options.file), Asked("html", path_of(options.out)), next_to=True)
+    _show(Path(options.file), RequestedView("html", path_of(options.out)), next_to=True)
 
 
 def markdown(options: MarkdownCommand) -> None:
     """Write a report as Markdown."""
-    _show(Path(options.file), Asked("markdown", path_of(options.out)))
+    _show(Path(options.file), RequestedView("markdown", path_of(options.out)))
 
 
-def _show(file: Path, view: Asked, *, next_to: bool = False) -> None:
+def _show(file: Path, view: RequestedView, *, next_to: bool = False) -> None:
     """Show a report or the result of a bench in the view of that name: on stdout, or in a file.
 
     `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
@@ -72,15 +72,15 @@ def _kinds() -> dict[str, type[Record]]:
 def explain(options: ExplainCommand) -> None:
     """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
     from partita.explain import node_explanation
-    from partita.explain.words import say_no_single
+    from partita.explain.sentences import render_no_single
 
-    file, view = Path(options.file), asked(options)
+    file, view = Path(options.file), requested_view(options)
     showing = prepare(view, EXPLAIN_VIEWS, (file,))
     found = node_explanation.find(storage.read(file), options.node)
     if isinstance(found, node_explanation.Matches):
         if found.matches or view.view == "json":
             showing.show(found)
-        raise UsageError(f"{file}: {say_no_single(found)}")
+        raise UsageError(f"{file}: {render_no_single(found)}")
     showing.show(found if options.all or view.view == "json" else found.without_lost())
 
 
@@ -91,7 +91,7 @@ def diff(options: DiffCommand) -> int:
         raise UsageError("both reports are read from stdin; give a file for one of them")
     from partita.diff.compare import compare
 
-    showing = prepare(asked(options), DIFF_VIEWS, (before, after))
+    showing = prepare(requested_view(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
     if found.unrelated and not options.force:
         raise ReportError(
@@ -110,7 +110,7 @@ def check(options: CheckCommand) -> None:
     file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:
         raise UsageError("both reports are read from stdin; give a file for one of them")
-    showing = prepare(asked(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
+    showing = prepare(requested_view(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
     report = storage.read(file)
     held = gate_of(options, vocabulary(report), baseline=baseline is not None)
     if held == gate.Gate() and baseline is None:

@@ -12,7 +12,7 @@ from pydantic import Field
 import partita
 from partita.commands.refusal import render_refusal
 from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
-from partita.library.batches.running import FileAnswers, WorkerFact
+from partita.library.batches.batch_run import BatchRunResult, WorkerFact
 from partita.machine.records import MachineReport
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options.flags import with_flags
@@ -109,7 +109,7 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
-class BatchResult(FileAnswers, Result):
+class BatchResult(BatchRunResult, Result):
     """Output of `generate --input FILE --output FILE --json`: the run and its figures. The answers are in the file."""
 
     schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
@@ -126,7 +126,7 @@ class BatchResult(FileAnswers, Result):
     notes: tuple[str, ...] = ()
 
 
-class ClusterResult(FileAnswers, Result):
+class ClusterResult(BatchRunResult, Result):
     """Output of `generate --input FILE --output FILE --address ADDRESS --json`: figures of the run, and its workers."""
 
     schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
@@ -228,7 +228,7 @@ class ServeResult(Record):
     models: tuple[ServedModel, ...]
 
 
-def printed() -> dict[str, Any]:
+def json_schemas() -> dict[str, Any]:
     """Records, or several of them, by the name that their schema has in docs/."""
     from partita.bench.records import Bench
     from partita.check.gate import GateResult

@@ -8,8 +8,8 @@ from partita.commands import chat, generate
 from partita.commands.models import package_of
 from partita.commands.terminal import note, write_stdout
 from partita.errors import UsageError
-from partita.library import models
-from partita.library.models import cached_packages
+from partita.library import model_cache
+from partita.library.model_cache import cached_packages
 from partita.observations.text_format import human_bytes
 from partita.options.generation import (
     CacheListCommand,
@@ -63,5 +63,5 @@ def list_cached(options: CacheListCommand) -> None:
 
 def remove_cached(options: CacheRemoveCommand) -> None:
     """Remove one of them."""
-    gone = models.remove_cached(options.name)
+    gone = model_cache.remove_cached(options.name)
     note(f"removed {gone.path} ({human_bytes(gone.size_bytes)})")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.check.limits import Limits, check_limits
-from partita.commands.audience import TERMINAL, say, say_target
+from partita.commands.audience import TERMINAL, print_note, print_target_notes
 from partita.commands.models import package_of
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import print_record, write_stderr
@@ -25,7 +25,7 @@ from partita.options.serve import ServeCommand
 from partita.remedies import Remedy
 
 if TYPE_CHECKING:
-    from partita.serve.served import Served
+    from partita.serve.served_package import ServedPackage
 
 KEY_VARIABLE = "PARTITA_API_KEY"
 NAME_THEM = Remedy(
@@ -48,13 +48,13 @@ def run(options: ServeCommand) -> int:
     keys = _checked(options)
     where, placement, choice = chain_of(options), Limits.of(options), Choice.of(options)
     target = read_chain_options(where)
-    check_limits(placement, target.asked_names)
+    check_limits(placement, target.requested_names)
 
-    from partita.serve.app import Endpoints, guarded, make_app, model_names
+    from partita.serve.app import Endpoints, guard_app, make_app, model_names
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
     from partita.serve.run import Server, bind, is_loopback, url_of
-    from partita.serve.served import Serving, adapters_of, open_served
+    from partita.serve.served_package import Serving, adapters_of, open_served
 
     names = _names(options.packages, tuple(options.name))
     _check_count("prefix", options.prefix, names)
@@ -76,25 +76,25 @@ def run(options: ServeCommand) -> int:
     )
     with ExitStack() as stack:
         listening = stack.enter_context(bind(options.host, options.port))
-        say_target(target)
+        print_target_notes(target)
         if not keys and not is_loopback(listening):
-            say(f"{options.host} is reachable from other machines and no API key is set; set one with --api-key")
-        models: dict[str, Served] = {}
+            print_note(f"{options.host} is reachable from other machines and no API key is set; set one with --api-key")
+        models: dict[str, ServedPackage] = {}
         for name, package, manifest, prefix in zip(names, packages, manifests, prefixes, strict=True):
-            served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line, prefix)
+            served = open_served(name, package, manifest, serving, metrics, TERMINAL, _print_line, prefix)
             stack.callback(served.stop)
             models[name] = served
         endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origin, _say_line)
-        app = guarded(gate, options.allowed_origin, options.host if is_loopback(listening) else None)
+        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origin, _print_line)
+        app = guard_app(gate, options.allowed_origin, options.host if is_loopback(listening) else None)
         url = url_of(listening)
         server = Server(
             gate,
             app,
             endpoints,
             listening,
-            ready=lambda: _say_ready(url, options, models),
-            log=_say_line,
+            ready=lambda: _print_ready(url, options, models),
+            log=_print_line,
         )
         return server.run()
 
@@ -150,12 +150,12 @@ def _write(text: str) -> None:
         write_stderr(f"{text}\n")
 
 
-def _say_line(text: str) -> None:
+def _print_line(text: str) -> None:
     """A line for the operator, while the server runs."""
     _write(f"partita: {' '.join(text.split())}")
 
 
-def _say_ready(url: str, options: ServeCommand, models: dict[str, Served]) -> None:
+def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackage]) -> None:
     """Where clients find the server, on stderr; with --json on stdout, too."""
     for served in models.values():
         report = served.report()

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.commands.audience import TERMINAL
-from partita.commands.outputs import STDOUT, Asked, Showing, asked, claim_output, data_files, prepare
+from partita.commands.outputs import STDOUT, RequestedView, Showing, data_files, prepare, requested_view, reserve_output
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.chain import chain_of, read_by
-from partita.library.place.supporting import chain_options, measure_support
+from partita.library.place.support import chain_options, measure_support
 from partita.observations.text_format import listing
-from partita.options.fields import described
+from partita.options.fields import describe_fields
 from partita.options.placement import SupportCommand
 from partita.partition_reports.render.show import load_view
 
@@ -26,7 +26,7 @@ OPTIONS = {"json": "--out"}
 
 def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
     """Every view that the options name, with its output. Raises UsageError when two would go to stdout."""
-    reads, view = tuple(reads), asked(replace(options, out=None)).view
+    reads, view = tuple(reads), requested_view(replace(options, out=None)).view
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
     files = {name: Path(path) for name, path in given.items() if path is not None}
     on_stdout = [name for name, path in files.items() if path == STDOUT]
@@ -35,9 +35,9 @@ def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path
     places, found = list(files.values()), []
     for index, (name, path) in enumerate(files.items()):
         option = OPTIONS.get(name, f"--{name}")
-        sink = claim_output(path, what, (*reads, *places[:index]), option=option)
+        sink = reserve_output(path, what, (*reads, *places[:index]), option=option)
         found.append(Showing(load_view(name, folder), sink, what))
-    return found if on_stdout else [*found, prepare(Asked(view), folder)]
+    return found if on_stdout else [*found, prepare(RequestedView(view), folder)]
 
 
 def run(options: SupportCommand) -> int:
@@ -62,7 +62,7 @@ def run(options: SupportCommand) -> int:
 def _diff(files: Sequence[str], options: SupportCommand) -> int:
     """Show the differences between two tables, and return the exit code. Raises UsageError, ReportError."""
     shown = ("operators", "out", "markdown", "html", "view", "as_json")
-    given = [each for each in described(SupportCommand) if each.name not in shown]
+    given = [each for each in describe_fields(SupportCommand) if each.name not in shown]
     refused = [each.flag for each in given if getattr(options, each.name) != each.field.default]
     if refused:
         raise UsageError(f"support diff compares two tables written by --out; omit {listing(refused)}")

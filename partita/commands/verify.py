@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from partita.commands.audience import TERMINAL, say_chain
+from partita.commands.audience import TERMINAL, print_chain_notes
 from partita.commands.results import VerifyResult
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
@@ -22,7 +22,7 @@ from partita.options.inspection import VerifyCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
-from partita.partition_reports.sections.model import Column, words
+from partita.partition_reports.sections.model import Column, text_column
 
 TOKENS_PAST_WINDOW = 64
 """How much longer than a window a text may be that is compared."""
@@ -46,7 +46,7 @@ def run(options: VerifyCommand) -> int:
         *(package, manifest, reference, target, options.threads),
         chain=target.chain,
         in_worker=in_child(target, "auto"),
-        on_chain=partial(say_chain, target),
+        on_chain=partial(print_chain_notes, target),
         audience=TERMINAL,
     )
     return judge(package, manifest, result, as_json=options.as_json)
@@ -81,7 +81,13 @@ def show(package: Path, result: Verification, console: Console) -> None:
         ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"
     told = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{told}{ties}")])
-    columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))
+    columns = (
+        text_column("step"),
+        text_column("output"),
+        Column("max abs err"),
+        Column("max rel err"),
+        text_column("greedy tokens"),
+    )
     page.table(columns, [_step_row(step) for step in result.steps])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diagnosis.records import Trial
+from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import Step
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import short_provider
@@ -18,12 +18,12 @@ from partita.remedies import Remedy
 
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Stand for what is not known."""
-Known = Literal["shown", "shown of some", "untried", "says"]
+Known = Literal["shown", "shown of some", "untested", "says"]
 """Of a step: a probe shows that it helps; it was not tried; or it changes no placement and only gives information."""
 SUFFIXES: Mapping[Known, str] = {
     "shown": "; in an experiment {provider} accepts the node so",
     "shown of some": "; in experiments {provider} accepts some of the nodes so",
-    "untried": "; untried",
+    "untested": "; untried",
     "says": "",
 }
 
@@ -36,7 +36,7 @@ class Action:
     remedy: Remedy
     exports: bool = False
     """It makes the package anew."""
-    asks: bool = False
+    queries_provider: bool = False
     """It queries the provider for the lowerings that it supports."""
     known: Known = "says"
 
@@ -98,7 +98,7 @@ def steps_for(
     wanted: str,
     *,
     unprobed: bool = False,
-    trials: Sequence[Sequence[Trial]] = (),
+    trials: Sequence[Sequence[VariantRecord]] = (),
 ) -> list[Action]:
     """The steps of a reason, for nodes that are not on `wanted` (ONNX Runtime's name). `unprobed`: experiments are
     missing. `trials`: those on each of the nodes; what they tried in vain is not among the steps.
@@ -109,7 +109,7 @@ def steps_for(
         if not _makes_sense(situation.package, step, wanted, unprobed):
             continue
         tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]
-        helped = [{trial.now: None for trial in each if trial.outcome == "taken"} for each in tried]
+        helped = [{trial.now: None for trial in each if trial.outcome == "supported"} for each in tried]
         nodes = sum(map(bool, helped))
         if tried and all(tried) and not nodes:
             continue  # tried in vain on every node
@@ -120,7 +120,7 @@ def steps_for(
     return found
 
 
-def _is_of(step: Step, trial: Trial) -> bool:
+def _is_of(step: Step, trial: VariantRecord) -> bool:
     """Whether an experiment changed what the step changes, and was answered: in a dry run, by a run on the CPU."""
     change = step.change
     answered = trial.outcome not in ("invalid", "timed_out", "placed")
@@ -133,7 +133,7 @@ def _known(step: Step, helped: int, nodes: int) -> Known:
     """
     if not step.changes or step.chooses_lowering:
         return "says"
-    return "untried" if not helped else "shown" if helped == nodes else "shown of some"
+    return "untested" if not helped else "shown" if helped == nodes else "shown of some"
 
 
 def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partita.diagnosis.inlined_nodes import NODE_GROUP, with_blank
-from partita.diagnosis.probe_verdict import conclusions, opening
+from partita.diagnosis.probe_conclusions import conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
 from partita.observations.facts import FAILED, Factor, NodeProbe, RejectedPart
 from partita.observations.log_pattern import LogPattern
@@ -99,7 +99,7 @@ class Context:
     """Experiments on the node, or on one that it replaces, on the skipped provider."""
     rejected: RejectedPart | None = None
     """The smallest part of the graph that the skipped provider does not open."""
-    blamed: bool = False
+    fails_alone: bool = False
     """A node of that part makes the provider fail by itself."""
     budget: str = ""
     """The memory budget that the user gave the skipped provider, e.g. cuda.memory_budget_kb=1000."""
@@ -107,7 +107,7 @@ class Context:
     """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
     copied_as: tuple[str, ...] = ()
     """Names by which the log has a node in the body of a function that ONNX Runtime unfolded."""
-    beside: tuple[str, ...] = ()
+    rewritten_with: tuple[str, ...] = ()
     """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
 
     @property
@@ -182,14 +182,14 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
     They count for a provider that failed over the graph, too, when this node is what it failed over.
     """
     culprit = is_culprit(context)
-    left = left_by_itself(context)
-    if not context.started and not culprit and not left and not _left_inside(context):
+    left = rejected_alone(context)
+    if not context.started and not culprit and not left and not _rejected_in_part(context):
         return
     for shown in conclusions(context.probe):
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
             if left and context.rejected is not None:
-                whole = f"the provider leaves this node and then fails on the whole graph: {context.rejected.said}; "
+                whole = f"the provider leaves this node and then fails on the whole graph: {context.rejected.message}; "
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
             remedy = PLACED if shown.not_run else None
             yield Finding("probed", ground, f"{whole}{shown.evidence}", remedy, shown.factors)
@@ -213,48 +213,51 @@ def is_culprit(context: Context) -> bool:
     """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
     part, probe = context.rejected, context.probe
     inside = part is not None and not {*part.nodes, *part.inside}.isdisjoint(context.names)
-    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
+    return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome in FAILED
 
 
-def left_by_itself(context: Context) -> bool:
+def rejected_alone(context: Context) -> bool:
     """Whether the provider fails over a graph because it rejects this node and no other, and logs it."""
     part, probe = context.rejected, context.probe
     single = part is not None and len(part.nodes) == 1 and part.nodes[0] in context.names and not part.inside
-    if not single or probe is None or not probe.trials or probe.trials[0].outcome != "left":
+    if not single or probe is None or not probe.variants or probe.variants[0].outcome != "rejected":
         return False
-    lines = (probe.trials[0].said, f"{probe.trials[0].said} node name: {context.node}")  # cut off in experiments
+    lines = (
+        probe.variants[0].message,
+        f"{probe.variants[0].message} node name: {context.node}",
+    )  # cut off in experiments
     return any(re.search(each.pattern, line) for each in context.patterns if names_a_node(each) for line in lines)
 
 
-def _left_inside(context: Context) -> bool:
+def _rejected_in_part(context: Context) -> bool:
     """Whether the node is left when alone, in a part over which the provider fails, and over no node of it alone."""
     part, probe = context.rejected, context.probe
     several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
-    inside = several and not context.blamed
-    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome == "left"
+    inside = several and not context.fails_alone
+    return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome == "rejected"
 
 
 def inserted(context: Context) -> bool:
     """Whether the file has no such node, and that ONNX Runtime added it is clear by its neighbours or its name."""
     name = OWN_NAMES.get(context.op_type or "")
     own = name is not None and name.fullmatch(context.node) is not None
-    return not context.exported and (own or bool(context.beside))
+    return not context.exported and (own or bool(context.rewritten_with))
 
 
-def said_of_operator(context: Context, code: ReasonCode) -> str:
+def operator_outcome(context: Context, code: ReasonCode) -> str:
     """What became of the node as it is, where the provider names the operator as it fails and a pattern gives `code`.
 
     Empty when there is no such line.
     """
     probe = context.probe
-    if probe is None or not probe.trials or probe.unprobed or context.op_type is None:
+    if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:
         return ""
-    first = probe.trials[0]
+    first = probe.variants[0]
     if first.outcome not in FAILED and context.rejected is None:
         return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == code]
-    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.said)
-    return opening(first) if named and any(re.search(pattern, first.said) for pattern in patterns) else ""
+    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.message)
+    return opening(first) if named and any(re.search(pattern, first.message) for pattern in patterns) else ""
 
 
 def names_a_node(pattern: LogPattern) -> bool:

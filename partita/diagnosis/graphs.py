@@ -24,7 +24,7 @@ class OptimisedGraph:
     """Node that makes each tensor; graph inputs and constants have none."""
     readers: dict[str, tuple[str, ...]]
     """Nodes that read each tensor."""
-    unnamed: frozenset[str]
+    unnamed_node_outputs: frozenset[str]
     """Tensors that nodes without a name make."""
     names: dict[str, str]
     """Name of a tensor in the optimised graph -> another name of it, in the ONNX file where the file has it."""

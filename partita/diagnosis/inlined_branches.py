@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from partita.diagnosis.inlined_nodes import gone_nodes
+from partita.diagnosis.inlined_nodes import removed_nodes
 from partita.observations.facts import GraphNode, SessionFacts
 
 PREFIX = r"_if_(?P<side>then|else)_branch_(token_\d+_)?"
@@ -25,7 +25,7 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
     names = {name: match for name in dict.fromkeys(listed) if (match := INLINED_NODE.fullmatch(name))}
     if not names:
         return {}
-    gone = gone_nodes(facts.inner, facts, order)
+    gone = removed_nodes(facts.inner, facts, order)
     found = _by_tensors(facts.optimised or (), names, gone)
     taken = set(found.values())
     groups: dict[tuple[str, str], list[str]] = {}
@@ -40,14 +40,16 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
     return {name: (inner,) for name, inner in found.items()}
 
 
-def branches_in_bodies(facts: SessionFacts, order: Sequence[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+def branches_in_subgraphs(
+    facts: SessionFacts, order: Sequence[str], names: Collection[str]
+) -> dict[str, tuple[str, ...]]:
     """The same by tensors alone, for nodes in control-flow subgraphs with `names` that the main graph has as well.
 
     An If within a subgraph may have a constant condition, too. A name that two subgraphs have is left out.
     """
     inside = [node for holder in facts.optimised or () for node in holder.inside if node.name in names]
     once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
-    found = _by_tensors(once, [node.name for node in once], gone_nodes(facts.inner, facts, order))
+    found = _by_tensors(once, [node.name for node in once], removed_nodes(facts.inner, facts, order))
     return {name: (inner,) for name, inner in found.items()}
 
 

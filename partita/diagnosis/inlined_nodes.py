@@ -29,7 +29,7 @@ Parts = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class FallbackNode:
     """A node without a name that is not on the preferred provider."""
 
     name: str
@@ -171,14 +171,14 @@ def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str,
     return tuple(name for name, op in found if made.get(name, op) == op)
 
 
-def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def functions_expanded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """For each node of a function, the file nodes that it may be a part of, without an optimised graph.
 
     The function in the name of a node is enough where one node calls it. Nodes without a name come from the file nodes
     that are gone and that the log rejects, if these are of one operator.
     """
     parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
-    left = gone_nodes(facts.graph, facts, order)
+    left = removed_nodes(facts.graph, facts, order)
     return {**_callers(local, left), **_turned_down(facts, parts, left)}
 
 
@@ -200,10 +200,10 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
     return found
 
 
-def called_in_bodies(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
+def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
     """The same for nodes in control-flow subgraphs with `names` that the main graph has as well."""
     local = [name for name in names if name.startswith(INLINED)]
-    return _callers(local, gone_nodes(facts.inner, facts, order)) if local else {}
+    return _callers(local, removed_nodes(facts.inner, facts, order)) if local else {}
 
 
 def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
@@ -219,11 +219,11 @@ def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[Graph
 def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Nodes that came from functions, and the file nodes that each may come from: all that are gone."""
     parts = (*_nodes_without_name(facts, order), *_of_local_functions(facts, order))
-    left = tuple(node.name for node in gone_nodes(facts.graph, facts, order)) if parts else ()
+    left = tuple(node.name for node in removed_nodes(facts.graph, facts, order)) if parts else ()
     return dict.fromkeys(parts, left)
 
 
-def gone_nodes(nodes: Iterable[GraphNode], facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
+def removed_nodes(nodes: Iterable[GraphNode], facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
     """Those of `nodes` of the file that no provider was given, and that do not run."""
     there = {*order, *(node.name for node in facts.assigned or ())}
     return [node for node in nodes if node.name and node.name not in there]
@@ -239,7 +239,7 @@ def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
 
 
 def blank_lines(
-    lines: Iterable[str], patterns: Iterable[LogPattern], strays: Sequence[Stray]
+    lines: Iterable[str], patterns: Iterable[LogPattern], strays: Sequence[FallbackNode]
 ) -> dict[str, tuple[str, ...]]:
     """Log lines with a blank in place of the name, by the node without a name that they are about.
 

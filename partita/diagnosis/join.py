@@ -30,7 +30,7 @@ Owners = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class ExecutedNode:
     """An executed node."""
 
     name: str
@@ -45,12 +45,12 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedNodes:
     """Executed nodes that are not the file's, or that do more than the file's node of the same name."""
 
-    stands_for: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    file_nodes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node -> file nodes whose work it does."""
-    beside: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rewritten_with: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node that does no file node's work -> file nodes that ONNX Runtime rewrote when it added the node."""
     undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node of a region that could not be divided -> file nodes of which it does some work."""
@@ -63,7 +63,7 @@ def join_graphs(
     inputs: Collection[str],
     known: Names,
     candidates: Names,
-) -> Joined:
+) -> JoinedNodes:
     """Join executed nodes with file nodes by the tensors of both graphs.
 
     Args:
@@ -73,17 +73,17 @@ def join_graphs(
         known: File nodes of executed nodes that another source joined.
         candidates: Executed nodes that need no join, or come from one of these file nodes.
     """
-    nodes = [Executed(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
+    nodes = [ExecutedNode(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
     owners = _owners(order, exported, known)
     found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
-    owners |= {each: name for name, behind in found.stands_for.items() for each in behind}
-    named = _by_prefix((name for name in order if name not in {**known, **found.beside}), exported, owners)
-    return Joined({**named, **known, **found.stands_for}, found.beside, found.undecided)
+    owners |= {each: name for name, behind in found.file_nodes_of.items() for each in behind}
+    named = _by_prefix((name for name in order if name not in {**known, **found.rewritten_with}), exported, owners)
+    return JoinedNodes({**named, **known, **found.file_nodes_of}, found.rewritten_with, found.undecided)
 
 
 def join_in_order(
-    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
-) -> Joined:
+    order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
+) -> JoinedNodes:
     """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list."""
     names = [node.name for node in order]
     owners = _owners(names, exported, known)
@@ -92,9 +92,9 @@ def join_in_order(
     found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
     place = {name: number for number, name in enumerate(exported)}
     stands_for = {**named, **known}
-    for name, behind in found.stands_for.items():
+    for name, behind in found.file_nodes_of.items():
         stands_for[name] = tuple(sorted({*behind, *stands_for.get(name, ())}, key=place.__getitem__))
-    return Joined(stands_for, found.beside)
+    return JoinedNodes(stands_for, found.rewritten_with)
 
 
 def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
@@ -113,7 +113,7 @@ def _by_prefix(names: Iterable[str], exported: Nodes, owners: Owners) -> dict[st
 class _File:
     """The file's graph, and what is known of its nodes before the join."""
 
-    def __init__(self, nodes: Nodes, order: Sequence[Executed], owners: Owners) -> None:
+    def __init__(self, nodes: Nodes, order: Sequence[ExecutedNode], owners: Owners) -> None:
         self.nodes = nodes
         self.owners = owners
         self.places = {node.name: place for place, node in enumerate(order)}
@@ -136,28 +136,28 @@ class _Region:
 
     file: _File
     names: Sequence[str]
-    executed: Sequence[Executed]
-    home: dict[str, str] = field(default_factory=dict)
+    executed: Sequence[ExecutedNode]
+    executed_by_file_node: dict[str, str] = field(default_factory=dict)
     """Executed node by file node, filled step by step."""
 
     @property
     def left(self) -> list[str]:
         """File nodes that are not joined."""
-        return [name for name in self.names if name not in self.home]
+        return [name for name in self.names if name not in self.executed_by_file_node]
 
     @property
-    def free(self) -> list[Executed]:
+    def free(self) -> list[ExecutedNode]:
         """Executed nodes that are not joined."""
-        used = set(self.home.values())
+        used = set(self.executed_by_file_node.values())
         return [node for node in self.executed if node.name not in used]
 
     def owner(self, name: str) -> str | None:
         """The executed node that does the work of a file node; None where that is not known."""
-        return self.home.get(name) or self.file.owners.get(name)
+        return self.executed_by_file_node.get(name) or self.file.owners.get(name)
 
-    def called_after(self) -> dict[str, list[Executed]]:
+    def called_after(self) -> dict[str, list[ExecutedNode]]:
         """File nodes that are not joined, and the executed nodes called after each or its output, as `a_nchwc` is."""
-        found: dict[str, list[Executed]] = {name: [] for name in self.left}
+        found: dict[str, list[ExecutedNode]] = {name: [] for name in self.left}
         for node in self.free:
             cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
             name = next((self.file.heads[cut] for cut in reversed(cuts) if cut in self.file.heads), "")
@@ -165,10 +165,10 @@ class _Region:
                 found[name].append(node)
         return {name: nodes for name, nodes in found.items() if nodes}
 
-    def pair_in_order(self, ours: Sequence[Executed], theirs: Sequence[str]) -> None:
+    def pair_in_order(self, ours: Sequence[ExecutedNode], theirs: Sequence[str]) -> None:
         """Join executed nodes with file nodes in order, where there are as many of one as of the other."""
         if len(ours) == len(theirs):
-            self.home.update(zip(theirs, (node.name for node in ours), strict=True))
+            self.executed_by_file_node.update(zip(theirs, (node.name for node in ours), strict=True))
 
     def merge(self, names: Sequence[str], targets: Collection[str], proven: bool) -> None:
         """Join each file node with the executed node of what it reads, else with that of its readers.
@@ -186,20 +186,22 @@ class _Region:
         place = self.file.places.__getitem__
         clear = set(names) if proven else set[str]()
         for name in names:
-            sources = {tensor: self.home.get(maker) for tensor, maker in self.file.before(name).items()}
+            sources = {
+                tensor: self.executed_by_file_node.get(maker) for tensor, maker in self.file.before(name).items()
+            }
             last = max(filter(None, sources.values()), key=place, default="")
             if last and (proven or None not in sources.values()):
                 clear.add(name)
                 needed = (tensor for tensor, owner in sources.items() if owner == last)
                 if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
-                    self.home[name] = last
+                    self.executed_by_file_node[name] = last
         for name in reversed(names):
             readers = {owner for each in self.file.after(name) if (owner := self.owner(each)) is not None}
             first = min(readers, key=place, default="")
             same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
             certain = proven or (len(readers) == 1 and (same or name in clear))
-            if name not in self.home and first in targets and certain:
-                self.home[name] = first
+            if name not in self.executed_by_file_node and first in targets and certain:
+                self.executed_by_file_node[name] = first
 
     def _readers(self, tensor: str, name: str) -> set[str | None]:
         """The executed nodes of the file nodes that read a tensor, without the file node `name`."""
@@ -209,40 +211,40 @@ class _Region:
         """Executed node -> the file nodes joined with it that are not executed under their own name."""
         found: dict[str, tuple[str, ...]] = {}
         for name in self.names:
-            if name in self.home and name not in self.file.places:
-                found[self.home[name]] = (*found.get(self.home[name], ()), name)
+            if name in self.executed_by_file_node and name not in self.file.places:
+                found[self.executed_by_file_node[name]] = (*found.get(self.executed_by_file_node[name], ()), name)
         return found
 
 
 def _join_regions(
-    order: Sequence[Executed],
+    order: Sequence[ExecutedNode],
     exported: Nodes,
     graph: OptimisedGraph,
     inputs: Collection[str],
     candidates: Names,
     owners: Owners,
-) -> Joined:
+) -> JoinedNodes:
     """Divide the regions between the tensors that both graphs have.
 
     `candidates`: file nodes that some executed nodes come from. `owners`: executed nodes of file nodes, where known.
     """
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
     cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
-    joined = Joined()
+    joined = JoinedNodes()
     for part in cut.regions():
         gone = dict.fromkeys(name for name in part.file if name not in by_name)
         others = [name for name in part.executed if name not in exported]
-        if any(not graph.unnamed.isdisjoint(cut.executed[name].inputs) for name in part.executed):
+        if any(not graph.unnamed_node_outputs.isdisjoint(cut.executed[name].inputs) for name in part.executed):
             joined.undecided.update(dict.fromkeys(others, tuple(gone)))
             continue  # one of its executed nodes has no name
         if len(part.executed) == 1:
             names = tuple(name for name in part.file if name in gone)
-            joined.stands_for.update({part.executed[0]: names} if names else {})
+            joined.file_nodes_of.update({part.executed[0]: names} if names else {})
             continue
         come_from = {name: gone.keys() & set(candidates[name]) for name in part.executed if name in candidates}
         for name, functions in come_from.items():
             if len(functions) == 1:
-                joined.stands_for[name] = tuple(functions)
+                joined.file_nodes_of[name] = tuple(functions)
         added = [name for name in part.added if name not in candidates]
         region = _Region(
             file=file,
@@ -251,14 +253,16 @@ def _join_regions(
         )
         if added:  # otherwise nodes were only moved, beside file nodes that were removed
             _divide(region, added, set().union(*come_from.values()))
-        moved = {name: own for name, own in region.home.items() if exported[name].op_type not in REMOVABLE}
+        moved = {
+            name: own for name, own in region.executed_by_file_node.items() if exported[name].op_type not in REMOVABLE
+        }
         if added and cut.fits(part, moved):
             shares = region.shares()
-            joined.stands_for.update(shares)
-            rewritten = [name for name in part.file if name in gone and name in region.home]
+            joined.file_nodes_of.update(shares)
+            rewritten = [name for name in part.file if name in gone and name in region.executed_by_file_node]
             rewritten = rewritten or [name for name in part.changed if name in part.file]
             idle = [name for name in added if name not in shares and rewritten]
-            joined.beside.update(dict.fromkeys(idle, tuple(rewritten)))
+            joined.rewritten_with.update(dict.fromkeys(idle, tuple(rewritten)))
         elif added:
             joined.undecided.update(dict.fromkeys(others, tuple(gone)))
     return joined
@@ -266,11 +270,13 @@ def _join_regions(
 
 def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
     """Join file nodes of a region, `functions` only by name and operator. `added`: executed nodes not in the file."""
-    region.home.update({node.name: node.name for node in region.executed if node.name in region.names})
+    region.executed_by_file_node.update({node.name: node.name for node in region.executed if node.name in region.names})
     called = region.called_after()
     for name, nodes in called.items():
         if len(nodes) == 1:
-            region.home.update(dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name))
+            region.executed_by_file_node.update(
+                dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name)
+            )
     for op in dict.fromkeys(node.op_type for node in region.executed):
         same = [name for name in region.left if region.file.nodes[name].op_type == op]
         region.pair_in_order([node for node in region.free if node.op_type == op], same)
@@ -281,10 +287,10 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
     if len(added) == len(region.executed):
         free = [node.name for node in region.free] or added
         left = (name for name in region.left if name not in functions)
-        region.home.update(dict.fromkeys(left, free[len(free) // 2]))
+        region.executed_by_file_node.update(dict.fromkeys(left, free[len(free) // 2]))
 
 
-def _path_to_operator(region: _Region, end: str, node: Executed, called: Collection[str]) -> list[str]:
+def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Collection[str]) -> list[str]:
     """The file node that `node` is called after, and those before it up to one of the operator of `node`.
 
     The Conv of a Conv and a Relu is called after the output of the Relu.
@@ -300,8 +306,8 @@ def _path_to_operator(region: _Region, end: str, node: Executed, called: Collect
 
 
 def _join_in_order(
-    order: Sequence[Executed], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
-) -> Joined:
+    order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
+) -> JoinedNodes:
     """Join file nodes that were placed and are not executed with executed nodes that the file does not have.
 
     By name, then by operator where one file node and one executed node alone fit between their neighbours.
@@ -315,7 +321,7 @@ def _join_in_order(
         file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
     )
 
-    def between(name: str, free: Iterable[Executed]) -> list[Executed]:
+    def between(name: str, free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
         """Executed nodes of a file node's provider between the nodes that it reads from and its readers."""
         before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
         after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
@@ -323,16 +329,16 @@ def _join_in_order(
         near = (node for node in free if file.places[node.name] in places)
         return [node for node in near if node.provider in (None, listed[name])]
 
-    def related() -> dict[str, list[Executed]]:
+    def related() -> dict[str, list[ExecutedNode]]:
         """Free executed nodes that may do the work of each file node alone, by place and operator."""
         free = region.free
         return {name: [node for node in between(name, free) if node.is_related(exported[name])] for name in region.left}
 
-    def join_single(found: Mapping[str, Sequence[Executed]]) -> bool:
+    def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
         """Join file nodes with one executed node that is no other's; whether there were any."""
         counts = Counter(node for nodes in found.values() for node in nodes)
         single = {name: nodes[0].name for name, nodes in found.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
-        region.home.update(single)
+        region.executed_by_file_node.update(single)
         return bool(single)
 
     named = region.called_after()
@@ -341,9 +347,9 @@ def _join_in_order(
         suited = ((node, end) for node, end in ends if node.provider in (None, listed[name]))
         named[name] = [node for node, end in suited if node.op_type is None or node.is_related(exported[end])]
     join_single(named)
-    for name in [name for name in named if name in region.home]:
+    for name in [name for name in named if name in region.executed_by_file_node]:
         (node,) = named[name]
-        region.home.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
+        region.executed_by_file_node.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
     while join_single(related()):
         pass
     region.merge(region.left, {node.name for node in new}.union(known), proven=False)
@@ -355,4 +361,4 @@ def _join_in_order(
         if owner in shares and None not in map(region.owner, file.after(name)):
             for node in between(name, free):
                 beside.setdefault(node.name, set()).update(shares[owner or ""])
-    return Joined(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})
+    return JoinedNodes(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})

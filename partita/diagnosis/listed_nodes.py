@@ -19,7 +19,7 @@ from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class NodeList:
     """The list in two parts. An entry without evidence is in both."""
 
     main: tuple[AssignedNode, ...]
@@ -40,14 +40,14 @@ class MainGraph:
     """Where the profile has one."""
     compiled: Collection[AssignedNode]
     """Entries behind its compiled nodes."""
-    has_bodies: bool
+    has_subgraphs: bool
     """False only when no node of it can be control flow."""
     control_flow: Collection[str]
     """Operators that have subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class KnownNames:
     """Names of nodes in control-flow subgraphs that are known without counting."""
 
     certain: Collection[str]
@@ -58,11 +58,11 @@ class Named:
     """Name of an executed node of a subgraph -> its name in the list."""
 
 
-def split_list(facts: SessionFacts, main: MainGraph, named: Named) -> Listed:
+def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeList:
     """The assignment list, in two parts."""
     listed = facts.assigned or ()
-    if not (main.has_bodies if facts.optimised is None else any(node.inside for node in facts.optimised)):
-        return Listed(listed, ())
+    if not (main.has_subgraphs if facts.optimised is None else any(node.inside for node in facts.optimised)):
+        return NodeList(listed, ())
     groups: dict[Key, list[int]] = {}
     certain, compiled = set[int](), set[int]()
     for place, node in enumerate(listed):
@@ -79,7 +79,7 @@ def split_list(facts: SessionFacts, main: MainGraph, named: Named) -> Listed:
         shares = _by_graph(facts, main, named, file, groups)
     ours = compiled.union(*(share[0] for share in shares))
     theirs = certain.union(*(share[1] for share in shares))
-    return Listed(
+    return NodeList(
         main=tuple(node for place, node in enumerate(listed) if place in ours),
         inside=tuple(node for place, node in enumerate(listed) if place in theirs),
     )
@@ -99,14 +99,14 @@ class _File:
     """In the main graph, without the nodes in compiled subgraphs."""
     inner: Counter[str]
     """In control-flow subgraphs."""
-    may_be_inside: Collection[str]
+    subgraph_names: Collection[str]
     """Names of control-flow nodes and of the nodes in them."""
     ran: Collection[str]
     names: Collection[str]
     """All names that nodes of the file have."""
 
     @classmethod
-    def of(cls, facts: SessionFacts, main: MainGraph, named: Named) -> _File:
+    def of(cls, facts: SessionFacts, main: MainGraph, named: KnownNames) -> _File:
         graph, inner = (Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.inner))
         holders = (node.name for node in facts.graph if node.op_type in main.control_flow)
         compiled = Counter(node.name for node in main.compiled)
@@ -119,9 +119,9 @@ class _File:
         if name in self.inner or name in self.ran:
             return False
         known = naming.replaced_by(name, self.names)
-        return bool(known) and known[-1] not in self.may_be_inside
+        return bool(known) and known[-1] not in self.subgraph_names
 
-    def not_elsewhere(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
+    def on_main_provider(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
         """The entries of a name on the provider that the main graph's node ran on, where a subgraph may have the name:
         the list can leave out nodes of a provider that prefers another layout.
         """
@@ -138,7 +138,9 @@ def _by_name(
     """The shares without an optimised graph: by the number of nodes of a name in the file and in the plan."""
     shares: list[Share] = []
     for (name, _), places in groups.items():
-        chosen, claimed = _main_share(listed, file.not_elsewhere(listed, places, main), main.counts.get(name, 0), main)
+        chosen, claimed = _main_share(
+            listed, file.on_main_provider(listed, places, main), main.counts.get(name, 0), main
+        )
         rest = [place for place in places if place not in chosen]
         if file.made_of_main(name):
             inside = 0
@@ -151,28 +153,28 @@ def _by_name(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class NameMatches:
     """Entries of one name that the optimised graph has, and entries that it does not have."""
 
-    claimed: Collection[int]
+    matched: Collection[int]
     inside: Collection[int]
     gone: Sequence[int]
 
 
 def _by_graph(
-    facts: SessionFacts, main: MainGraph, named: Named, file: _File, groups: Mapping[Key, Sequence[int]]
+    facts: SessionFacts, main: MainGraph, named: KnownNames, file: _File, groups: Mapping[Key, Sequence[int]]
 ) -> list[Share]:
     """The shares by the nodes in subgraphs of the optimised graph."""
     listed, optimised = facts.assigned or (), facts.optimised or ()
-    bodies = _in_bodies(listed, optimised, named)
+    bodies = _in_subgraphs(listed, optimised, named)
     there = Counter(_key(node.name, node.op_type) for node in optimised)
     made = any(key not in groups for key in bodies)
     """Whether subgraphs have a node that was made after the list."""
-    found: dict[Key, _Found] = {}
+    found: dict[Key, NameMatches] = {}
     for key, places in groups.items():
         within = bodies.get(key, [])
         count = max(there[key], main.counts.get(key[0], 0))
-        chosen, claimed = _main_share(listed, file.not_elsewhere(listed, places, main), count, main)
+        chosen, claimed = _main_share(listed, file.on_main_provider(listed, places, main), count, main)
         rest = [place for place in places if place not in chosen]
         inside = _matching(listed, rest, within)
         made = made or bool(Counter(within) - Counter(listed[place].op_type for place in inside))
@@ -180,7 +182,7 @@ def _by_graph(
         if len(inside) < len(within):  # one of the graphs has a node that is not listed, and nothing tells which
             alike = [place for place in chosen if listed[place].op_type in within]
             inside |= set(alike[: len(within) - len(inside)])
-        found[key] = _Found(claimed, inside, gone)
+        found[key] = NameMatches(claimed, inside, gone)
     known = {name for name, _ in groups}
     after = {name for node in optimised if node.name not in known for name in _called_after(node.name)}
     shares: list[Share] = []
@@ -190,11 +192,13 @@ def _by_graph(
             most = min(most, max(file.inner[name] - len(each.inside), 0)) if file.graph[name] else most
         elif file.graph[name] or not made or file.made_of_main(name) or name in after:
             most = 0
-        shares.append(({*each.claimed, *each.gone[most:]}, {*each.inside, *each.gone[:most]}))
+        shares.append(({*each.matched, *each.gone[most:]}, {*each.inside, *each.gone[:most]}))
     return shares
 
 
-def _in_bodies(listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: Named) -> dict[Key, list[str]]:
+def _in_subgraphs(
+    listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: KnownNames
+) -> dict[Key, list[str]]:
     """Operators of the nodes in subgraphs of the optimised graph that the list may have, by their key in the list."""
     bodies: dict[Key, list[str]] = {}
     for node in (each for holder in optimised for each in holder.inside if each.op_type not in MEMCPY_OPS):

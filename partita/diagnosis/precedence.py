@@ -124,7 +124,7 @@ def describe_rank(code: str, ground: str) -> str:
     return ""
 
 
-def shown_by(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
+def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
     """The reason that experiments on a node with `provider` show, with nothing else to go by, and their evidence; None
     where they show none.
     """

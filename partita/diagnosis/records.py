@@ -9,7 +9,7 @@ from partita.observations.facts import Factor, Outcome
 from partita.observations.records import Code, PhaseName, Record
 
 
-class Trial(Record):
+class VariantRecord(Record):
     """One experiment: a model of this one node, opened on one provider with only the CPU provider behind it."""
 
     factor: Factor
@@ -17,7 +17,7 @@ class Trial(Record):
     change: str
     """In words, e.g. `float32 in place of int64`; empty for as_is."""
     outcome: Outcome
-    said: str
+    message: str
     """What was logged or raised; empty when nothing was."""
     cached: bool
     """Known from an earlier run with the same ONNX Runtime, device and options."""
@@ -25,7 +25,7 @@ class Trial(Record):
     """What took the place of something else, e.g. `float32`, or `webgpu.enableInt64=1`; empty for other changes."""
     before: str = ""
     """What that took the place of."""
-    company: bool = False
+    neg_added: bool = False
     """A Neg was added to the node: a compiling provider may reject a partition of a single node."""
 
 
@@ -48,7 +48,7 @@ class FallbackCost(Record):
     """The ground for `harmless`, in words."""
 
 
-class Skipped(Record):
+class SkippedProvider(Record):
     """A provider between the preferred provider and the node's provider in the chain, and why the node is not on it."""
 
     provider: str
@@ -57,13 +57,13 @@ class Skipped(Record):
     evidence_kind: EvidenceKind
     evidence: str
     remedy: str
-    trials: tuple[Trial, ...] = ()
+    variants: tuple[VariantRecord, ...] = ()
     """Probes of this node with this provider, the unchanged node first."""
-    unprobed: str = ""
+    missing_probes: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
-    lost: tuple[Skipped, ...] = ()
+    lost: tuple[SkippedProvider, ...] = ()
     """The other reasons that evidence was found for, in the order of precedence; without probes of their own."""
 
 
@@ -73,7 +73,7 @@ class Fallback(Record):
     phase: PhaseName
     node: str
     op_type: str | None
-    wanted: str
+    preferred_provider: str
     provider: str
     reason: Code
     """A provider-level one when the preferred provider is not there at all."""
@@ -82,30 +82,30 @@ class Fallback(Record):
     remedy: str
     module: str | None
     source_line: str | None
-    trials: tuple[Trial, ...] = ()
+    variants: tuple[VariantRecord, ...] = ()
     """Probes of this node, the unchanged node first."""
-    unprobed: str = ""
+    missing_probes: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
-    lost: tuple[Skipped, ...] = ()
+    lost: tuple[SkippedProvider, ...] = ()
     """The other reasons that evidence was found for with the preferred provider, in the order of precedence."""
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedProvider, ...] = ()
     """The other providers of the chain before the node's provider, in order."""
     cost: FallbackCost | None = None
     """Null for a node of a refusal, which never ran, and for one in a control-flow subgraph."""
 
     @property
-    def preferred(self) -> tuple[Skipped, ...]:
+    def preferred(self) -> tuple[SkippedProvider, ...]:
         """Every provider of the chain before the node's provider, and why the node is not on it."""
-        first = Skipped(
-            provider=self.wanted,
+        first = SkippedProvider(
+            provider=self.preferred_provider,
             reason=self.reason,
             evidence_kind=self.evidence_kind,
             evidence=self.evidence,
             remedy=self.remedy,
-            trials=self.trials,
-            unprobed=self.unprobed,
+            variants=self.variants,
+            missing_probes=self.missing_probes,
             ground=self.ground,
             lost=self.lost,
         )
@@ -116,11 +116,11 @@ class Fallback(Record):
         """The reason of every provider that was preferred and skipped, in the order of the chain."""
         return tuple(entry.reason for entry in self.preferred)
 
-    def about(self, provider: str | None) -> Skipped | None:
+    def about(self, provider: str | None) -> SkippedProvider | None:
         """Why the node is not on `provider`; None without a reason for it."""
         return next((entry for entry in self.preferred if entry.provider == provider), None)
 
-    def decisive(self, active: Container[str]) -> Skipped:
+    def decisive(self, active: Container[str]) -> SkippedProvider:
         """The first preferred provider among the `active` providers of the chain; without one, the first.
 
         A provider that did not start has one reason for all nodes.
@@ -135,5 +135,5 @@ class Fallback(Record):
         if not there or len(there) == len(self.preferred):
             return self
         first, *others = there
-        own = {name: getattr(first, name) for name in Skipped.model_fields if name != "provider"}
-        return self.model_copy(update={**own, "wanted": first.provider, "skipped": tuple(others)})
+        own = {name: getattr(first, name) for name in SkippedProvider.model_fields if name != "provider"}
+        return self.model_copy(update={**own, "preferred_provider": first.provider, "skipped": tuple(others)})

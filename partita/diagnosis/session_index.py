@@ -11,13 +11,13 @@ from partita.diagnosis import (
     listed_nodes,
     naming,
     native_log,
-    unfolded_bodies,
-    unnamed_in_bodies,
+    sequence_map,
+    unnamed_subgraph_nodes,
 )
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
-from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
-from partita.diagnosis.join import Executed, join_graphs, join_in_order
+from partita.diagnosis.inlined_branches import branches_in_subgraphs, inlined_branches
+from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
@@ -30,7 +30,7 @@ PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 HOST_DEVICE = "0"
 """ONNX Runtime's number of the CPU among the kinds of devices."""
 EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
-Claims = dict[Source, frozenset[str]]
+ProvidersBySource = dict[Source, frozenset[str]]
 """Providers that each source names for one node; one source may contradict itself."""
 
 
@@ -51,12 +51,12 @@ class SessionIndex:
     """Nodes of the list that are in control-flow subgraphs, or may be."""
     doubtful: tuple[AssignedNode, ...]
     """Nodes of `inside` that may be in the main graph as well."""
-    twins: dict[str, tuple[str, ...]]
+    same_name_nodes: dict[str, tuple[str, ...]]
     """Name that a node of the order and a node of `inside` have -> the file nodes, in control-flow subgraphs, that
     the node of `inside` stands for."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are left out."""
-    bodies: frozenset[str]
+    subgraphs: frozenset[str]
     """Nodes that ran only in control-flow subgraphs."""
     ran: dict[str, NodeEvent]
     """The last execution of each node."""
@@ -65,7 +65,7 @@ class SessionIndex:
     present: frozenset[str]
     """The names in `order`."""
     order_source: Source
-    claims: dict[str, Claims]
+    providers_by_source: dict[str, ProvidersBySource]
     log: dict[str, tuple[str, ...]]
     """Native log lines that mention a node of the order, of the file or of the assignment list."""
     graph_log: tuple[str, ...]
@@ -77,9 +77,9 @@ class SessionIndex:
     """The graph as it runs; None when it is not known."""
     compiled: dict[str, tuple[AssignedNode, ...]]
     """Listed nodes behind each node of the order that is a compiled subgraph."""
-    stands_for: dict[str, tuple[str, ...]]
+    file_nodes_of: dict[str, tuple[str, ...]]
     """Executed node -> the file nodes whose work it does."""
-    beside: dict[str, tuple[str, ...]]
+    rewritten_with: dict[str, tuple[str, ...]]
     """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
     ambiguous: dict[str, tuple[str, ...]]
     """File node that is executed, but not known as which node -> executed nodes that may do its work."""
@@ -87,7 +87,7 @@ class SessionIndex:
     """Executed node without a name -> the file nodes, functions, that it may come from."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
     """Provider -> node of `parts` -> native log lines about it that have a blank in place of the name."""
-    within: dict[str, tuple[str, ...]]
+    function_of: dict[str, tuple[str, ...]]
     """Node of a graph that the file gives to a function, as to SequenceMap -> the functions that it may be given to."""
     copied_as: dict[str, tuple[str, ...]]
     """Node of `within` -> its names in the executed graph."""
@@ -123,11 +123,11 @@ class SessionIndex:
         return self.inner.get(name) if twin else self.exported.get(name)
 
     @property
-    def has_bodies(self) -> bool:
+    def has_subgraphs(self) -> bool:
         """Whether a control-flow node is executed. ONNX Runtime replaces an If of a constant condition by a branch."""
         return any(self.op_type(name) in CONTROL_FLOW for name in self.order)
 
-    def in_bodies(self) -> tuple[AssignedNode, ...] | None:
+    def in_subgraphs(self) -> tuple[AssignedNode, ...] | None:
         """Nodes of the assignment list in control-flow subgraphs; None when there is no control flow.
 
         Functions can contain control flow, which is in the executed graph alone.
@@ -139,16 +139,16 @@ class SessionIndex:
 
     def replaces(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """File nodes whose work an executed node does, without the file node of its own name."""
-        return self.twins.get(name, ()) if twin else self.stands_for.get(name, ())
+        return self.same_name_nodes.get(name, ()) if twin else self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node: it does no file node's work."""
         if not self.exported:
             return self.op_type(name) in MEMCPY_OPS
-        known = name in self.exported or self.stands_for.get(name)
+        known = name in self.exported or self.file_nodes_of.get(name)
         return not known and not any(name in nodes for nodes in self.ambiguous.values())
 
-    def tried_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
+    def probed_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """Nodes whose experiments apply to a node: itself and the file nodes whose work it does.
 
         Experiments on a function do not apply to a node that comes from it. With the flag, the name itself is not
@@ -161,15 +161,15 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
-    facts, copies = unfolded_bodies.with_file_names(facts)
-    facts = inlined_nodes.with_names(facts, _without_bodies(facts.events)[0])
+    facts, copies = sequence_map.with_file_names(facts)
+    facts = inlined_nodes.with_names(facts, _main_graph_events(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
-    events, bodies = _without_bodies(facts.events)
+    events, bodies = _main_graph_events(facts.events)
     order, order_source = _execution_order(facts, events)
     if facts.inner:
         inside = [event for event in facts.events if event.name in bodies and event.name not in order]
-        facts = unnamed_in_bodies.with_names(facts, inside, order)
-        events, bodies = _without_bodies(facts.events)
+        facts = unnamed_subgraph_nodes.with_names(facts, inside, order)
+        events, bodies = _main_graph_events(facts.events)
     present = frozenset(order)
     compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
@@ -182,27 +182,27 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     if optimised is not None:
         candidates = {**dict.fromkeys((*branches, *compiled), ()), **functions}
         joined = join_graphs(order, exported, optimised, inputs, whole, candidates)
-        unfolded = {name: joined.stands_for[name] for name in functions if name in joined.stands_for}
+        unfolded = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
     else:
-        unfolded = inlined_nodes.unfolded(facts, order)
-    in_bodies = unnamed_in_bodies.owners(facts, order, unfolded) if facts.inner else {}
+        unfolded = inlined_nodes.functions_expanded(facts, order)
+    in_bodies = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.inner else {}
     seen_inside = bodies - {event.name for event in events}
     listed = listed_nodes.split_list(
         facts,
         _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
-        listed_nodes.Named(in_bodies, seen_inside, copies.names),
+        listed_nodes.KnownNames(in_bodies, seen_inside, copies.names),
     )
     assigned = {node.name: node for node in (*listed.inside, *listed.main)}
     ours = set(map(id, listed.main))
-    claims = _collect_claims(facts, events, order, compiled, listed.main)
+    claims = _collect_providers(facts, events, order, compiled, listed.main)
     both = {node.name for node in listed.inside if node.name in present}
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= in_bodies
-    by_name = unnamed_in_bodies.owners_by_name(facts, order, unfolded)
+    by_name = unnamed_subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
-    twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
+    twins = {**inlined_nodes.called_in_subgraphs(facts, order, both), **branches_in_subgraphs(facts, order, both)}
     if optimised is None:
         joined = join_in_order(
             _executed(order, events, claims),
@@ -211,7 +211,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
             {**unfolded, **whole},
             dict.fromkeys((*branches, *compiled, *parts), ()),
         )
-    stands_for = {**_fused_in_bodies(facts, {*order, *exported}), **unfolded, **joined.stands_for, **branches}
+    stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -221,23 +221,23 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed=frozenset(node.name for node in listed.main),
         inside=listed.inside,
         doubtful=tuple(node for node in listed.inside if id(node) in ours),
-        twins={name: twins.get(name, ()) for name in both},
+        same_name_nodes={name: twins.get(name, ()) for name in both},
         events=events,
-        bodies=seen_inside,
+        subgraphs=seen_inside,
         ran={event.name: event for event in events},
         order=order,
         present=present,
         order_source=order_source,
-        claims=claims,
-        log=unfolded_bodies.log_lines(
+        providers_by_source=claims,
+        log=sequence_map.log_lines(
             native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
         ),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=stands_for,
-        beside=joined.beside,
+        file_nodes_of=stands_for,
+        rewritten_with=joined.rewritten_with,
         ambiguous=_ambiguous(
             {name: exported[name] for name in exported if name not in present},
             {**functions, **joined.undecided},
@@ -247,11 +247,11 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
-                facts.log, known.patterns, _strays_without_name(provider, parts, claims, assigned)
+                facts.log, known.patterns, _unnamed_fallback_nodes(provider, parts, claims, assigned)
             )
             for provider, known in facts.providers.items()
         },
-        within=within,
+        function_of=within,
         copied_as=copies.copied_as,
     )
 
@@ -298,12 +298,12 @@ def _main_graph(
         providers=_providers_by_device(facts) | ran_on,
         ran_on=ran_on,
         compiled=frozenset(node for nodes in compiled.values() for node in nodes),
-        has_bodies=any(op_types.get(name) in holders for name in order),
+        has_subgraphs=any(op_types.get(name) in holders for name in order),
         control_flow=CONTROL_FLOW,
     )
 
 
-def _fused_in_bodies(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _fused_in_subgraphs(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
     """For each listed node outside the main graph, the nodes of control-flow subgraphs that its name begins with: the
     list is made after the first fusions.
     """
@@ -322,9 +322,9 @@ def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
     return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
 
 
-def _strays_without_name(
-    provider: str, parts: Iterable[str], claims: Mapping[str, Claims], assigned: Mapping[str, AssignedNode]
-) -> tuple[inlined_nodes.Stray, ...]:
+def _unnamed_fallback_nodes(
+    provider: str, parts: Iterable[str], claims: Mapping[str, ProvidersBySource], assigned: Mapping[str, AssignedNode]
+) -> tuple[inlined_nodes.FallbackNode, ...]:
     """Nodes without a name that no source has on `provider`. Control-flow subgraphs are in the list alone."""
     homes = {
         name: {each for providers in claims[name].values() for each in providers}
@@ -333,16 +333,18 @@ def _strays_without_name(
         for name in parts
     }
     return tuple(
-        inlined_nodes.Stray(name, next(iter(inlined_nodes.by_operator([name]))))
+        inlined_nodes.FallbackNode(name, next(iter(inlined_nodes.by_operator([name]))))
         for name, providers in homes.items()
         if provider not in providers
     )
 
 
-def _executed(order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]) -> tuple[Executed, ...]:
+def _executed(
+    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, ProvidersBySource]
+) -> tuple[ExecutedNode, ...]:
     """The nodes of the order with their operators and providers."""
     operators = {event.name: event.op_type for event in events}
-    return tuple(Executed(name, operators.get(name), choose_provider(claims[name])) for name in order)
+    return tuple(ExecutedNode(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
@@ -354,7 +356,7 @@ def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
     }
 
 
-def _without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
+def _main_graph_events(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
     """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
     frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
@@ -412,13 +414,13 @@ def _execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tupl
     return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
 
 
-def _collect_claims(
+def _collect_providers(
     facts: SessionFacts,
     events: tuple[NodeEvent, ...],
     order: tuple[str, ...],
     compiled: Mapping[str, tuple[AssignedNode, ...]],
     assigned: Iterable[AssignedNode],
-) -> dict[str, Claims]:
+) -> dict[str, ProvidersBySource]:
     """Which provider each source names for each node of `order`, strongest source first. `assigned`: entries of the
     list that are of the main graph.
     """
@@ -461,7 +463,7 @@ def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
     }
 
 
-def choose_provider(claims: Claims) -> str | None:
+def choose_provider(claims: ProvidersBySource) -> str | None:
     """The provider named by the strongest source: profile, then assignment, then native log."""
     for providers in claims.values():
         return min(providers)

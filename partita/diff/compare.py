@@ -28,9 +28,9 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         headline="",
         before=_side(before, names[0]),
         after=_side(after, names[1]),
-        unrelated=_why_unrelated(before, after, phases, names),
+        unrelated=_unrelated_reason(before, after, phases, names),
         same=not (moved or came or gone or reasons or copies)
-        and all(both.as_many_inside for both in phases)
+        and all(both.same_subgraph_copies for both in phases)
         and _same_phases(before, after)
         and (failure_of(before) is None) is (failure_of(after) is None),
         changes=changes_around(before, after),
@@ -67,7 +67,7 @@ def _same_phases(before: Report, after: Report) -> bool:
     return [phase.name for phase in before.phases] == [phase.name for phase in after.phases]
 
 
-def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
+def _unrelated_reason(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
     """Why the reports are not comparable; empty if they are."""
     for name, report in zip(names, (before, after), strict=True):
         if not any(map(is_known, report.phases)):
@@ -75,9 +75,9 @@ def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], name
     if not phases:
         ours, theirs = (listing(phase.name for phase in report.phases) for report in (before, after))
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
-    best = max(phases, key=lambda both: both.alike)
+    best = max(phases, key=lambda both: both.common_share)
     largest = max(len(best.units_before), len(best.units_after))
-    if best.alike >= RELATED or not largest or _same_file(before, after):
+    if best.common_share >= RELATED or not largest or _same_file(before, after):
         return ""
     share = f"{best.pairs.by_name} of {plural(largest, 'node')} in {best.name}"
     return f"only {share} have the same name in both reports, so they are of different models"

@@ -9,7 +9,7 @@ from partita.diff.records import Change
 from partita.observations.text_format import short_provider
 from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.records import Cache, Check, Report
-from partita.partition_reports.verdict import say_cache
+from partita.partition_reports.verdict import cache_text
 
 LABELS = {
     "onnxruntime_package": "onnxruntime package",
@@ -56,7 +56,7 @@ def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TextWithData:
     """A text with its data; texts with equal data are equal."""
 
     text: str
@@ -90,7 +90,7 @@ def _shown(value: object) -> str | None:
 
 def _differ(before: object, after: object) -> bool:
     """Whether the data of two values differ."""
-    if isinstance(before, Told) and isinstance(after, Told):
+    if isinstance(before, TextWithData) and isinstance(after, TextWithData):
         return before.data != after.data
     if isinstance(before, Failed) and isinstance(after, Failed):
         return not before.is_as(after)
@@ -183,13 +183,13 @@ def _chain(report: Report) -> Mapping[str, object]:
     return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
 
 
-def _cache_state(cache: Cache) -> Told:
+def _cache_state(cache: Cache) -> TextWithData:
     """Memory of the cache, and whether it stayed in place."""
     status = status_of(cache)
     memories = tuple(sorted(cache.memories))
     moved = (cache.states - cache.in_place_states, cache.address_changes)
-    text = "no cache" if status == "no_cache" else say_cache(cache)
-    return Told(text, (status, cache.states, cache.size_bytes, memories, moved))
+    text = "no cache" if status == "no_cache" else cache_text(cache)
+    return TextWithData(text, (status, cache.states, cache.size_bytes, memories, moved))
 
 
 def _dry_run(report: Report) -> Mapping[str, object]:

@@ -28,7 +28,7 @@ from partita.partition_reports.sections.model import (
     Pairs,
     Section,
     table,
-    words,
+    text_column,
 )
 
 NAMES = 12
@@ -53,7 +53,7 @@ def document(diff: ReportDiff) -> Document:
     found = (
         _reports(diff),
         _changes(diff),
-        _nodes("moved", "Moved", diff.moved, _say_move),
+        _nodes("moved", "Moved", diff.moved, _render_move),
         _nodes("added", "Added", diff.came, lambda node: f"on {named_provider(node.after)}"),
         _nodes("removed", "Removed", diff.gone, lambda node: f"was on {named_provider(node.before)}"),
         _other_names(diff),
@@ -92,11 +92,11 @@ def _changes(diff: ReportDiff) -> Section | None:
         for change in diff.changes
         if change.key != "onnxruntime_build" or not another_version
     ]
-    heads = [words(title) for title in ("subject", "property", "A", "B")]
+    heads = [text_column(title) for title in ("subject", "property", "A", "B")]
     return Section("around", "Environment and request", (table("Other differences", heads, rows, obvious=True),))
 
 
-def _say_move(node: NodeChange) -> str:
+def _render_move(node: NodeChange) -> str:
     return f"{named_provider(node.before)} -> {named_provider(node.after)}"
 
 
@@ -126,7 +126,7 @@ def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:
     for number, (phases, nodes) in enumerate(alike, 1):
         blocks: list[Block] = [
             Line(tally(Counter(node.op_type or "unknown" for node in nodes)), "operators"),
-            Line(name_some([_say_node(node) for node in nodes], NAMES), "nodes"),
+            Line(name_some([_render_node(node) for node in nodes], NAMES), "nodes"),
         ]
         inside = Counter(node.runs_in for node in nodes if node.runs_in)
         blocks += [Line(tally(inside), "as part of")] if inside else []
@@ -142,7 +142,7 @@ def _first_line(label: str, texts: Iterable[str]) -> Iterator[Line]:
         yield Line(f"{different[0]}{more}", label)
 
 
-def _say_node(change: NodeChange) -> str:
+def _render_node(change: NodeChange) -> str:
     """The node's name and its former name."""
     return f"{change.node} (was {change.name_before})" if change.name_before else change.node
 
@@ -163,7 +163,7 @@ def _other_names(diff: ReportDiff) -> Section | None:
         return None
     blocks = []
     if renamed:
-        names = list(dict.fromkeys(_say_node(change) for change in renamed))
+        names = list(dict.fromkeys(_render_node(change) for change in renamed))
         blocks.append(Line(f"{plural(len(names), 'node')} matched under a different number: {name_some(names, NAMES)}"))
     forms: dict[str, list[str]] = {}
     for change in diff.fused_otherwise:
@@ -182,7 +182,7 @@ def _reasons(changes: Sequence[ReasonChange]) -> Section | None:
         return None
     groups: dict[tuple[str, str], list[ReasonChange]] = {}
     for change in left:
-        groups.setdefault((change.change, _say_reason(change)), []).append(change)
+        groups.setdefault((change.change, _render_reason(change)), []).append(change)
     blocks: list[Block] = [_reason(head, members) for (_, head), members in list(groups.items())[:GROUPS]]
     if len(groups) > GROUPS:
         blocks.append(Line(f"and {len(groups) - GROUPS} more; the JSON has all", tone="quiet"))
@@ -200,7 +200,7 @@ def _reason(head: str, members: Sequence[ReasonChange]) -> Group:
     return Group(f"{head}: {plural(len(nodes), 'node')} in {phases}", tuple(blocks))
 
 
-def _say_reason(change: ReasonChange) -> str:
+def _render_reason(change: ReasonChange) -> str:
     about = f"why not {named_provider(change.skipped)}: " if change.skipped else ""
     before, after = change.before or "unknown", change.after or "unknown"
     if change.change == "changed":
@@ -221,7 +221,7 @@ def _copies(changes: Sequence[CopyChange]) -> Section | None:
     blocks = (
         table(
             "Copies",
-            (words(""), Column("bytes A"), Column("bytes B"), words("direction, tensor")),
+            (text_column(""), Column("bytes A"), Column("bytes B"), text_column("direction, tensor")),
             [_copy_row(same) for same in alike.values()],
             rest=lambda shown: f"and {plural(len(alike) - shown, 'more change')}; the JSON has all",
             obvious=True,
@@ -267,13 +267,13 @@ def _cost(diff: ReportDiff) -> Section:
         (
             figure.phase,
             FIGURES[figure.name],
-            _say_figure(figure, figure.before),
-            _say_figure(figure, figure.after),
-            _say_ratio(figure),
+            _render_figure(figure, figure.before),
+            _render_figure(figure, figure.after),
+            _render_ratio(figure),
         )
         for figure in shown
     ]
-    heads = (words("phase"), words(""), Column("A"), Column("B"), Column("B / A"))
+    heads = (text_column("phase"), text_column(""), Column("A"), Column("B"), Column("B / A"))
     blocks: list[Block] = [table("Figures of both", heads, rows, obvious=True) if rows else Line("No differences.")]
     if any(map(_is_within_spread, shown)):
         blocks.append(Line("~: not significant; each run's median step is within the other run's p95."))
@@ -293,7 +293,7 @@ def _is_repeated(figure: Figure, figures: Sequence[Figure]) -> bool:
     )
 
 
-def _say_figure(figure: Figure, value: float | None) -> str:
+def _render_figure(figure: Figure, value: float | None) -> str:
     if value is None:
         return NOT_KNOWN
     if figure.name.startswith("copy_bytes"):
@@ -308,7 +308,7 @@ def _is_within_spread(figure: Figure) -> bool:
     return figure.ratio is not None and figure.spread == "within"
 
 
-def _say_ratio(figure: Figure) -> str:
+def _render_ratio(figure: Figure) -> str:
     """The ratio, marked if the spread of step times explains it."""
     if figure.ratio is None:
         return NOT_KNOWN

@@ -90,7 +90,7 @@ def _copies(diff: ReportDiff) -> Iterator[str]:
         phase = differ[0]
     count = figures[phase, "copies"]
     size = figures.get((phase, "copy_bytes_per_token")) or figures.get((phase, "copy_bytes_per_run"))
-    moved = _say_bytes(size, figures.get((phase, "copy_bytes_per_run")))
+    moved = _render_bytes(size, figures.get((phase, "copy_bytes_per_run")))
     unknown = count.before is None or count.after is None
     more = 0 if unknown else int((count.after or 0) - (count.before or 0))
     changes = [change for change in diff.copies if change.phase == phase]
@@ -108,7 +108,7 @@ def _copies(diff: ReportDiff) -> Iterator[str]:
         yield f"{plural(len(diff.copies), 'changed copy')} in {listing(phases)}"
 
 
-def _say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
+def _render_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
     """` (+1.2 MiB per token)`, or per run without tokens; empty if unknown."""
     for figure, unit in ((per_token, "token"), (per_run, "run")):
         if figure is not None and figure.before is not None and figure.after is not None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from partita.diagnosis.records import Fallback, Skipped
-from partita.diagnosis.why import passed_over
+from partita.diagnosis.explanation import passed_over
+from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.diff.node_matching import (
     CopyPairs,
     Pairs,
@@ -73,14 +73,16 @@ class BothPhases:
         return _reasons_by_node(self.report_after, self.after)
 
     @property
-    def alike(self) -> float:
+    def common_share(self) -> float:
         """Share of common node names, relative to the larger side."""
         return self.pairs.by_name / max(len(self.units_before), len(self.units_after), 1)
 
     @property
-    def as_many_inside(self) -> bool:
+    def same_subgraph_copies(self) -> bool:
         """Whether both have equally many copies in control-flow subgraphs."""
-        ours, theirs = (each.bodies.copies if each.bodies is not None else 0 for each in (self.before, self.after))
+        ours, theirs = (
+            each.subgraphs.copies if each.subgraphs is not None else 0 for each in (self.before, self.after)
+        )
         return ours == theirs
 
     @property
@@ -116,7 +118,7 @@ class BothPhases:
             remedy=why.remedy if why else "",
         )
 
-    def why(self, unit: Unit, left: str | None = None) -> Skipped | None:
+    def why(self, unit: Unit, left: str | None = None) -> SkippedProvider | None:
         """Why a node is not on the provider that it `left`, or else on the first active preferred provider. None if it
         is on the first provider of the chain.
         """
@@ -210,7 +212,7 @@ class BothPhases:
         shown: Fallback,
         change: str,
         provider: str,
-        reasons: tuple[Skipped | None, Skipped | None],
+        reasons: tuple[SkippedProvider | None, SkippedProvider | None],
         *,
         moved: bool,
     ) -> ReasonChange:
@@ -226,7 +228,7 @@ class BothPhases:
                 "after": now.reason if now else None,
                 "provider": shown.provider,
                 "moved": moved,
-                "skipped": "" if provider == shown.wanted else provider,
+                "skipped": "" if provider == shown.preferred_provider else provider,
                 "evidence_kind": reason.evidence_kind if reason else "none",
                 "evidence": reason.evidence if reason else "",
                 "remedy": now.remedy if now else "",
@@ -294,15 +296,15 @@ def _operator(phase: Phase, unit: Unit) -> str:
     return ", ".join(found) or UNKNOWN
 
 
-def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
+def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, SkippedProvider | None]:
     """Skipped preferred provider -> reason; None in older reports, which explain the first provider only."""
     if entry is None:
         return {}
     passed = (each.provider for each in passed_over(report.chain, entry.provider))
-    return {name: entry.about(name) for name in (entry.wanted, *passed)}
+    return {name: entry.about(name) for name in (entry.preferred_provider, *passed)}
 
 
-def _differ(was: Skipped | None, now: Skipped | None) -> bool:
+def _differ(was: SkippedProvider | None, now: SkippedProvider | None) -> bool:
     """Whether two known reasons differ."""
     return was is not None and now is not None and was.reason != now.reason
 
@@ -329,7 +331,7 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
 def _counted(phase: Phase) -> dict[str, float | None]:
     """Counted figures. Bytes cover the main graph only."""
     cost = phase.cost
-    inside = phase.bodies.copies if phase.bodies is not None else 0
+    inside = phase.subgraphs.copies if phase.subgraphs is not None else 0
     return {
         "nodes": file_counts(phase).total(),
         "added": added_nodes(phase),

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.diagnosis.precedence import describe_rank
-from partita.diagnosis.records import Fallback, Skipped, Trial
+from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.explain.node_explanation import Cause, Explanation, Matches, Place
-from partita.explain.words import headline, places_by_phase, reason_in, say_no_single
+from partita.explain.sentences import headline, places_by_phase, reason_in, render_no_single
 from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -33,7 +33,7 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     table,
-    words,
+    text_column,
 )
 
 MOST = 40
@@ -55,7 +55,7 @@ def document(found: Explanation | Matches) -> Document:
         return Document(
             kind="Nodes of a report",
             name=found.query,
-            headline=(say_no_single(found),),
+            headline=(render_no_single(found),),
             opening=(_matches(found),) if found.matches else (),
             sections=(),
         )
@@ -78,7 +78,7 @@ def _matches(found: Matches) -> Table:
     for entry in found.matches:
         where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
         rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
-    heads = [words(title) for title in ("node", "operator", "on", "reason")]
+    heads = [text_column(title) for title in ("node", "operator", "on", "reason")]
     return table("Matching nodes", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
@@ -92,8 +92,8 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
     yield from _places(explanation)
     yield from _stand_ins(explanation)
     for place in explanation.places:
-        if place.copy_made is not None:
-            yield Line(f"{_say_copy(place.copy_made)}{_say_why(place)}", f"copy in {place.phase}")
+        if place.copy_performed is not None:
+            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy in {place.phase}")
 
 
 def _identity(explanation: Explanation) -> list[tuple[str, str]]:
@@ -102,18 +102,18 @@ def _identity(explanation: Explanation) -> list[tuple[str, str]]:
     rows = [
         (
             "runs as" if any(place.role == "replaced" for place in explanation.places) else "operator",
-            _say_operators(explanation),
+            _render_operators(explanation),
         ),
         ("module", explanation.module),
         ("layer", None if explanation.layer is None else str(explanation.layer)),
         ("source line", explanation.source_line),
-        ("preferred provider", explanation.wanted),
+        ("preferred provider", explanation.preferred_provider),
         ("sources", ", ".join(seen)),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _say_operators(explanation: Explanation) -> str | None:
+def _render_operators(explanation: Explanation) -> str | None:
     """Its operator, or the operators of the nodes that replace it."""
     found = dict.fromkeys(place.op_type for place in explanation.places if place.op_type)
     return ", ".join(found) or explanation.op_type
@@ -128,7 +128,7 @@ def _places(explanation: Explanation) -> Iterator[Table]:
         ("file", lambda place: place.file),
         ("provider", lambda place: named_provider(place.provider)),
         ("position", lambda place: NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"),
-        ("partition", _say_partition),
+        ("partition", _render_partition),
         ("host ms per run", lambda place: decimals(place.host_us_per_run, 1e-3)),
         ("share of node time", lambda place: percent(place.time_share)),
         ("output bytes", lambda place: human_bytes(place.output_bytes)),
@@ -138,14 +138,14 @@ def _places(explanation: Explanation) -> Iterator[Table]:
         return
     rows = [(name, *(say(place) for place in places)) for name, say in facts]
     known = [row for row in rows if set(row[1:]) != {NOT_KNOWN}]
-    yield table("In each phase", (words(""), *(Column(place.phase) for place in places)), known, obvious=True)
+    yield table("In each phase", (text_column(""), *(Column(place.phase) for place in places)), known, obvious=True)
 
 
 def _parts(explanation: Explanation) -> Table:
     """The nodes that replace it, in every phase."""
     heads = (
-        *(words(title) for title in ("replaced by", "phase", "operator", "on")),
-        *(Column("position"), Column("share of node time"), words("reason")),
+        *(text_column(title) for title in ("replaced by", "phase", "operator", "on")),
+        *(Column("position"), Column("share of node time"), text_column("reason")),
     )
     rows = []
     for place in explanation.places:
@@ -156,7 +156,7 @@ def _parts(explanation: Explanation) -> Table:
     return table("Nodes that replace it", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
-def _say_partition(place: Place) -> str:
+def _render_partition(place: Place) -> str:
     """Its partition with the partition's size."""
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
 
@@ -183,13 +183,13 @@ def _copies_caused(explanation: Explanation) -> Iterator[Section]:
             total = human_bytes(place.copy_bytes_caused) if known else "unknown size"
             wait = f", {decimals(place.copy_wait_us_caused, 1e-3)} ms wait" if place.copy_wait_us_caused else ""
             head = f"{place.phase}: {plural(len(place.copies_caused), 'copy')}, {total} per run{wait}"
-            lines = (Line(f"{copy.name}: {_say_copy(copy)}") for copy in place.copies_caused[:MOST])
+            lines = (Line(f"{copy.name}: {_render_copy(copy)}") for copy in place.copies_caused[:MOST])
             groups.append(Group(head, tuple(lines)))
     if groups:
         yield Section("copies", "Copies caused by the node", tuple(groups))
 
 
-def _say_copy(copy: Copy) -> str:
+def _render_copy(copy: Copy) -> str:
     """Tensor, direction and size of a copy."""
     wait = f", {decimals(copy.host_us_per_run, 1e-3)} ms wait and copy" if copy.host_us_per_run is not None else ""
     size = "unknown size" if copy.bytes_per_run is None else human_bytes(copy.bytes_per_run)
@@ -197,17 +197,17 @@ def _say_copy(copy: Copy) -> str:
     return f"{tensor}{copy.direction.replace('_', ' ')}, {size} per run{wait}"
 
 
-def _say_why(place: Place) -> str:
+def _render_why(place: Place) -> str:
     """Cause of a copy."""
-    made = place.copy_made
+    made = place.copy_performed
     if place.caused_by:
-        return f"; for {listing(_say_cause(entry) for entry in place.caused_by)}"
+        return f"; for {listing(_render_cause(entry) for entry in place.caused_by)}"
     if made is not None and made.cause_unknown:
         return f"; cause unknown: {made.cause_unknown}"
     return "; bound in different memory than ONNX Runtime expects" if place.role == "border" else ""
 
 
-def _say_cause(entry: Cause) -> str:
+def _render_cause(entry: Cause) -> str:
     """A node with provider and reason."""
     why = f": {entry.reason}" if entry.reason else ""
     return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{why})"
@@ -217,7 +217,7 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
     """Each reason with evidence, remedy and cost; phases with equal reasons share a section."""
     alike: dict[object, list[Fallback]] = {}
     for entry in explanation.fallbacks:
-        changes = tuple((trial.change, trial.outcome) for each in entry.preferred for trial in each.trials)
+        changes = tuple((trial.change, trial.outcome) for each in entry.preferred for trial in each.variants)
         others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for number, entries in enumerate(alike.values()):
@@ -225,12 +225,12 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
         for at, why in enumerate(entries[0].preferred):
             title = f"Not on {why.provider} either" if at else f"Not on {why.provider} in {phases}"
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
-            rows += [] if at else [(f"cost in {entry.phase}", _say_cost(entry)) for entry in entries]
+            rows += [] if at else [(f"cost in {entry.phase}", _render_cost(entry)) for entry in entries]
             pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
-            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_trials(why), *_lost(why)))
+            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_probe_table(why), *_lost(why)))
 
 
-def _lost(why: Skipped) -> Iterator[Block]:
+def _lost(why: SkippedProvider) -> Iterator[Block]:
     """The reasons that lost, with their evidence and why they lost."""
     own = describe_rank(why.reason, why.ground) or "unknown rank"
     for entry in why.lost:
@@ -248,7 +248,7 @@ def _capture(explanation: Explanation) -> Iterator[Section]:
         yield Section("capture", "CUDA graph capture", lines)
 
 
-def _say_cost(entry: Fallback) -> str:
+def _render_cost(entry: Fallback) -> str:
     """Cost of the fallback."""
     cost = entry.cost
     if cost is None:
@@ -264,29 +264,29 @@ def _say_cost(entry: Fallback) -> str:
     return f"{', '.join(parts)}; {word}: {cost.why}"
 
 
-def _trials(why: Skipped) -> Iterator[Block]:
+def _probe_table(why: SkippedProvider) -> Iterator[Block]:
     """Probes as a table of changes and outcomes."""
-    if not why.trials:
-        if why.unprobed:
-            yield Line(why.unprobed, "no probes")
+    if not why.variants:
+        if why.missing_probes:
+            yield Line(why.missing_probes, "no probes")
         return
-    new = sum(not trial.cached for trial in why.trials)
-    company = {trial.company for trial in why.trials}
+    new = sum(not trial.cached for trial in why.variants)
+    company = {trial.neg_added for trial in why.variants}
     around = "in isolation" if True not in company else "with an added Neg" + (" where possible" * (False in company))
-    count = plural(len(why.trials), "probe")
-    done = f"({new} in this run, {len(why.trials) - new} from the cache)"
-    quoted = list(dict.fromkeys(trial.said for trial in why.trials if trial.said))
-    heads = (words("changed"), words("to"), words("outcome"), Column("message"))
-    rows = [_trial_row(trial, quoted) for trial in why.trials]
+    count = plural(len(why.variants), "probe")
+    done = f"({new} in this run, {len(why.variants) - new} from the cache)"
+    quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
+    heads = (text_column("changed"), text_column("to"), text_column("outcome"), Column("message"))
+    rows = [_probe_row(trial, quoted) for trial in why.variants]
     yield table(f"{count}: this node {around}, on {why.provider} {done}", heads, rows)
     yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
-    if why.unprobed:
-        yield Line(why.unprobed, "incomplete")
+    if why.missing_probes:
+        yield Line(why.missing_probes, "incomplete")
 
 
-def _trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
+def _probe_row(trial: VariantRecord, quoted: Sequence[str]) -> tuple[str, ...]:
     """One probe, with the number of its message below the table."""
-    said = f"[{quoted.index(trial.said) + 1}]" if trial.said else ""
+    said = f"[{quoted.index(trial.message) + 1}]" if trial.message else ""
     return (
         FACTORS.get(trial.factor, trial.factor.replace("_", " ")),
         trial.change,
@@ -302,7 +302,7 @@ def _rejections(explanation: Explanation) -> Iterator[Section]:
         alike.setdefault((part.provider, part.nodes, part.evidence, part.minimal), []).append(part)
     for number, parts in enumerate(alike.values()):
         part = parts[0]
-        alone = "it fails with only an added Neg" if part.company else "it fails alone"
+        alone = "it fails with only an added Neg" if part.neg_added else "it fails alone"
         together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
         least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
         tries = sum(entry.tries for entry in parts)

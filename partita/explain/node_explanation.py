@@ -14,7 +14,7 @@ from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.file_nodes import ran_by
-from partita.partition_reports.groups import is_about, provider_of, share, total_us
+from partita.partition_reports.groups import is_about, provider_of, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, Disagreement, FileNode, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
@@ -60,7 +60,7 @@ class Place(Record):
     host_us_per_run: float | None
     time_share: float | None
     output_bytes: int | None
-    copy_made: Copy | None = Field(alias="copy")
+    copy_performed: Copy | None = Field(alias="copy")
     """The copy that it performs."""
     caused_by: tuple[Cause, ...]
     """Nodes that require that copy."""
@@ -81,7 +81,7 @@ class Explanation(Record):
     layer: int | None
     source_line: str | None
     """Known for fallback nodes only."""
-    wanted: str | None
+    preferred_provider: str | None
     """First provider of the chain."""
     active: tuple[str, ...] = ()
     """Available providers of the chain."""
@@ -178,7 +178,7 @@ def _names(report: Report) -> Iterator[str]:
     for phase in report.phases:
         yield from (row.name for row in phase.file_nodes)
         yield from (copy.name for copy in phase.copies)
-        yield from (node.name for node in (phase.bodies.on_cpu if phase.bodies else ()))
+        yield from (node.name for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()))
     yield from (entry.node for entry in report.fallbacks)
     yield from (name for part in report.rejected for name in part.nodes)
     yield from (entry.node for entry in report.disagreements)
@@ -237,7 +237,7 @@ def explain(report: Report, name: str) -> Explanation:
         module=next((module for module in modules if module), None),
         layer=next((node.layer for node in nodes if node.layer is not None), None),
         source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
-        wanted=report.chain[0].provider if report.chain else None,
+        preferred_provider=report.chain[0].provider if report.chain else None,
         active=active_of(report),
         places=places,
         fallbacks=fallbacks,
@@ -254,10 +254,10 @@ def notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
     for phase in report.phases:
         if any(row.name == name and row.state == "ambiguous" for row in phase.file_nodes):
             yield f"{phase.name}: no source names the executed node of {name}; it is one of those listed, if any"
-        inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
+        inner = {each.name for each in (phase.subgraphs.on_cpu if phase.subgraphs else ())}
         for twin in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
             yield f"a node in a control-flow subgraph of {phase.name} is also named {twin} and is on {CPU}"
-    if report.probing is not None and runs_in & set(report.probing.unprobed):
+    if report.probing is not None and runs_in & set(report.probing.missing_probes):
         budget = f"{report.probing.budget_seconds:g} seconds"
         yield f"probes are missing; their time budget was {budget}, `probe_seconds` raises it"
     if report.dry_run is not None:
@@ -271,7 +271,7 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     there = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
     if there:
         yield from (_in_plan(report, phase, node, position, name) for position, node in there)
-        for part in phase.bodies.parts if phase.bodies else ():
+        for part in phase.subgraphs.parts if phase.subgraphs else ():
             if part.name in names:
                 yield _outside(phase, part.name, "body", op_type=part.op_type, provider=part.provider)
         return
@@ -282,7 +282,7 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
         if copy.name == name:
             yield _outside(phase, name, "border", copy=copy)
             return
-    for inner in phase.bodies.on_cpu if phase.bodies else ():
+    for inner in phase.subgraphs.on_cpu if phase.subgraphs else ():
         if inner.name == name:
             yield _outside(phase, name, "body", op_type=inner.op_type, provider=CPU)
             return
@@ -346,7 +346,7 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
         replaces=tuple(row.name for row in rows),
         replaces_op_types=tuple(row.op_type or UNKNOWN for row in rows),
         host_us_per_run=node.host_us_per_run,
-        time_share=share(node.host_us_per_run, total_us(phase.nodes)),
+        time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
         output_bytes=node.output_bytes,
         copy=made,
         caused_by=tuple(cause(report, phase, entry) for entry in made.caused_by) if made else (),

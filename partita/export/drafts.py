@@ -13,7 +13,14 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
-from partita.export.checkpoint.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
+from partita.export.checkpoint.adapters.branches import (
+    Adapters,
+    Branch,
+    SwitchableAdapter,
+    add_branches,
+    add_to,
+    weights_text,
+)
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
@@ -22,35 +29,35 @@ from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
+from partita.export.quantise.calibrate import calibration
+from partita.export.quantise.calibrate.reference import movable, round_weights
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.rounding import calibration
-from partita.export.quantise.rounding.reference import movable, round_weights
 from partita.export.quantise.write import prefill
-from partita.export.quantise.write.experts import gathered
+from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
-from partita.export.target import TakesEach, Target, Way
+from partita.export.target import NodeSupport, Target, Way
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.operators import Form
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.state import Probed, text_config
-from partita.export.trace.tracing import FixedLengthError, Traced, layers, trace, without_unread
+from partita.export.trace.state import ModelStates, text_config
+from partita.export.trace.tracing import FixedLengthError, TracedGraph, layers, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
-from partita.export.weights import spilled
-from partita.export.weights.sources import Plain
-from partita.export.work import Work, tell
-from partita.package.folder import left_out
+from partita.export.weights import memory_map
+from partita.export.weights.sources import FloatSource
+from partita.export.work import Work, add_note
+from partita.package.folder import not_exported
 from partita.package.records import Calibration, PackedKind
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
 
 
-def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
+def continuing(work: Work, wanted: list[Phase], traced: list[TracedGraph]) -> tuple[list[Phase], list[TracedGraph]]:
     """The graphs that read every state they get. Other graphs are dropped.
 
     Some models read their states only in one-token steps: a second prompt chunk would ignore the first.
@@ -64,11 +71,11 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     if len(wanted) == 1:
         return wanted, traced
     if len(kept) < len(wanted):
-        tell(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
+        add_note(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
         (_, _, length), item = kept[-1]
         return [("model.onnx", "any", length)], [item]
     chunk = wanted[0][2]
-    tell(
+    add_note(
         work,
         f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
         "the rest one by one",
@@ -76,7 +83,7 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     return wanted, traced
 
 
-def _unread_states(item: Traced) -> list[str]:
+def _unread_states(item: TracedGraph) -> list[str]:
     """States that a graph gets and does not read."""
     used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
     return [state.past for state in item.states if state.past not in used]
@@ -90,7 +97,7 @@ class Graphs:
     way: Way
     chosen: Lowering
     phases: list[Phase]
-    traced: list[Traced]
+    traced_graphs: list[TracedGraph]
     """One per phase."""
     passes: dict[str, int]
     unused: list[str] = field(default_factory=list)
@@ -121,7 +128,7 @@ class Draft:
     """The quantisation plan; None without quantised weights."""
     text: Text | None = None
     """The calibration text; None without one."""
-    beside: Plan | None = None
+    prefill_plan: Plan | None = None
     """The quantisation plan of a separate prefill graph; None without one."""
     narrow: Narrow | None = None
     """How weights are stored in 16 bits and computed in float32; None without them."""
@@ -137,11 +144,11 @@ class Draft:
         return self.known[way]
 
     @property
-    def takes(self) -> TakesEach | None:
+    def supports(self) -> NodeSupport | None:
         """Probes the provider of the package with nodes; None where it is not probed."""
-        return self.work.takes if self.target is None else self.target.takes
+        return self.work.supports if self.target is None else self.target.supports
 
-    def known_answer(self, graphs: Graphs, adapter: Switched | None = None) -> known_answer.KnownAnswer:
+    def known_answer(self, graphs: Graphs, adapter: SwitchableAdapter | None = None) -> known_answer.KnownAnswer:
         """The outputs of the source model, with `adapter` if given; cached.
 
         The prompt is long enough for two chunks of a graph without padding. With quantised weights the source model
@@ -150,7 +157,7 @@ class Draft:
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
-        narrowed = graphs.packing.narrowed
+        narrowed = graphs.packing.half_precision
         key = tokens, frozenset((*placed, *prompts, *narrowed)), "" if adapter is None else adapter.name
         if key not in self.answers:
 
@@ -175,7 +182,7 @@ class Draft:
                 tokens,
                 crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
                 prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
-                weights=told_weights(placed or narrowed, prompts, adapter),
+                weights=weights_text(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
                 scratch=self.work.scratch,
             )
@@ -202,7 +209,7 @@ class Draft:
         """The calibrated source model, and the weights that could not be calibrated. Results go into `folder`."""
         assert self.plan is not None and self.plan.rounded is not None and self.text is not None
         placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
-        held = spilled.resident_parameters(self.checkpoint.tensors, self.work.scratch)
+        held = memory_map.resident_parameters(self.checkpoint.tensors, self.work.scratch)
         calibration.check_memory(placed, held, fake.hidden_size, self.text)
         rounded.begin(folder)
         sources = match_names(fake.module, self.checkpoint.tensors)
@@ -221,24 +228,26 @@ class Draft:
         with stage(
             work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
         ) as current:
-            wanted, traced = self._trace_told(way, current)
+            wanted, traced = self._trace_with_state_names(way, current)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
-            tell(work, note)
+            add_note(work, note)
         if not self.fake.probed.length_as_tensor:
-            tell(work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0")
+            add_note(
+                work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0"
+            )
         graphs = Graphs(self, way, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(way)):
             _rewrite(graphs)
         return graphs
 
-    def _trace_told(self, way: Way, current: Stage) -> tuple[list[Phase], list[Traced]]:
+    def _trace_with_state_names(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
         """`_trace_phases`; its error also names a state outside of the cache."""
         try:
             return self._trace_phases(way, current)
         except UnsupportedModelError as error:
-            outside = self.fake.probed.kept_outside
+            outside = self.fake.probed.outside_cache
             if not outside:
                 raise
             raise UnsupportedModelError(
@@ -247,9 +256,9 @@ class Draft:
                 option=error.option,
             ) from error
 
-    def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[Traced]]:
+    def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        if self.work.options.static_shapes or not _takes_any_length(self.fake, way.form):
+        if self.work.options.static_shapes or not _supports_any_length(self.fake, way.form):
             return self._trace_all(way, current, fixed=True)
         probed = self.fake.probed
         try:
@@ -258,36 +267,36 @@ class Draft:
             # A model that got 0 cached tokens might silently take a branch for it.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
                 raise
-            tell(
+            add_note(
                 self.work,
                 f"exported as a static pair of graphs, because one with a dynamic number of tokens failed: {error}",
             )
         return self._trace_all(way, current, fixed=True)
 
-    def _trace_all(self, way: Way, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
+    def _trace_all(self, way: Way, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[TracedGraph]]:
         options = self.work.options
         wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
         if fixed and (options.prefill_chunk or 0) > self.max_length:
-            tell(
+            add_note(
                 self.work,
                 f"`prefill_chunk={options.prefill_chunk}` exceeds the cache "
                 f"(`max_length={self.max_length}`): prefill.onnx processes {self.max_length} tokens at a "
                 "time",
             )
         chosen = lowering(way.attention)
-        plans = [self.plan, self.beside]
+        plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each, current) for each in specs]
 
 
-def _takes_any_length(fake: FakeModel, form: Form) -> bool:
+def _supports_any_length(fake: FakeModel, form: Form) -> bool:
     """Whether a graph for any number of tokens is possible: not where a recurrence loops over tokens."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
     return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
 
 
-def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:
+def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixed: bool) -> list[Phase]:
     """The phases of a package: one graph for any number of tokens, or one for a fixed chunk and one for a token."""
     if not fixed:
         return [("model.onnx", "any", None)]
@@ -302,22 +311,28 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
     return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
-def repacked(graphs: Graphs, plan: Plan) -> Graphs:
+def quantise_again(graphs: Graphs, plan: Plan) -> Graphs:
     """The same graphs with their weights quantised by another plan."""
     draft = replace(graphs.draft, plan=plan)
     sources = match_names(draft.fake.module, draft.checkpoint.tensors)
-    packing, prompts, traced = Outcome(gathered=graphs.packing.gathered), Outcome(gathered=graphs.packing.gathered), []
-    own = draft.beside if graphs.prompts.placed else None
-    for (_, phase, _), item, (unpacked, context) in zip(graphs.phases, graphs.traced, graphs.unpacked, strict=True):
+    packing, prompts, traced = (
+        Outcome(kept_for_selection=graphs.packing.kept_for_selection),
+        Outcome(kept_for_selection=graphs.packing.kept_for_selection),
+        [],
+    )
+    own = draft.prefill_plan if graphs.prompts.placed else None
+    for (_, phase, _), item, (unpacked, context) in zip(
+        graphs.phases, graphs.traced_graphs, graphs.unpacked, strict=True
+    ):
         model = unpacked.clone()
         if own is not None and phase == "prefill":
             prefill.pack(model, context, own, plan, prompts, packing, movable(sources))
         else:
             quantise(model, context, plan, packing, movable(sources))
-        keep_narrow(model, context, plan, packing, draft.takes)
+        keep_narrow(model, context, plan, packing, draft.supports)
         name_nodes(model)
         traced.append(replace(item, model=model))
-    return replace(graphs, draft=draft, traced=traced, packing=packing, prompts=prompts, freed=None)
+    return replace(graphs, draft=draft, traced_graphs=traced, packing=packing, prompts=prompts, freed=None)
 
 
 def _rewrite(graphs: Graphs) -> None:
@@ -326,7 +341,7 @@ def _rewrite(graphs: Graphs) -> None:
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
     contexts = []
-    for index, item in enumerate(graphs.traced):
+    for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         context = PassContext(
             item.inputs,
@@ -337,23 +352,23 @@ def _rewrite(graphs: Graphs) -> None:
             draft.target,
             fused=graphs.chosen.fused,
         )
-        model, counts = run_all(item.model, context, draft.takes, work.options.without_pass)
+        model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
         for name, count in counts.items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
-        graphs.traced[index] = without_unread(replace(item, model=model))
+        graphs.traced_graphs[index] = without_unread(replace(item, model=model))
         if draft.adapters.switched:
             fixed = item.spec.sequence_length is not None
             graphs.branches |= add_branches(model, draft.adapters.switched, item.spec.batch, fixed=fixed)
         name_nodes(model)
         contexts.append(context)
-    graphs.packing.gathered = gathered(item.model for item in graphs.traced)
-    for item, context in zip(graphs.traced, contexts, strict=True):
+    graphs.packing.kept_for_selection = stack_tensors(item.model for item in graphs.traced_graphs)
+    for item, context in zip(graphs.traced_graphs, contexts, strict=True):
         model = item.model
         if draft.plan is not None:  # after nodes have names: settings are by module
-            if work.options.searches or draft.beside is not None:
+            if work.options.searches or draft.prefill_plan is not None:
                 graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
-            packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.takes)
+            packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.supports)
             for name, count in packed.items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
@@ -362,41 +377,41 @@ def _rewrite(graphs: Graphs) -> None:
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
     if draft.narrow is not None:
-        models = [item.model for item in graphs.traced]
-        graphs.packing.narrowed |= rounded_weights(draft.narrow, models, movable(sources))
-    if draft.beside is not None:
-        _add_prefill(graphs, draft.beside, movable(sources))
+        models = [item.model for item in graphs.traced_graphs]
+        graphs.packing.half_precision |= rounded_weights(draft.narrow, models, movable(sources))
+    if draft.prefill_plan is not None:
+        _add_prefill(graphs, draft.prefill_plan, movable(sources))
     if draft.plan is not None:
         check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):
-            tell(work, note)
+            add_note(work, note)
         for each in without_weights(draft.plan.keep, graphs.packing):
             said = f"`keep={each.pattern}={each.precision}`"
-            tell(work, f"{said} has no effect: no quantisable weight matches")
-    graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
+            add_note(work, f"{said} has no effect: no quantisable weight matches")
+    graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced_graphs], checkpoint, sources)
     if unused:
-        tell(work, f"omitted, because the logits do not depend on it: {left_out(unused)}")
+        add_note(work, f"omitted, because the logits do not depend on it: {not_exported(unused)}")
 
 
-def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) -> None:
+def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], bool]) -> None:
     """Add a prefill graph before the only graph. Raises UnsupportedModelError where that is impossible."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
     reason = _only_one(graphs)
-    (unpacked, context), item = graphs.unpacked[0], graphs.traced[0]
+    (unpacked, context), item = graphs.unpacked[0], graphs.traced_graphs[0]
     model = unpacked.clone()
     counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
     if not own.placed:
         said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         why = reason or "no matrix product of the model can be quantised this way"
         raise UnsupportedModelError(f"{said}: {why}; omit it", option="prefill_precision")
-    counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)
+    counts |= keep_narrow(model, context, plan, shared, graphs.draft.supports)
     name_nodes(model)
     for name, count in counts.items():
         graphs.passes[name] = graphs.passes.get(name, 0) + count
     graphs.prompts = own
     graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]
-    graphs.traced = [replace(item, model=model), item]
+    graphs.traced_graphs = [replace(item, model=model), item]
     graphs.unpacked = [(unpacked, context), (unpacked, context)]
 
 
@@ -404,8 +419,8 @@ def _only_one(graphs: Graphs) -> str:
     """The reason why there can be no separate prefill graph; empty where there can."""
     if graphs.draft.fake.probed.recurs:
         return "the model has convolution or recurrent states, so it is written as one graph"
-    if len(graphs.traced) > 1 or graphs.phases[0][2] is not None:
+    if len(graphs.traced_graphs) > 1 or graphs.phases[0][2] is not None:
         return "the model's graphs take a fixed number of tokens"
-    if any(port.role == "rope_length" for port in graphs.traced[0].inputs):
+    if any(port.role == "rope_length" for port in graphs.traced_graphs[0].inputs):
         return "the model's rotary frequencies depend on the length of the text"
     return ""

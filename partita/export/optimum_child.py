@@ -34,7 +34,7 @@ def config_for_4(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in settings.items() if value is not None}, **found}
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+def respond(request: Mapping[str, Any]) -> dict[str, Any]:
     """The installed versions and whether optimum covers `model_type`; with `out`, that folder is written."""
     import optimum.exporters.onnx as exporter  # type: ignore[import-not-found]
     import optimum.exporters.onnx.model_configs  # type: ignore[import-not-found]  # noqa: F401 - registers the types
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     threading.Thread(target=end_with_parent, daemon=True).start()
     asked = json.loads(sys.argv[1])
     try:
-        result = answer(asked)
+        result = respond(asked)
     except ModuleNotFoundError as error:
         result = {"lacks": error.name}
     except Exception as error:  # noqa: BLE001 - the parent reports it in one line

@@ -14,18 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.capped import is_number, read_json_value
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
-from partita.export.quantise import rounders as quantisers
-from partita.export.quantise.keep import read_keep
+from partita.export.quantise import quantisers as quantisers
+from partita.export.quantise.keep_setting import read_keep
 from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
-from partita.options.fields import checked, described
+from partita.options.fields import check_fields, describe_fields
 from partita.package.contract import CONTEXT_LENGTHS
 from partita.package.folder import MANIFEST, check_folder
+from partita.untrusted_files import is_number, read_json_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -267,16 +267,16 @@ RULES: tuple[Rule, ...] = (
 
 def check_options(options: ExportOptions) -> None:
     """Check the options without a checkpoint. Raises UsageError."""
-    checked(options)
+    check_fields(options)
     if options.named not in PRECISIONS:
         names = ", ".join((AUTO, *PRECISIONS))
         raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     _check_adapter_names(list(options.with_adapters or {}))
     quantisers.check_name(options.rounding)
     if options.without_pass:
-        from partita.export.passes import check_left_out
+        from partita.export.passes import check_skipped
 
-        check_left_out(options.without_pass)
+        check_skipped(options.without_pass)
     chosen = None if options.attention == AUTO else lowering(options.attention)
     if chosen is not None and options.opset is not None and options.opset < chosen.min_opset:
         raise UsageError(f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer")
@@ -303,7 +303,7 @@ def _check_adapter_names(names: Sequence[str]) -> None:
             raise UsageError(f"{_WITH}: {name} is set twice; set it once (case is ignored)")
 
 
-def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:
+def _maximum_length(config: PreTrainedConfig) -> tuple[str, int | None]:
     """Name and value of the config's maximum length; None where it has none."""
     for name in CONTEXT_LENGTHS:
         found = getattr(config, name, None)
@@ -315,13 +315,13 @@ def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:
 def most_positions(checkpoint: Checkpoint) -> int | None:
     """The largest N of an export of the checkpoint; None without a limit."""
     config = checkpoint.config.get_text_config(decoder=True)
-    _, made_for = _made_for(config)
+    _, made_for = _maximum_length(config)
     return None if made_for is None else int(min(made_for * _stretch(config), 1 << 62))
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as requested, else the model's maximum length, at most `DEFAULT_MAX_LENGTH`."""
-    name, made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
+    name, made_for = _maximum_length(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
             f"{checkpoint.where}: {name} in config.json is 1, but a prompt and a new token take 2; set it "
@@ -352,7 +352,7 @@ _OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
 def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
     """Every option that was set. Files and folders are recorded by name."""
     found = {}
-    for each in described(Options):
+    for each in describe_fields(Options):
         value = getattr(options, each.name)
         if each.name in _OF_A_PLACE or value == each.field.default or not (value or value is False):
             continue

@@ -28,9 +28,9 @@ from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.resolve import in_question, notes, resolve, with_activations
-from partita.export.target import Smoke, TakesEach, Target
+from partita.export.target import NodeSupport, Smoke, Target
 from partita.export.verify.quality import MissedRatioError, OpenScorer
-from partita.export.verify.running import (
+from partita.export.verify.smoke_run import (
     NotRunningError,
     Replay,
     RoundingParityError,
@@ -41,7 +41,7 @@ from partita.export.verify.running import (
     nothing_runs,
 )
 from partita.export.weights.external_data import translate_space
-from partita.export.work import ReadFolder, Work, tell
+from partita.export.work import ReadFolder, Work, add_note
 from partita.export.writing import Summary, write
 from partita.observations.text_format import plural
 
@@ -59,7 +59,7 @@ def export(
     reader: Reader | None = None,
     scorer: OpenScorer | None = None,
     target: Target | None = None,
-    takes: TakesEach | None = None,
+    takes: NodeSupport | None = None,
     write_adapter: WriteAdapter | None = None,
     progress: Progress | None = None,
     quality_text: Path | None = None,
@@ -85,7 +85,7 @@ def export(
             raise ResourceError(f"{options.folder.parent}: cannot create a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, asked)
-            work.notes, work.takes, work.cleanup = place.notes, takes, cleanup
+            work.notes, work.supports, work.cleanup = place.notes, takes, cleanup
             work.read_folder = read_folder
             runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
             summary = _run(work, runtime, target, quality_text, offer)
@@ -114,7 +114,7 @@ def _run(
     refuse_unable(chosen, options, checkpoint.quantised)
     chosen.check(options)
     for note in (*checkpoint.notes, *notes(options, checkpoint)):
-        tell(work, note)
+        add_note(work, note)
     cache_rounding.ask(options, target)
     cache_rounding.ask_window(options, target)
     if chosen.packs and in_question(options, target):

@@ -22,12 +22,12 @@ from typing import IO
 
 from filelock import FileLock, Timeout
 
-from partita.capped import read_json_value
 from partita.errors import PackageError
-from partita.files import files_in, resolved
+from partita.files import files_in, resolve_path
 from partita.package.folder import MANIFEST, SCHEMA
 from partita.remedies import Remedy, is_temporary
-from partita.signals import held
+from partita.signals import hold_signals
+from partita.untrusted_files import read_json_value
 
 Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, modification time in ns."""
@@ -38,7 +38,7 @@ UNIQUE = "[a-z0-9_]{8}"
 """The random part of names by tempfile."""
 
 
-class TakenError(Exception):
+class OutputExistsError(Exception):
     """OUT is new or has changed since the export began; the message has details."""
 
 
@@ -66,7 +66,7 @@ class Reservation:
                 _move(self.folder, self.out)
             else:
                 _replace(self.folder, self.out, self.seen)
-        except TakenError as taken:
+        except OutputExistsError as taken:
             raise PackageError(
                 f"{self.out}: {taken} during the export; it was not replaced, and the finished package is "
                 f"in {_keep(self.folder, self.out)}"
@@ -102,7 +102,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         notes = _recover(out, force=force)
         check_target(read, out, force=force)
         seen = _snapshot(out) if out.is_dir() else None
-        with held():
+        with hold_signals():
             folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         yield Reservation(out, seen, folder, notes)
@@ -123,12 +123,12 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         raise PackageError(f"{out}: is the current folder, or contains it; change to another folder first")
     for index, given in enumerate(read):
         what = "adapter" if index else "checkpoint"
-        if resolved(Path(given)).is_relative_to(out.resolve()):
+        if resolve_path(Path(given)).is_relative_to(out.resolve()):
             raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
         linked = next((p for p in files_in(Path(given)) if _is_linked_into(p, out)), None)
         if linked is not None:
             raise PackageError(f"{out}: contains the file that {linked} of the {what} links to; choose another folder")
-    strange = _not_ours(out)
+    strange = _not_a_package(out)
     if strange is not None:
         raise PackageError(f"{out}: `force=True` replaces only packages, but this folder {strange}; remove it yourself")
 
@@ -136,10 +136,10 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
 def _is_linked_into(path: Path, out: Path) -> bool:
     """Whether a file outside of `out` links into it."""
     lies = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
-    return not lies and resolved(path).is_relative_to(out.resolve())
+    return not lies and resolve_path(path).is_relative_to(out.resolve())
 
 
-def _not_ours(folder: Path) -> str | None:
+def _not_a_package(folder: Path) -> str | None:
     """The reason why `folder` is not just a package or empty; None when it is."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     if not names:
@@ -169,7 +169,7 @@ def _make_parents(parent: Path, cleanup: ExitStack) -> None:
     """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
-        with held():
+        with hold_signals():
             path.mkdir(exist_ok=True)
             cleanup.callback(_remove_if_empty, path)
     if not parent.is_dir():
@@ -188,7 +188,7 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
     """
     path = out.parent / f".{out.name}.partita-lock"
     lock = FileLock(path, timeout=0)
-    with held():
+    with hold_signals():
         try:
             lock.acquire()
         except Timeout as error:
@@ -257,12 +257,12 @@ def _move(folder: Path, out: Path) -> None:
     Raises TakenError where `out` exists (rename(2) does not replace a non-empty folder).
     """
     if os.path.lexists(out):
-        raise TakenError(f"a {_kind(out)} has appeared there")
+        raise OutputExistsError(f"a {_kind(out)} has appeared there")
     try:
         folder.rename(out)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise TakenError(f"a {_kind(out)} has appeared there") from error
+            raise OutputExistsError(f"a {_kind(out)} has appeared there") from error
         raise
 
 
@@ -277,14 +277,14 @@ def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
     The old package is moved aside first, and restored if anything fails.
     """
     if out.is_symlink() or _snapshot(out) != seen:
-        raise TakenError("the package there has changed")
-    with held():  # a signal between the two moves would leave the package at neither place, or at both
+        raise OutputExistsError("the package there has changed")
+    with hold_signals():  # a signal between the two moves would leave the package at neither place, or at both
         aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
         try:
             out.rename(aside / "package")
             try:
                 if _snapshot(aside / "package") != seen:
-                    raise TakenError("the package there has changed")
+                    raise OutputExistsError("the package there has changed")
                 _move(folder, out)
             except BaseException:
                 _move(aside / "package", out)
@@ -301,7 +301,7 @@ def _keep(folder: Path, out: Path) -> Path:
     """Move a finished package whose place is taken to a free name."""
     for number in range(1, 10_000):
         free = out.with_name(f"{out.name}.new" + (f"-{number}" if number > 1 else ""))
-        with suppress(TakenError):
+        with suppress(OutputExistsError):
             _move(folder, free)
             return free
     raise PackageError(f"{out}: exists already, and so do all alternative names")

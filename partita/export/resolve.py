@@ -15,7 +15,7 @@ from typing import Literal, cast
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.stored_formats import AffineWeight, Quantised
+from partita.export.checkpoint.stored_formats import AffineWeight, QuantisedTensors
 from partita.export.checkpoint.weight_files import few
 from partita.export.options import AUTO, OF_ROUNDING, ExportOptions, check_options
 from partita.export.passes.narrow_weights import question
@@ -95,7 +95,7 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
     if options.activations is not None or target is None or computing.dtype == WIDE:
         return False
     if computing.twin is not None:
-        return target.takes is not None
+        return target.supports is not None
     return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
 
 
@@ -108,8 +108,8 @@ def with_activations(options: ExportOptions, target: Target | None, told: Callab
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
         return options
-    if target.takes is not None and computing.twin is not None:
-        if target.takes([question("MatMul", computing.dtype)])[0]:
+    if target.supports is not None and computing.twin is not None:
+        if target.supports([question("MatMul", computing.dtype)])[0]:
             return options
         why = f"has no MatMul kernel for {computing.dtype}"
     else:
@@ -128,10 +128,12 @@ def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:
 
 def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
     """Raise UnsupportedModelError where an adapter is merged into stored integers that are to be kept."""
-    if checkpoint.unmerged is None or checkpoint.quantised is None or not takes_stored(options, checkpoint):
+    if checkpoint.without_adapter is None or checkpoint.quantised is None or not takes_stored(options, checkpoint):
         return
     changed = [
-        name for name in checkpoint.quantised.weights if checkpoint.tensors[name] is not checkpoint.unmerged[name]
+        name
+        for name in checkpoint.quantised.weights
+        if checkpoint.tensors[name] is not checkpoint.without_adapter[name]
     ]
     if changed:
         raise UnsupportedModelError(
@@ -167,7 +169,7 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
     return told
 
 
-def _stored_precision(found: Quantised, checkpoint: Checkpoint) -> str:
+def _stored_precision(found: QuantisedTensors, checkpoint: Checkpoint) -> str:
     """The precision of the stored integers. Raises UnsupportedModelError where there are none."""
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export.trace.attention import Lowering, lowering, ranked
+from partita.export.trace.attention import Lowering, by_preference, lowering
 from partita.export.trace.operators import CONTRIB, Form
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
-from partita.package.records import AskedLowering, SmokeRecord, Verification
+from partita.package.records import ProbedLowering, SmokeRecord, Verification
 
 AUTO = "auto"
 
@@ -59,7 +59,7 @@ def usual(name: str) -> Way:
 
 def every_way() -> list[Way]:
     """Every lowering with its default form, in order of preference."""
-    return [Way(each.name, _usual_form(each)) for each in ranked()]
+    return [Way(each.name, _usual_form(each)) for each in by_preference()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeResult:
     """The result of probing a provider with one graph."""
 
     nodes: int
@@ -108,13 +108,13 @@ class Answer:
         return bool(self.fails) or self.unasked < self.nodes or not self.nodes
 
 
-Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
+Probe = Callable[[bytes, Mapping[str, tuple[int, ...]]], ProbeResult]
 """Probes a provider with a model without weights, given its input shapes."""
 
 
 Question = tuple[bytes, Mapping[str, tuple[int, ...]]]
 """A one-node model, and its input shapes."""
-TakesEach = Callable[[Sequence[Question]], Sequence[bool]]
+NodeSupport = Callable[[Sequence[Question]], Sequence[bool]]
 """Probes a provider with one-node models: whether it supports each node."""
 
 
@@ -139,7 +139,7 @@ class Target:
     """The provider's recorded lowering, probed first."""
     how: str
     """How the provider can be probed: directly, over stub libraries, or not at all and why."""
-    ask: Ask | None = None
+    ask: Probe | None = None
     """None when it cannot be probed."""
     replay: ReplayTarget | None = None
     """Replays the known answer on it; None when it cannot run here."""
@@ -157,7 +157,7 @@ class Target:
     """Its kernels for quantised weights, as far as known without a probe."""
     unpacks: Unpacks | None = None
     """Detects a provider that dequantises in every run; None where that cannot be tested."""
-    takes: TakesEach | None = None
+    supports: NodeSupport | None = None
     """Probes nodes that a pass would write; None when it cannot be probed."""
 
 
@@ -168,7 +168,7 @@ def candidates(target: Target, wanted: str) -> list[Way]:
     return sorted(every_way(), key=lambda way: way.attention != target.preferred)
 
 
-def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
+def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
     """The same lowering with experts and recurrences in the other form, where that may be better for the target.
 
     Standard operators where it does not support ONNX Runtime's; those where the variant has standard ones. `has_both`:
@@ -179,7 +179,7 @@ def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
     return Way(way.attention, "contrib") if has_both else None
 
 
-def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
+def rank(answers: Mapping[Way, ProbeResult], order: Sequence[Way]) -> list[Way]:
     """Variants from best to worst, without variants that have no result.
 
     Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
@@ -193,9 +193,9 @@ def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
     return sorted(answers, key=key)
 
 
-def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
+def manifest_record(way: Way, answer: ProbeResult, disagrees: str) -> ProbedLowering:
     """The manifest record of a result."""
-    return AskedLowering(
+    return ProbedLowering(
         attention=way.attention,
         form=None if way.is_usual else way.form,
         nodes=answer.nodes,
@@ -206,7 +206,7 @@ def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
     )
 
 
-def describe(answer: Answer) -> str:
+def describe(answer: ProbeResult) -> str:
     """`supports 310 of 316 nodes, not GroupQueryAttention (6)`."""
     if answer.fails:
         return f"fails on the whole graph: {answer.fails}"
@@ -228,7 +228,7 @@ def weights_away(model: ir.Model) -> Iterator[None]:
     """Within the block, checkpoint weights are references to a missing file."""
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
-        weight = stored(value)
+        weight = weight_part(value)
         if weight is not None:
             kept[name] = weight
             value.const_value = ir.ExternalTensor(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from partita.export.options import Asked, ExportOptions
 from partita.export.progress import Progress
-from partita.export.target import TakesEach
+from partita.export.target import NodeSupport
 from partita.package.folder import Graph
 
 ReadFolder = Callable[[Path, int, int], Graph]
@@ -28,7 +28,7 @@ class Work:
     """The options to record in the manifest."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    takes: TakesEach | None = None
+    supports: NodeSupport | None = None
     """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
     cleanup: ExitStack = field(default_factory=ExitStack)
@@ -40,7 +40,7 @@ class Work:
         return self.folder.parent
 
 
-def tell(work: Work, note: str) -> None:
+def add_note(work: Work, note: str) -> None:
     """Add a note for the user, once."""
     if note not in work.notes:
         work.notes.append(note)

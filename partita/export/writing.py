@@ -21,21 +21,29 @@ from partita import dtypes
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import resolve
 from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
-from partita.export.checkpoint.config_values import corrected
+from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.exporters import Attempts, Exported
 from partita.export.options import ExportOptions, most_positions
 from partita.export.passes import cache_rounding
 from partita.export.progress import stage
-from partita.export.verify import known_answer, quality, self_check, twins
+from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import MissedRatioError
-from partita.export.verify.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all, run_on_cpu
+from partita.export.verify.smoke_run import (
+    CPU,
+    Replay,
+    RoundingParityError,
+    Runtime,
+    opened_and_run,
+    run_all,
+    run_on_cpu,
+)
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
-from partita.export.weights import spilled
-from partita.export.work import Work, tell
+from partita.export.weights import memory_map
+from partita.export.work import Work, add_note
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
 from partita.package.contract import Contract
@@ -85,13 +93,13 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     text = _quality_text(exported, work, runtime)
     rounded = _rounded_parameters(exported)  # one byte each, until they are written
     if options.verify:
-        held = spilled.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
+        held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
         _check_memory_of_answer(exported, options, held)
         if text is not None:
             _check_memory_of_quality(exported, held, text, needed=options.rounds)
     _check_space(options.folder.parent, contract.weight_bytes + rounded)
     with (
-        _calibrated(exported, work) as exported,
+        _calibrate_weights(exported, work) as exported,
         stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
     ):
         data = weights.write_data(exported.models, work.folder, current)
@@ -101,7 +109,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
-        if (config := corrected(checkpoint.folder)) is not None:
+        if (config := without_overridden_settings(checkpoint.folder)) is not None:
             (work.folder / "config.json").write_text(config, encoding="utf-8")
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, work.folder)
@@ -113,17 +121,17 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
-    _tell_same_text(exported, work, text)
+    _note_same_text(exported, work, text)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     if options.verify:  # other processes may have written to the disk
-        _check_memory_of_answer(exported, options, spilled.resident_parameters(checkpoint.tensors, work.scratch))
+        _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime.replay)
-    manifest = _rounded_cache(exported, work, manifest, runtime)
+    manifest = _quantised_cache(exported, work, manifest, runtime)
     measured = text is not None
     manifest, (result, smoke) = _run(
         work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target, measured=measured)
     )
-    manifest = _measured(exported, work, manifest, text, runtime)
+    manifest = _with_quality(exported, work, manifest, text, runtime)
     _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
@@ -151,11 +159,11 @@ def _rounded_parameters(exported: Exported) -> int:
     return sum(kind.parameters for kind in exported.packed.kinds)
 
 
-def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
+def _note_same_text(exported: Exported, work: Work, text: Text | None) -> None:
     """Add a note where quality is measured on the calibration text."""
     found = None if exported.packed is None else exported.packed.calibration
     if found is not None and text is not None and found.text_sha256 == text.sha256:
-        tell(
+        add_note(
             work,
             "quality is measured on the text of `calibrate`, so its figures are better than on other "
             "text; set another one with `quality_text`",
@@ -163,7 +171,7 @@ def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
 
 
 @contextmanager
-def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
+def _calibrate_weights(exported: Exported, work: Work) -> Iterator[Exported]:
     """The export with calibrated weights, where there is a calibration, while they are written."""
     if exported.calibrate is None or exported.packed is None:
         yield exported
@@ -173,7 +181,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
         with stage(work.progress, "calibrate", work.seconds, size, "weights") as current:
             found, kinds = exported.calibrate(Path(name), current)
         if found.not_calibrated:
-            tell(work, f"not calibrated: {', '.join(found.not_calibrated)}")
+            add_note(work, f"not calibrated: {', '.join(found.not_calibrated)}")
         yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
 
 
@@ -188,12 +196,12 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
         contract.vocab_size,
         contract.max_length,
         quality.measured_tokens(work.options, exported.original_parameters),
-        partial(tell, work),
+        partial(add_note, work),
         chosen="quality-text" in work.asked,
     )
 
 
-def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
+def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
     """The manifest with the quality, where anything is rounded.
 
     Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
@@ -201,10 +209,10 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     scorer, twin = runtime.scorer, None
     if text is None or scorer is None:
         return manifest
-    held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
+    held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
     _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
     if work.options.computing.twin is not None:
-        scorer, twin = twins.scoring(scorer), twins.WIDE_DETAIL
+        scorer, twin = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
     tokens = 2 * len(text.windows) * (text.windows.shape[1] - 1)  # by the source model and by the package
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
@@ -231,13 +239,13 @@ def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, neede
     Checked before anything is written, and again when the package is opened. `needed`: the package requires the
     measurement.
     """
-    beside = quality.opens_beside(text, exported.contract.vocab_size)
+    beside = quality.fits_in_memory(text, exported.contract.vocab_size)
     packed_twice = 2 * exported.contract.weight_bytes if beside else 0
     cache = _cache_bytes(exported.contract)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 
 
-def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
+def _quantised_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
     """The manifest of the package with an int8 cache, where one was requested."""
     if work.options.cache_precision is None or runtime.scorer is None:
         return manifest
@@ -343,13 +351,13 @@ def _run(
     whole = manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"takes_fewer_rows": False})})
     result = run(whole)
     if agrees(result):
-        tell(
+        add_note(
             work, "its graphs run only for the whole batch, so a prompt is prefilled together with the other sequences"
         )
     return whole, result
 
 
-def _with_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
+def _with_known_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
     """The manifest with the saved known answer, and one per switchable adapter."""
     names = [KNOWN_ANSWER]
     for each in exported.switched:
@@ -382,17 +390,17 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         answer = exported.answer()
         known_answer.save(answer, work.folder)
         if answer.caution:
-            tell(work, answer.caution)
-        manifest = _with_answers(exported, work, manifest)
+            add_note(work, answer.caution)
+        manifest = _with_known_answers(exported, work, manifest)
 
     def replayed(manifest: Manifest) -> Verification:
         rounded = partial(self_check.of_rounded_weights, exported.checkpoint, answer, computing, work.scratch)
         if computing.twin is not None:
-            return twins.replay_wide(work.folder, manifest, replay, rounded)
+            return changed_copy.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
-            return twins.replay_exact(work.folder, manifest, replay)
+            return changed_copy.replay_exact(work.folder, manifest, replay)
         if self_check.rounds(computing):
-            return twins.settled(work.folder, manifest, replay, rounded)
+            return changed_copy.settled(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):

@@ -168,7 +168,7 @@ def frequencies_change_at(graph: GraphFacts, positions: frozenset[str]) -> int:
     `positions`: inputs with the positions.
     """
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
-    limits = [graph.begins_anew[name] for name in sine_tables(graph.nodes) if name in graph.begins_anew]
+    limits = [graph.restarting_tables[name] for name in sine_tables(graph.nodes) if name in graph.restarting_tables]
     for asks in (*_of_tables(graph, producers), *_of_positions(graph, producers, positions)):
         # The largest position of n tokens is n - 1.
         most = graph.whole.get(asks.inputs[1], 0) + _is_position(asks.inputs[0], producers, positions)

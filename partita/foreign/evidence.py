@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.foreign.layouts import GENAI_CONFIG
 from partita.foreign.states import Pair
 from partita.package.contract import CONTEXT_LENGTHS, State
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
+from partita.untrusted_files import read_json_value
 
 CONFIG = "config.json"
 LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")

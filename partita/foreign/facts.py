@@ -61,7 +61,7 @@ class GraphFacts:
     """Names of those with an empty default: a size is 0."""
     whole: Mapping[str, int] = field(default_factory=dict)
     """Scalar integer constants."""
-    begins_anew: Mapping[str, int] = field(default_factory=dict)
+    restarting_tables: Mapping[str, int] = field(default_factory=dict)
     """Sine tables in which the row of the first position occurs twice -> the second index. Only tables with more rows
     than the maximum length are checked."""
     compared: frozenset[int] = frozenset()

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import PackageError
+from partita.foreign.contract_file import LAYER, NOTHING, Written
 from partita.foreign.dataflow import GQA, frequencies_change_at
 from partita.foreign.evidence import Evidence, contradiction
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
-from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of, longest_of
+from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
 from partita.foreign.states import (
     Pair,
     contradiction_of,
@@ -24,7 +25,6 @@ from partita.foreign.states import (
     rows_axis,
     window_of,
 )
-from partita.foreign.written import LAYER, NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.package.records import PortSource
@@ -50,7 +50,7 @@ OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "
 
 
 @dataclass(frozen=True, slots=True)
-class Inferred:
+class InferredContract:
     """The result of the inference."""
 
     contract: Contract
@@ -72,7 +72,7 @@ class Inference:
     sources: dict[str, PortSource] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def run(self) -> Inferred:
+    def run(self) -> InferredContract:
         """The contract. Raises PackageError where inference fails."""
         main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
         self.check_written()
@@ -108,7 +108,7 @@ class Inference:
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
-        return Inferred(
+        return InferredContract(
             Contract(
                 files=files,
                 states=states,
@@ -335,7 +335,7 @@ class Inference:
             return 0
         return window
 
-    def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> Short | None:
+    def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> ShorterLimit | None:
         """The length up to which outputs match the model, where it is limited."""
         positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
         window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
@@ -343,11 +343,11 @@ class Inference:
         if window:
             source = self.evidence.source
             found.append(
-                Short(window, f"{source} has a window of {window:,} tokens, but the graph's attention has none")
+                ShorterLimit(window, f"{source} has a window of {window:,} tokens, but the graph's attention has none")
             )
         if turns:
             found.append(
-                Short(
+                ShorterLimit(
                     turns,
                     f"the graph uses other rotary frequencies beyond {turns:,} tokens, for which the cached keys "
                     "are wrong",

@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from partita.errors import PackageError, UsageError
+from partita.foreign.contract_file import NOTHING, Written, read_written
 from partita.foreign.evidence import CONFIG, Evidence, read_evidence, read_json
 from partita.foreign.facts import GraphFacts
-from partita.foreign.inference import Inference, Inferred
+from partita.foreign.inference import Inference, InferredContract
 from partita.foreign.layouts import (
     GENAI_CONFIG,
     SUBFOLDER,
@@ -22,10 +23,9 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
+from partita.foreign.onnx_facts import read_graph
 from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
-from partita.foreign.reading import read_graph
 from partita.foreign.shapes import LONGEST, cache_bytes
-from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
 from partita.package.folder import (
     GET_AGAIN,
@@ -97,7 +97,7 @@ def _manifest(
     folder: Path,
     evidence: Evidence,
     graphs: list[GraphFacts],
-    inferred: Inferred,
+    inferred: InferredContract,
     chosen: Candidate,
     found: tuple[Candidate, ...],
 ) -> Manifest:

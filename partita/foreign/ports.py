@@ -37,7 +37,7 @@ class Sign:
     shapes: tuple[tuple[int | None, ...], ...] = ()
     """Other possible shapes, with None for any size."""
 
-    def takes(self, port: PortFact) -> bool:
+    def matches(self, port: PortFact) -> bool:
         """Whether an input has the type, and the rank or a shape, of the role."""
         if port.dtype not in self.dtypes or port.shape is None:
             return port.dtype in self.dtypes
@@ -103,14 +103,14 @@ def fits(port: PortFact, role: Role) -> bool:
     sign = next((sign for sign in INPUTS if sign.role == role), None)
     if sign is None:
         return port.dtype in INTEGERS and (port.shape is None or len(port.shape) in (0, 1))
-    return sign.takes(port)
+    return sign.matches(port)
 
 
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     """The role of an input by its name, type and rank. `roles`: names given in a configuration."""
     if port.name in roles and fits(port, roles[port.name]):
         return Meaning(roles[port.name], "configuration")
-    sign = next((sign for sign in INPUTS if sign.name.fullmatch(port.name) and sign.takes(port)), None)
+    sign = next((sign for sign in INPUTS if sign.name.fullmatch(port.name) and sign.matches(port)), None)
     return None if sign is None else Meaning(sign.role, "name, type and shape")
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from partita import dtypes
 from partita.errors import PackageError
+from partita.foreign.contract_file import Written, WrittenStates
 from partita.foreign.dataflow import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
-from partita.foreign.written import Written, WrittenStates
 from partita.package.contract import State
 from partita.remedies import Remedy
 
@@ -34,7 +34,7 @@ CORRECT = Remedy("correct the contract file")
 
 
 @dataclass(frozen=True, slots=True)
-class Short:
+class ShorterLimit:
     """The length up to which outputs match the model, and why not beyond."""
 
     length: int
@@ -50,7 +50,7 @@ def length_of(
     asked: int | None,
     notes: list[str],
     *,
-    short: Short | None = None,
+    short: ShorterLimit | None = None,
 ) -> int:
     """N: as requested, within the limits of graph and configuration; else the configuration's default or limit, capped.
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from partita.inspection.records import ContractFacts, GraphFacts, Inspection, ModulePrecision, PortFacts
-from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
+from partita.inspection.texts import adapter_text, domain_name, shape_text, storage_text, summary
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Pairs, Section, table, words
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Fold,
+    Line,
+    Pairs,
+    Section,
+    table,
+    text_column,
+)
 
 OPERATORS = 20
 """Maximum operators of a domain in a line; --json has all."""
@@ -35,7 +45,7 @@ def document(found: Inspection) -> Document:
     return Document(
         kind="Contents of a package" if found.kind == "package" else f"Contents of an {found.kind}",
         name=found.path,
-        headline=(verdict(found),),
+        headline=(summary(found),),
         opening=tuple(_findings(found)),
         sections=tuple(section for section in sections if section is not None),
         made=found.provenance.created or "",
@@ -92,7 +102,7 @@ def _graph(graph: GraphFacts) -> Section:
         counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
         rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
     rows += [(key, value) for key, value in graph.metadata.items()]
-    heads = (words("input or output"), words("role"), words("type"), words("shape"))
+    heads = (text_column("input or output"), text_column("role"), text_column("type"), text_column("shape"))
     ports = [
         *(_port_row(port) for port in graph.inputs),
         *((f"-> {name}", *rest) for name, *rest in map(_port_row, graph.outputs)),
@@ -157,7 +167,7 @@ def _foreign(found: Inspection) -> Section | None:
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
     blocks: list[Block] = [_pairs("Layout", rows)]
     if ports:
-        heads = (words("input or output"), words("meaning"), words("source"))
+        heads = (text_column("input or output"), text_column("meaning"), text_column("source"))
         shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
         blocks.append(Fold(f"meaning of {plural(len(ports), 'port')} and its source", (shown,)))
     blocks += [Line(note, "note") for note in foreign.notes]
@@ -176,7 +186,7 @@ def _cache(found: Inspection) -> Section | None:
         key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
         alike.setdefault(key, []).append(state.layer)
     rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
-    heads = (words("state"), Column("layers"), words("type"), words("shape"))
+    heads = (text_column("state"), Column("layers"), text_column("type"), text_column("shape"))
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
     parts += [f"{human_bytes(cache.fixed_bytes)} independent of the length"] if cache.fixed_bytes else []
     layout = "" if cache.layout == "fixed" else f"; layout: {cache.layout}"
@@ -192,12 +202,12 @@ def _weights(found: Inspection) -> Section | None:
     rows = [
         (kind.dtype, f"{kind.tensors:,}", f"{kind.elements:,}", human_bytes(kind.size_bytes)) for kind in weights.kinds
     ]
-    heads = (words("type"), Column("tensors"), Column("elements"), Column("bytes"))
+    heads = (text_column("type"), Column("tensors"), Column("elements"), Column("bytes"))
     largest = [
         (tensor.name, tensor.dtype, shape_text(tensor.shape), human_bytes(tensor.size_bytes), tensor.file)
         for tensor in weights.largest
     ]
-    titles = (words("tensor"), words("type"), words("shape"), Column("bytes"), words("in"))
+    titles = (text_column("tensor"), text_column("type"), text_column("shape"), Column("bytes"), text_column("in"))
     return Section(
         "weights",
         "Weights",
@@ -226,7 +236,7 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
     if not modules:
         return None
     rows = []
-    for how, alike in _alike(modules):
+    for how, alike in _by_weight_format(modules):
         named = {module.module: module for module in alike}
         for family, names in families(named).items():
             members = [named[name] for name in names]
@@ -241,16 +251,16 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
                     human_bytes(sum(member.size_bytes for member in members)),
                 )
             )
-    heads = (words("module"), words("stored as"), Column("modules"), Column("weights"), Column("bytes"))
+    heads = (text_column("module"), text_column("stored as"), Column("modules"), Column("weights"), Column("bytes"))
     shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
     return Section("modules", "Precision by module", (shown,))
 
 
-def _alike(modules: Sequence[ModulePrecision]) -> list[tuple[str, list[ModulePrecision]]]:
+def _by_weight_format(modules: Sequence[ModulePrecision]) -> list[tuple[str, list[ModulePrecision]]]:
     """Modules by weight format."""
     found: dict[str, list[ModulePrecision]] = {}
     for module in modules:
-        found.setdefault(how_kept(module), []).append(module)
+        found.setdefault(storage_text(module), []).append(module)
     return list(found.items())
 
 
@@ -268,7 +278,7 @@ def _provenance(found: Inspection) -> Section | None:
     shown = _pairs("Provenance", rows)
     blocks: tuple[Block, ...] = (shown,) if shown.rows else ()
     if made.source_files:
-        heads = (words("file of the checkpoint"), Column("bytes"), words("SHA-256"))
+        heads = (text_column("file of the checkpoint"), Column("bytes"), text_column("SHA-256"))
         listed = [(file.name, human_bytes(file.size_bytes), file.sha256 or "-") for file in made.source_files]
         blocks += (table("Files of the checkpoint", heads, listed, obvious=True, rest=_more),)
     return Section("provenance", "Provenance", blocks) if blocks else None
@@ -293,7 +303,7 @@ def _files(found: Inspection) -> Section | None:
         (file.name, "missing" if file.size_bytes is None else human_bytes(file.size_bytes), file.sha256 or "-")
         for file in found.files
     ]
-    heads = (words("file"), Column("bytes"), words("SHA-256"))
+    heads = (text_column("file"), Column("bytes"), text_column("SHA-256"))
     shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
     if found.kind == "package" and any(file.sha256 for file in found.files):
         shown += (Line("hashes from the manifest; partita verify checks them", tone="quiet"),)

@@ -20,7 +20,7 @@ def shape_text(shape: Sequence[Size] | None) -> str:
     return "-" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-def how_kept(module: ModulePrecision) -> str:
+def storage_text(module: ModulePrecision) -> str:
     """`int4, MatMulNBits, blocks of 32, zero points`, or the element type."""
     parts = [module.precision]
     if module.packed:
@@ -34,7 +34,7 @@ def how_kept(module: ModulePrecision) -> str:
     return ", ".join(parts)
 
 
-def verdict(found: Inspection) -> str:
+def summary(found: Inspection) -> str:
     """One-sentence summary."""
     model = found.model
     about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]

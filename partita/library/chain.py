@@ -40,7 +40,7 @@ class ChainOptions:
     skipped: tuple[ChainEntry, ...] = ()
     """Installed providers that the default chain leaves out."""
 
-    def resolved(self, target: Target) -> ChainOptions:
+    def with_names(self, target: Target) -> ChainOptions:
         """These options with the chain's names, so that a worker process does not choose the default again."""
         names = ",".join(provider.ort_name for provider in target.chain)
         return replace(self, provider=names, source=target.source, skipped=target.skipped)
@@ -117,7 +117,7 @@ class Target:
     """Installed providers with a higher rank than the default chain, which could not start."""
 
     @property
-    def asked_names(self) -> tuple[str, ...]:
+    def requested_names(self) -> tuple[str, ...]:
         """ONNX Runtime's names of the chain that the user named; empty for the default."""
         return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from os.path import commonprefix
 
 from partita.library.engine.base import Engine
-from partita.library.engine.requests import Piece, Ticket, Work
+from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.options.fields import MAX_SEED
 from partita.runtime.generate.text.chat_templates import Message
@@ -115,7 +115,7 @@ class Conversation:
         if ticket is None or not common:
             work = Work(tokens, sampling, self._stop, self._stop_ids, stays=True)
             self._forget()
-            ticket = self._ticket = self._engine.submit(work, self._hear)
+            ticket = self._ticket = self._engine.submit(work, self._receive)
             self._reads = len(tokens)
             return ticket
         stayed = common == len(history) or self._engine.rewind(ticket, len(history) - common)
@@ -123,7 +123,7 @@ class Conversation:
         self._reads = len(tokens) - common if stayed and ticket.row is not None else len(tokens)
         return ticket
 
-    def _hear(self, ticket: Ticket, piece: Piece) -> None:
+    def _receive(self, ticket: Ticket, piece: RequestOutput) -> None:
         if self._on_text is not None and piece.text:
             self._on_text(piece.text)
 

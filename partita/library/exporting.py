@@ -16,8 +16,8 @@ from partita.export.options import ExportOptions, check
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.files import temporary_directory
+from partita.library.api import from_fields
 from partita.library.audience import LOGGER, QUIET, Audience
-from partita.library.edge import takes
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
 from partita.package.folder import Graph, Manifest, TokenizerKind
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Exported:
+class ExportResult:
     """The exported package: its manifest, and the duration of the export."""
 
     path: Path
@@ -50,8 +50,8 @@ class Exported:
         return f"<partita.Exported {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
-@takes(Options)
-def export(options: Options) -> Exported:
+@from_fields(Options)
+def export(options: Options) -> ExportResult:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and verify it against the source
     model.
 
@@ -63,7 +63,7 @@ def export(options: Options) -> Exported:
     summary = run_export(options)
     for line in summary.notes:
         LOGGER.warning(line)
-    return Exported(
+    return ExportResult(
         path=summary.out,
         manifest=summary.manifest,
         attention_reason=summary.attention_reason,
@@ -80,10 +80,10 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     shown = progress or Silent()
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.exporters import check_name
-        from partita.export.exporters.optimum import offered
+        from partita.export.exporters.optimum import with_optimum_remedy
         from partita.export.options import asked_options
         from partita.export.pipeline import export as write
-        from partita.library.place.target import taken_by_cpu
+        from partita.library.place.target import supported_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
     options = group(given, ExportOptions)
@@ -100,11 +100,11 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             reader=_reader(),
             scorer=scorer,
             target=target,
-            takes=taken_by_cpu,
+            takes=supported_by_cpu,
             write_adapter=write_adapter,
             progress=shown,
             quality_text=heldout_path(),
-            offer=offered,
+            offer=with_optimum_remedy,
             read_folder=read_foreign,
             asked=asked_options(given),
         )

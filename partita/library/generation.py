@@ -10,9 +10,9 @@ from typing import Any, Literal, NoReturn
 
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
-from partita.library.edge import ArgumentError, one_tree
+from partita.library.api import ArgumentError, one_tree
 from partita.library.engine.base import Chunk, Engine
-from partita.library.engine.requests import Answer, FinishReason, Piece, Ticket, Work
+from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
 from partita.library.engine.speculation import Speculation
 from partita.library.sampling import Sampling
 from partita.partition_reports.speculation import Speculation as SpeculationFigures
@@ -64,7 +64,7 @@ class Progress:
         """Queue a prompt."""
         index = len(self.tickets)
 
-        def hear(ticket: Ticket, piece: Piece) -> None:
+        def hear(ticket: Ticket, piece: RequestOutput) -> None:
             self._texts[index], self._tokens[index] = piece.text, piece.tokens
 
         self.tickets.append(engine.submit(work, hear, self._on_step))
@@ -216,10 +216,10 @@ class Generation:
         return tuple(tuple(ticket.completion.tokens) for ticket in self._tickets())
 
     @property
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[CompletionResult, ...]:
         """Text, token ids, finish reason and sampling options of each prompt."""
         return tuple(
-            Answer(
+            CompletionResult(
                 ticket.completion.text(),
                 tuple(ticket.completion.tokens),
                 len(ticket.completion.prompt),
@@ -275,7 +275,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
     facts = [step_fact(step) for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {
-        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.again),
+        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.is_repeated),
         "prefill_seconds": prefill.seconds,
         "prefill_tokens_per_second": prefill.tokens_per_second,
         "first_token_seconds": first_token_seconds(steps),

@@ -8,13 +8,13 @@ from typing import overload
 
 from partita.errors import PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign_paths import recognise
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
-from partita.library.edge import public
-from partita.options.fields import checked
+from partita.library.api import public
+from partita.options.fields import check_fields
 from partita.options.inspection import InspectOptions
 from partita.package.folder import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
-from partita.strangers import recognise
 
 ONNX_SUFFIX = ".onnx"
 
@@ -75,10 +75,10 @@ def inspect(
         against_variant=against_variant,
         against_contract=against_contract,
     )
-    return inspected(checked(options))
+    return run_inspection(check_fields(options))
 
 
-def inspected(options: InspectOptions) -> Inspection | InspectionDiff:
+def run_inspection(options: InspectOptions) -> Inspection | InspectionDiff:
     """The inspection for checked options."""
     other = choice_of_other(options)
     found = read(Path(options.package), Choice.of(options), hashes=options.hashes)
@@ -138,7 +138,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """Every file that is read: those of a folder, or an ONNX file with its external data."""
     if path.is_dir():
         return (path, *(child for child in path.rglob("*") if child.is_file()))
-    from partita.runtime.contents.light import read_light
+    from partita.runtime.contents.weightless import read_light
     from partita.runtime.place.model_file import data_files
 
     try:

@@ -8,17 +8,17 @@ from typing import get_args
 
 from partita.errors import UsageError
 from partita.foreign.folder import Choice, open_folder
+from partita.library.api import from_fields
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
-from partita.library.edge import takes
 from partita.library.engine.base import Engine
 from partita.library.model import Model
-from partita.library.notes import idle, inferred, not_used, unverified
+from partita.library.notes import idle, inference_notes, not_used, unverified_note
 from partita.options.groups import LoadOptions, Process
 from partita.package.folder import Manifest
 
 
-@takes(LoadOptions)
+@from_fields(LoadOptions)
 def load(options: LoadOptions) -> Model:
     """Load an exported package or a foreign folder on these providers and no others.
 
@@ -114,6 +114,6 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     for entry in engine.opened.chain:
         if entry.status != "active":
             notes.append(not_used(entry.provider, entry))
-    notes += [*map(idle, engine.opened.idle), *unverified(manifest.verification), *inferred(manifest)]
+    notes += [*map(idle, engine.opened.idle), *unverified_note(manifest.verification), *inference_notes(manifest)]
     for line in notes:
         LOGGER.warning(line)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NoReturn, Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
-from partita.files import claim
+from partita.files import reserve
+from partita.library.api import ArgumentError, method_from_fields, public
 from partita.library.audience import LOGGER
-from partita.library.edge import ArgumentError, method_takes, public
 from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
@@ -21,8 +21,8 @@ from partita.library.engine.requests import (
     conversations,
     options,
     prompt_rows,
-    seeded,
     stops,
+    with_seeds,
 )
 from partita.library.engine.speculation import Speculation, check_speculation
 from partita.library.generation import Generation, Progress, sampling_options
@@ -36,7 +36,14 @@ from partita.options.placement import PlaceOptions
 from partita.options.sampling import Sampling
 from partita.package.records import Evaluation, Verification
 from partita.runtime.generate.checks import BEGIN_WITH_ONE, check_adapter
-from partita.runtime.generate.prefix_file import Said, ids_after, prompt_after, read_said, said_by_system, said_by_text
+from partita.runtime.generate.prefix_file import (
+    PrefixContent,
+    ids_after,
+    prompt_after,
+    read_content,
+    system_prefix,
+    text_prefix,
+)
 from partita.runtime.generate.text.tokens import Text, load_text
 
 
@@ -122,7 +129,7 @@ class Model:
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
-    @method_takes(GenerateOptions)
+    @method_from_fields(GenerateOptions)
     def generate(self, options: GenerateOptions) -> Generation:
         """Generate after one prompt or several, at most `batch_size` at once: an iterator of steps.
 
@@ -136,10 +143,12 @@ class Model:
         GenerationError for invalid prompts, PackageError without a tokenizer for text; the iterator raises
         GenerationError, ProviderError and ResourceError.
         """
-        text, ids = self._encode(options.prompts, None if options.prefix is None else read_said(Path(options.prefix)))
+        text, ids = self._encode(
+            options.prompts, None if options.prefix is None else read_content(Path(options.prefix))
+        )
         return self._begin(text, ids, options)
 
-    @method_takes(ChatOptions)
+    @method_from_fields(ChatOptions)
     def chat(self, options: ChatOptions) -> Generation:
         """Generate the assistant's next message: `generate` with the package's chat template.
 
@@ -205,13 +214,13 @@ class Model:
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         if system is not None:
-            said = said_by_system(self._tokenizer(), system)
+            said = system_prefix(self._tokenizer(), system)
         elif isinstance(text, str):
-            said = said_by_text(self._tokenizer(), text)
+            said = text_prefix(self._tokenizer(), text)
         else:
-            said = Said(tuple(text or ()))
+            said = PrefixContent(tuple(text or ()))
         path = Path(file).absolute()
-        claim(path, "prefix", (self.folder,), option="file")
+        reserve(path, "prefix", (self.folder,), option="file")
         with self._beginning:
             self._last = None
             return engine.save_prefix(
@@ -319,7 +328,7 @@ class Model:
             self.text_seconds = time.perf_counter() - began
         return self._text
 
-    def _encode(self, prompts: Prompts, said: Said | None) -> tuple[Text | None, list[tuple[int, ...]]]:
+    def _encode(self, prompts: Prompts, said: PrefixContent | None) -> tuple[Text | None, list[tuple[int, ...]]]:
         """The tokenizer, if there is one or text needs it, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
         wanted = self._with_text and self.manifest.tokenizer != "none"
@@ -353,7 +362,7 @@ class Model:
         samplings = options(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
         works = [
             Work(prompt, one, texts, tuple(sorted(tokens)), adapter=None if common == name else name)
-            for prompt, one, name in zip(ids, seeded(samplings, len(ids)), adapters, strict=True)
+            for prompt, one, name in zip(ids, with_seeds(samplings, len(ids)), adapters, strict=True)
         ]
         if not works:
             raise GenerationError("no prompt was given", remedy=BEGIN_WITH_ONE)
@@ -379,7 +388,7 @@ def _absolute(path: str | os.PathLike[str] | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
 
 
-@method_takes(RequestOptions)
+@method_from_fields(RequestOptions)
 def request(model: Model, given: RequestOptions) -> Work:
     """One request for `submit` of `model.scheduler()`. Nothing is run.
 

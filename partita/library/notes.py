@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_json_value
 from partita.library.engine.base import Chunk
 from partita.observations.records import ChainEntry, remedy_of
 from partita.package.folder import Manifest
 from partita.package.records import Verification
 from partita.providers.resolve import Resolution
+from partita.untrusted_files import read_json_value
 
 
 def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
@@ -27,12 +27,12 @@ def idle(name: str) -> str:
     return f"{name} is in the chain but was assigned no nodes; place shows why"
 
 
-def inferred(manifest: Manifest) -> tuple[str, ...]:
+def inference_notes(manifest: Manifest) -> tuple[str, ...]:
     """Notes on inferred properties of a foreign folder that may be wrong."""
     return () if manifest.foreign is None else manifest.foreign.notes
 
 
-def unverified(verification: Verification, package: str = "this package") -> tuple[str, ...]:
+def unverified_note(verification: Verification, package: str = "this package") -> tuple[str, ...]:
     """A note for a package that was not compared with its model; empty for others."""
     return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
 

@@ -18,13 +18,13 @@ from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
-from partita.library.edge import public
+from partita.library.api import public
 from partita.observations.text_format import short_provider
-from partita.options.fields import checked
+from partita.options.fields import check_fields
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.verdict import say_placed
+from partita.partition_reports.verdict import placement_text
 from partita.providers.resolve import parse_chain
 
 NAMES = 5
@@ -59,25 +59,25 @@ class Report(records.Report):
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON for `partita report`. Raises ReportError when it cannot be written."""
-        put_text(storage.to_json(self), path, "report")
+        write_text_output(storage.to_json(self), path, "report")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as a self-contained HTML page; also written to `path` if given."""
-        return put_text(load_view("html").to_text(self), path, "page")
+        return write_text_output(load_view("html").to_text(self), path, "page")
 
     @public
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as GitHub Markdown, e.g. for a CI comment; also written to `path` if given."""
-        return put_text(load_view("markdown").to_text(self), path, "comment")
+        return write_text_output(load_view("markdown").to_text(self), path, "comment")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as plain-text tables; also written to `path` if given."""
-        return put_text(load_view("text").to_text(self), path, "text")
+        return write_text_output(load_view("text").to_text(self), path, "text")
 
     def __repr__(self) -> str:
-        ran = [say_placed([phase], name=short_provider) for phase in self.phases]
+        ran = [placement_text([phase], name=short_provider) for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
         over += [] if self.failed is None else ["its run failed"]
         checks = [] if all(check.passed for check in self.checks) else ["some of its checks failed"]
@@ -99,10 +99,10 @@ class Report(records.Report):
         """
         found = node_explanation.find(self, node)
         if isinstance(found, node_explanation.Matches):
-            from partita.explain.words import say_no_single
+            from partita.explain.sentences import render_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])
-            raise UsageError(f"{say_no_single(found)}{f': {listed}' if listed else ''}")
+            raise UsageError(f"{render_no_single(found)}{f': {listed}' if listed else ''}")
         return found
 
     @public
@@ -133,13 +133,13 @@ class Report(records.Report):
             require=requirements,
             max_slowdown=max_slowdown,
         )
-        asked = gate_of(checked(options), vocabulary(self), baseline=baseline is not None)
+        asked = gate_of(check_fields(options), vocabulary(self), baseline=baseline is not None)
         if asked == gate.Gate() and baseline is None:
             raise UsageError("nothing to check: set requirements, a limit or a baseline")
         beside = None if baseline is None else ("the baseline", baseline)
         result = gate.check(self, asked, "the report", beside)
         if not result.passed:
-            wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.holds]
+            wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.met]
             raise CheckFailedError("; ".join(wrong), result)
         return result
 
@@ -152,7 +152,7 @@ class Report(records.Report):
         return found
 
 
-def put_text(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
+def write_text_output(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
     """The text, also written to `path` if given. Raises ReportError when it cannot be written."""
     if path is not None:
         check_writable(Path(path), what)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
-from partita.check.limits import Limits, exceeded
+from partita.check.limits import Limits, exceeded_limits
 from partita.errors import ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import Target
@@ -23,7 +23,7 @@ from partita.runtime.chain.advice import package_facts
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestOptions:
     """The user's options that a report shows. None: not applicable to the command."""
 
     verb: str
@@ -48,7 +48,7 @@ def make_report(
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     environment: Environment,
-    asked: Asked,
+    asked: RequestOptions,
 ) -> Report:
     """The report of one run of a package. Does not load ONNX Runtime: the run may have been in a worker process."""
     return join(facts, chain, environment, asked, package=package_facts(folder, manifest))
@@ -58,7 +58,7 @@ def join(
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     environment: Environment,
-    asked: Asked,
+    asked: RequestOptions,
     *,
     package: PackageFacts | None = None,
     model: ModelFacts | None = None,
@@ -71,7 +71,7 @@ def join(
         package=package,
         model=model,
         played=played,
-        judge=lambda report: exceeded(report, asked.limits),
+        judge=lambda report: exceeded_limits(report, asked.limits),
         request=Request(
             verb=asked.verb,
             path=str(asked.path),
@@ -91,7 +91,7 @@ def join(
     )
 
 
-def said_of(target: Target, choice: Choice, **several: Sequence[str]) -> dict[str, str]:
+def option_texts(target: Target, choice: Choice, **several: Sequence[str]) -> dict[str, str]:
     """Options of providers and foreign folders for a report. Repeated values are shell-quoted and joined by blanks."""
     given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
     libraries = [f"{entry.ort_name}={entry.library}" for entry in target.chain if entry.library is not None]

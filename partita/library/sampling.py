@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.capped import is_number, read_json_value
 from partita.errors import PackageError
+from partita.foreign_paths import GENAI_CONFIG
 from partita.observations.text_format import listing
-from partita.options.fields import SamplingOption, checked
+from partita.options.fields import SamplingOption, check_fields
 from partita.options.sampling import GREEDY, Sampling, sampling_options
 from partita.package.folder import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.strangers import GENAI_CONFIG
+from partita.untrusted_files import is_number, read_json_value
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -64,7 +64,7 @@ def suggestion(folder: Path) -> Suggestion:
     path, given = folder / FILE, _object(folder / FILE, FROM_CHECKPOINT)
     if given is None:
         path = folder / GENAI_CONFIG
-        given = _as_transformers_says(path, _object(path, GET_AGAIN) or {})
+        given = _transformers_keys(path, _object(path, GET_AGAIN) or {})
     read = _Reader(path, given)
     unknown = tuple(
         f"{name} {given[name]!r}"
@@ -89,7 +89,7 @@ def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
     return given
 
 
-def _as_transformers_says(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _transformers_keys(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The section `search` of genai_config.json with the keys of generation_config.json.
 
     onnxruntime-genai is greedy for a temperature of 0 or a top_k of 1, and ignores a top_p of 0. Raises PackageError if
@@ -132,7 +132,15 @@ class _Reader:
         )
 
 
-__all__ = ["CHECKPOINT", "MAX_NEW_TOKENS", "SEED_BITS", "Sampling", "completed", "completed_for", "ignored"]
+__all__ = [
+    "CHECKPOINT",
+    "MAX_NEW_TOKENS",
+    "SEED_BITS",
+    "Sampling",
+    "complete_sampling",
+    "complete_sampling_for",
+    "ignored_options",
+]
 
 MAX_NEW_TOKENS = 128
 """Default if neither the caller nor the checkpoint sets a number."""
@@ -141,17 +149,17 @@ CHECKPOINT = "checkpoint"
 SEED_BITS = 32
 
 
-def completed(asked: Sampling, suggests: Sampling) -> Sampling:
+def complete_sampling(asked: Sampling, suggests: Sampling) -> Sampling:
     """The sampling with a value for every option: the given one, else that of `suggests`, else off.
 
     A run that samples gets a random seed if none is set, so that it can be repeated. Raises UsageError.
     """
     given = {name: getattr(suggests, name) for name in asked.figures() if name != "seed"}
-    full = checked(asked).over(Sampling(**given)).over(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
+    full = check_fields(asked).over(Sampling(**given)).over(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
     return replace(full, seed=secrets.randbits(SEED_BITS)) if full.temperature and full.seed is None else full
 
 
-def completed_for(
+def complete_sampling_for(
     asked: Sampling, folder: Path, *, hints: bool = False, of_rows: bool = False
 ) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling for the package in `folder`, and notes for the user. Raises UsageError, PackageError.
@@ -159,8 +167,8 @@ def completed_for(
     `hints`: notes also include the checkpoint's suggestion and the random seed. `of_rows`: the options are defaults of
     rows, each of which may sample with its own seed.
     """
-    suggests = suggestion(folder) if checked(asked).source else Suggestion()
-    full = completed(asked, suggests)
+    suggests = suggestion(folder) if check_fields(asked).source else Suggestion()
+    full = complete_sampling(asked, suggests)
     notes = [_unsupported(suggests)] if asked.source else []
     if hints and not asked.source:
         notes.append(_hint(asked, folder))
@@ -171,7 +179,7 @@ def completed_for(
     return full, tuple(filter(None, notes))
 
 
-def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
+def ignored_options(full: Sampling, asked: Sampling) -> tuple[str, ...]:
     """Options that are set but unused in greedy decoding. `full`: the completed options."""
     if full.temperature:
         return ()
@@ -180,7 +188,7 @@ def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
 
 
 def _ignored_note(full: Sampling, asked: Sampling) -> str:
-    given = [f"`{name}`" for name in ignored(full, asked)]
+    given = [f"`{name}`" for name in ignored_options(full, asked)]
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"

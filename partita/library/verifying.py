@@ -112,7 +112,7 @@ def verify_against(
     try:
         from partita.export.checkpoint.description import open_checkpoint
         from partita.export.verify import known_answer
-        from partita.export.weights import spilled
+        from partita.export.weights import memory_map
     except ImportError as error:
         lacking = explain(error)
         raise lacking if lacking is not None else error from error
@@ -121,7 +121,7 @@ def verify_against(
     graph = manifest.graph
     with temporary_directory() as made, audience.busy("running the source model"):
         scratch = Path(made)
-        known_answer.check_memory(spilled.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
+        known_answer.check_memory(memory_map.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
         known_answer.save(answer, scratch)
         with _explained(audience):

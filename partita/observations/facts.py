@@ -97,7 +97,7 @@ class PortFact:
     """input or output."""
     role: str
     """A role of the package contract, or state."""
-    wanted_memory: str
+    required_memory: str
     """Memory info name from ONNX Runtime: Cpu, Cuda, WebGPU_Buf, …"""
     bound_memory: str
     """Memory info name of the buffer that was bound."""
@@ -125,7 +125,7 @@ class StateFact:
     """Bytes that the last step copied to another buffer: all of past if present is a new tensor."""
 
 
-Outcome = Literal["taken", "placed", "left", "failed", "crashed", "timed_out", "invalid"]
+Outcome = Literal["supported", "placed", "rejected", "failed", "crashed", "timed_out", "invalid"]
 """Outcome of a probe: taken (on the provider), placed (assigned in a dry run, but not runnable), left (on another
 provider), failed (session error), crashed (killed by a signal), timed_out, or invalid (invalid model)."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
@@ -156,14 +156,14 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProbeRun:
     """One probe: a model of one node, opened on one provider with only the CPU provider as fallback."""
 
     factor: Factor
     change: str
     """Difference of the variant from the node, e.g. `float32 in place of int64`; empty for as_is."""
     outcome: Outcome
-    said: str
+    message: str
     """Log line or error message on one line; may be empty."""
     cached: bool = False
     """From an earlier run with the same ONNX Runtime, device and options."""
@@ -174,17 +174,17 @@ class Trial:
     """The change, if it is a replacement."""
     removes: bool = False
     """The change removes something."""
-    unfolded: bool = False
+    function_inlined: bool = False
     """Supported only after ONNX Runtime inlined the node's function."""
     kind: str = ""
     """Text for changes of this factor: `other types`; empty for as_is."""
-    company: bool = False
+    neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
     @property
     def now(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
-        return self.swap.now if self.swap is not None and not self.swap.partly and not self.unfolded else ""
+        return self.swap.now if self.swap is not None and not self.swap.partly and not self.function_inlined else ""
 
     @property
     def before(self) -> str:
@@ -197,9 +197,9 @@ class NodeProbe:
     """Probes of a fallback node on a preferred provider."""
 
     node: str
-    trials: tuple[Trial, ...]
+    variants: tuple[ProbeRun, ...]
     """In execution order; the first is the unchanged node."""
-    unprobed: str = ""
+    missing_probes: str = ""
     """Why probes are missing, e.g. the budget; empty if they are complete."""
     left_out: int = 0
     """Combinations that were not tried because of their number."""
@@ -210,16 +210,16 @@ class RejectedPart:
     """The smallest part of a graph that the preferred provider rejects, found by bisection."""
 
     nodes: tuple[str, ...]
-    said: str
+    message: str
     """The provider's message for this part, on one line."""
     minimal: bool
     """Every smaller part that was tried is accepted; False if the time ran out."""
     tries: int
     whole: bool = False
     """It is the complete graph: every smaller part that was tried is accepted."""
-    company: bool = False
+    neg_added: bool = False
     """The model also has a Neg, as in probes of a node."""
-    untried: str = ""
+    untested: str = ""
     """Why parts were not tried, e.g. an unknown type; empty if all were tried."""
     others: tuple[RejectedPart, ...] = ()
     """Further disjoint parts; each is rejected in the graph without the previous parts."""
@@ -285,7 +285,7 @@ class SessionFacts:
     optimised: tuple[GraphNode, ...] | None = None
     """Nodes of the graph that ONNX Runtime runs, including Memcpy nodes, written by a second session. None if not
     requested or not available."""
-    optimised_why: str = ""
+    optimised_missing_reason: str = ""
     """Why the optimised graph is missing or not used, in one sentence."""
     cpu: CpuSession | None = None
     """Settings of the CPU provider; None if it is not in the chain."""
@@ -314,7 +314,7 @@ class StepFact:
     """It ran with profiling, which slows it down; speed figures use other steps if there are any."""
     row_tokens: int | None = None
     """Input tokens of all rows without padding and finished rows; None if every row has `tokens`."""
-    again: bool = False
+    is_repeated: bool = False
     """It recomputed earlier tokens; the last of these steps also returned a new token."""
     width: int = 0
     """Sequence length of the step, including padding and rejected draft tokens; 0 if not counted."""

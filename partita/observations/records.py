@@ -51,7 +51,7 @@ class Record(BaseModel):
     )
 
     @classmethod
-    def taken_from(cls, other: object, **own: object) -> Self:
+    def copy_of(cls, other: object, **own: object) -> Self:
         """A record with the fields of `other` that have the same name; `own` adds or replaces fields.
 
         Raises ValidationError for a missing field without a default, and for an unknown field in `own`.
@@ -165,7 +165,7 @@ def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
     """A remedy and its alternatives as records."""
     found = []
     while remedy is not None:
-        found.append(RemedyRecord.taken_from(remedy))
+        found.append(RemedyRecord.copy_of(remedy))
         remedy = remedy.otherwise
     return tuple(found)
 
@@ -216,5 +216,5 @@ class Probing(Record):
     cached: int
     """Variants from the cache."""
     crashes: int
-    unprobed: tuple[str, ...]
+    missing_probes: tuple[str, ...]
     """Nodes with missing probes."""

@@ -122,7 +122,7 @@ def sampling_option(help: str, **settings: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedField:
     """A field of an options dataclass."""
 
     name: str
@@ -157,18 +157,18 @@ class Described:
         return bool(self.type == PathText)
 
 
-_DESCRIBED: dict[type[Any], tuple[Described, ...]] = {}
+_DESCRIBED: dict[type[Any], tuple[DescribedField, ...]] = {}
 """By dataclass."""
 
 
-def described(cls: type[Any]) -> tuple[Described, ...]:
+def describe_fields(cls: type[Any]) -> tuple[DescribedField, ...]:
     """The options of a dataclass, in their order, without the fields that have no `Option`."""
     if cls not in _DESCRIBED:
         _DESCRIBED[cls] = tuple(_descriptions(cls))
     return _DESCRIBED[cls]
 
 
-def _descriptions(cls: type[Any]) -> Iterator[Described]:
+def _descriptions(cls: type[Any]) -> Iterator[DescribedField]:
     hints = get_type_hints(cls, include_extras=True)
     for each in fields(cls):
         hint, found = hints[each.name], each.metadata.get("option")
@@ -184,23 +184,23 @@ def _group_of(cls: type[Any], name: str) -> str:
     return str(vars(declaring).get("HELP_GROUP", ""))
 
 
-def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> Described:
+def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> DescribedField:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     given = tuple(part for part in parts if part is not NoneType)
     kind = given[0] if len(given) == 1 else Union[given]  # noqa: UP007
     if get_origin(kind) is Literal:
         option, kind = replace(option, choices=option.choices or get_args(kind)), str
-    return Described(field.name, kind, NoneType in parts, option, field, group)
+    return DescribedField(field.name, kind, NoneType in parts, option, field, group)
 
 
-def checked(options: T) -> T:
+def check_fields(options: T) -> T:
     """The options with paths as Path, sequences as tuples and mappings as dicts.
 
     Raises UsageError, which names the option, for a value of another type or out of range.
     """
     changed = {}
     cls: Any = type(options)
-    for each in described(cls):
+    for each in describe_fields(cls):
         value = getattr(options, each.name)
         if value is None and each.optional:
             continue
@@ -212,12 +212,12 @@ def checked(options: T) -> T:
 
 def check_value(cls: type[Any], name: str, value: Any) -> None:
     """Raise UsageError for a value that an option of a dataclass does not take."""
-    each = next(each for each in described(cls) if each.name == name)
+    each = next(each for each in describe_fields(cls) if each.name == name)
     if value is not None or not each.optional:
         _checked(each, value)
 
 
-def _checked(each: Described, value: Any) -> Any:
+def _checked(each: DescribedField, value: Any) -> Any:
     """The value of one option as the code behind it takes it. Raises UsageError."""
     if each.is_path:
         return _typed(each, value, (str, os.PathLike), "a path", None if each.option.is_model else Path)
@@ -240,14 +240,14 @@ def _checked(each: Described, value: Any) -> Any:
     return value
 
 
-def _typed(each: Described, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
+def _typed(each: DescribedField, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
     """The value, converted unless it is so already. Raises UsageError where it is of another type."""
     if not isinstance(value, kind):
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
     return value if convert is None or isinstance(value, convert) else convert(value)  # type: ignore[arg-type]
 
 
-def _several(each: Described, value: Any) -> Any:
+def _several(each: DescribedField, value: Any) -> Any:
     if get_origin(each.type) is Mapping:
         return _typed(each, value, Mapping, "a mapping", dict)
     if isinstance(value, (str, bytes)):
@@ -257,7 +257,7 @@ def _several(each: Described, value: Any) -> Any:
     return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
 
 
-def _chosen(each: Described, value: str) -> str:
+def _chosen(each: DescribedField, value: str) -> str:
     choices = each.option.choices
     if choices and value not in choices:
         allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from partita.messages import as_flag, rename_options
-from partita.options.fields import described
+from partita.options.fields import describe_fields
 
 MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "reports", "sampling", "serve")
 
@@ -23,7 +23,7 @@ def option_groups() -> list[type[Any]]:
 @functools.cache
 def option_flags() -> Mapping[str, str]:
     """Flag of the command line by the name of the argument, of every option of every verb."""
-    found = (each for cls in option_groups() for each in described(cls))
+    found = (each for cls in option_groups() for each in describe_fields(cls))
     return {each.argument: each.flag for each in found if not each.option.positional}
 
 

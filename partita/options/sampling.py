@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Any, Self
 
-from partita.options.fields import MAX_SEED, TOKENS, Range, SamplingOption, described, option, sampling_option
+from partita.options.fields import MAX_SEED, TOKENS, Range, SamplingOption, describe_fields, option, sampling_option
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SamplingValues:
 
     def figures(self) -> dict[str, Any]:
         """The options as a dict."""
-        return {each.name: getattr(self, each.name) for each in described(SamplingValues)}
+        return {each.name: getattr(self, each.name) for each in describe_fields(SamplingValues)}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def _number(value: Any) -> Any:
 
 def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
     """Name and description of every option that decides which token comes next."""
-    return ((each.name, each.option) for each in described(SamplingValues) if isinstance(each.option, SamplingOption))
+    return (
+        (each.name, each.option) for each in describe_fields(SamplingValues) if isinstance(each.option, SamplingOption)
+    )
 
 
 GREEDY = Sampling(**{name: option.off for name, option in sampling_options()})  # type: ignore[arg-type]

@@ -15,26 +15,26 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
-from partita import strangers
-from partita.capped import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
+from partita import foreign_paths
 from partita.dtypes import EXACT, PRECISIONS, precision
 from partita.errors import PackageError, PartitaError
 from partita.package.contract import Contract, Record, Size
 from partita.package.records import (
     ForeignRecord,
-    NarrowWeights,
+    HalfPrecisionWeights,
     PackedWeights,
     PrefillChoice,
     Quality,
-    RoundedCache,
+    QuantisedCache,
     SmokeRecord,
     TargetRecord,
     Verification,
 )
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
+from partita.untrusted_files import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
 
 SCHEMA: Final = "partita.package/1"
-MANIFEST = strangers.MANIFEST
+MANIFEST = foreign_paths.MANIFEST
 WEIGHTS = "model.onnx.data"
 EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
 REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "export", "{checkpoint}", "{out}"))
@@ -136,7 +136,7 @@ LOST_INPUTS = {"image": ("visual", "vision", "image"), "audio": ("audio", "speec
 """Inputs of a multimodal model -> words in the names of the modules that read them."""
 
 
-def left_out(unused: Sequence[str]) -> str:
+def not_exported(unused: Sequence[str]) -> str:
     """The unused parts of a checkpoint, and the inputs that the package therefore lacks; empty where none."""
     more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
     names = " ".join(unused).casefold()
@@ -228,9 +228,9 @@ class Manifest(Record):
     prefill: PrefillChoice | None = None
     """Null where no separate prefill graph was requested."""
     adapters: tuple[AdapterRecord, ...] = ()
-    narrow: NarrowWeights | None = None
+    narrow: HalfPrecisionWeights | None = None
     """Null where weights have the activation dtype, or are quantised."""
-    rounded_cache: RoundedCache | None = None
+    rounded_cache: QuantisedCache | None = None
     """Null where the KV cache has the activation dtype."""
     quality: Quality | None = None
     """Null where nothing is rounded (fp32 with a float cache), and where the source model was not run."""
@@ -335,7 +335,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         check_folder(folder)
         if not path.is_file():
-            stranger = strangers.recognise(folder)
+            stranger = foreign_paths.recognise(folder)
             raise PackageError(f"{folder}: {stranger.what}", remedy=stranger.remedy)
     except PermissionError as error:
         raise unreadable(folder) from error
@@ -356,7 +356,7 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         unlisted = any(each["loc"][:1] == ("files",) for each in error.errors())
-        remedy = _remove_first(folder) if unlisted else again(folder)
+        remedy = _remove_first(folder) if unlisted else export_again_remedy(folder)
         raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=remedy) from error
 
 
@@ -372,27 +372,27 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
-        path = inside(folder, record.name)
+        path = path_inside(folder, record.name)
         if not path.is_file():
             _refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: missing from the package", remedy=again(folder, manifest))
+            raise PackageError(f"{path}: missing from the package", remedy=export_again_remedy(folder, manifest))
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
             _refuse_replaced(folder, manifest)
             told = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
-            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
+            raise PackageError(f"{path}: {told}", remedy=export_again_remedy(folder, manifest))
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)
             told = "changed since export: its SHA-256 does not match the manifest"
-            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
+            raise PackageError(f"{path}: {told}", remedy=export_again_remedy(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         told = f"verified, but its manifest does not list {KNOWN_ANSWER}"
-        raise PackageError(f"{folder}: {told}", remedy=again(folder, manifest))
+        raise PackageError(f"{folder}: {told}", remedy=export_again_remedy(folder, manifest))
 
 
-def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
+def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remedy:
     """The remedy that exports a damaged package again, with its recorded options."""
     if manifest is None:
         return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
@@ -446,7 +446,7 @@ def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
         raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
 
 
-def inside(folder: Path, name: str) -> Path:
+def path_inside(folder: Path, name: str) -> Path:
     """`folder/name`. Raises PackageError when it leaves the folder, or is neither a regular file nor a folder."""
     parts = PurePosixPath(name)
     windows = PureWindowsPath(name)

@@ -168,7 +168,7 @@ class PrefillChoice(Record):
     """The weights that the prefill graph alone reads; the others are in `Manifest.packed`."""
 
 
-class NarrowWeights(Record):
+class HalfPrecisionWeights(Record):
     """Matrices that are stored in 16 bits and computed in float32."""
 
     dtype: str
@@ -181,7 +181,7 @@ class NarrowWeights(Record):
     rounded in the same way."""
 
 
-class RoundedCache(Record):
+class QuantisedCache(Record):
     """Keys and values that are cached as integers, with one scale per channel and KV head."""
 
     dtype: str
@@ -277,7 +277,7 @@ class Evaluation(Record):
     """Their mean share of the source model's probability."""
 
 
-class AskedLowering(Record):
+class ProbedLowering(Record):
     """The result of probing a provider with one lowering, before weights were written."""
 
     attention: str
@@ -302,7 +302,7 @@ class TargetRecord(Record):
     """The origin of the choice: --target, or why it is the default."""
     how: str
     """How it was probed: directly, over stub libraries, or not at all and why."""
-    asked: tuple[AskedLowering, ...]
+    asked: tuple[ProbedLowering, ...]
     """In the order of the probes; none follow after a lowering that is fully supported and verified."""
     unfit: dict[str, str]
     """Lowerings that the model does not fit, with the reason; they were not probed."""

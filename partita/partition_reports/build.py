@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
-from partita.diagnosis.why import find_fallbacks
 from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run, groups
-from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
-from partita.partition_reports.probing import find_rejected
 from partita.partition_reports.records import Cache, CacheState, Phase, Report, Totals
+from partita.partition_reports.rejected_parts import find_rejected
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.speculation import speculation_figures
+from partita.partition_reports.subgraphs import find_subgraphs
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 
@@ -75,7 +75,7 @@ def build_report(
         memory=facts.memory,
         cpu=tuple(session.cpu for session in facts.sessions if session.cpu is not None),
         totals=(
-            Totals.taken_from(facts, session_load_seconds=sum(session.load_seconds for session in facts.sessions))
+            Totals.copy_of(facts, session_load_seconds=sum(session.load_seconds for session in facts.sessions))
             if facts.finish_reason is not None
             else None
         ),
@@ -119,12 +119,12 @@ def _build_phase(
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
-    nodes, bodies = in_layers(index, nodes, copies), find_bodies(index)
+    nodes, bodies = in_layers(index, nodes, copies), find_subgraphs(index)
     file_nodes = find_file_nodes(
         index, nodes, bodies.parts if bodies is not None else (), [entry.provider for entry in chain]
     )
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
-    return Phase.taken_from(
+    return Phase.copy_of(
         speed,
         name=name,
         file=index.facts.file,
@@ -137,7 +137,7 @@ def _build_phase(
         partitions=partitions,
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
-        bodies=bodies,
+        subgraphs=bodies,
         folded=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
         observed_runs=times.observed_runs,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
@@ -149,7 +149,7 @@ def _build_cache(states: Sequence[StateFact]) -> Cache:
     memories: dict[str, int] = {}
     for state in states:
         memories[state.memory] = memories.get(state.memory, 0) + state.size_bytes
-    entries = tuple(CacheState.taken_from(state, name=state.past, in_place=state.same_address) for state in states)
+    entries = tuple(CacheState.copy_of(state, name=state.past, in_place=state.same_address) for state in states)
     return Cache(
         states=len(states),
         size_bytes=sum(state.size_bytes for state in states),

@@ -34,12 +34,12 @@ def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
 
 def _that_work(index: SessionIndex, cause: Cause) -> Cause:
     """The cause, with layout transposes of ONNX Runtime replaced by the node that they were added for."""
-    if not any(name in index.beside for name in cause.nodes):
+    if not any(name in index.rewritten_with for name in cause.nodes):
         return cause
-    works = {each: name for name, behind in index.stands_for.items() for each in behind}
+    works = {each: name for name, behind in index.file_nodes_of.items() for each in behind}
     works |= {name: name for name in index.order}
-    found = (works[each] for name in cause.nodes for each in index.beside.get(name, ()) if each in works)
-    own = (name for name in cause.nodes if name not in index.beside)
+    found = (works[each] for name in cause.nodes for each in index.rewritten_with.get(name, ()) if each in works)
+    own = (name for name in cause.nodes if name not in index.rewritten_with)
     return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
 
 
@@ -72,7 +72,7 @@ class Edges:
 def _file_edges(index: SessionIndex) -> Edges:
     """Edges of a session's exported graph."""
     makers, readers = edges(index.exported)
-    runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
+    runs_as = {each: name for name, behind in index.file_nodes_of.items() for each in behind}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 
 
@@ -85,8 +85,8 @@ def _cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     if line.op_type != TO_HOST and maker is not None:
         return Cause((maker,))
     readers = dict.fromkeys(edges.runs_as[each] for each in edges.readers.get(line.tensor, ()) if each in edges.runs_as)
-    own = choose_provider(index.claims[name])
-    elsewhere = tuple(each for each in readers if choose_provider(index.claims[each]) != own)
+    own = choose_provider(index.providers_by_source[name])
+    elsewhere = tuple(each for each in readers if choose_provider(index.providers_by_source[each]) != own)
     if elsewhere:
         return Cause(elsewhere)
     return Cause((), f"no node of the ONNX file on another provider reads or produces {line.tensor}")

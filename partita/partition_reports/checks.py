@@ -49,7 +49,7 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
         )
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
-        inside = f"; {len(index.bodies)} more ran in control-flow subgraphs" if index.bodies else ""
+        inside = f"; {len(index.subgraphs)} more ran in control-flow subgraphs" if index.subgraphs else ""
         good = f"{plural(len(ran), 'executed node')}, all in the plan{inside}"
         yield _make(
             "executed_in_plan",
@@ -59,7 +59,7 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
             good,
             "ran outside the plan",
         )
-        idle = [name for name in index.order if name not in ran and name not in index.bodies]
+        idle = [name for name in index.order if name not in ran and name not in index.subgraphs]
         good = f"{plural(len(index.order), 'plan node')}, all observed"
         yield _make("plan_executed", facts.file, "every plan node was executed", idle, good, "never observed")
     if facts.events:
@@ -171,10 +171,10 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
         return step.row_tokens if each and step.row_tokens is not None else step.tokens
 
     prompt, extra = sum(prompts), 0
-    prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.again)
+    prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.is_repeated)
     if len(prompts) > 1:  # rows with complete prompts may decode during the prefill of other rows
         extra = min(max(prefill - prompt, 0), new)
-    again = any(step.again for step in facts.steps)
+    again = any(step.is_repeated for step in facts.steps)
     # A recomputation may include the rest of a prompt, or tokens of rows with complete prompts.
     less = facts.finish_reason in INCOMPLETE or (again and len(prompts) > 1)
     passed = prefill == prompt + extra or (less and prefill < prompt)

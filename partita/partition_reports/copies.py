@@ -19,11 +19,11 @@ def is_memcpy(node: NodePlacement) -> bool:
     return node.op_type in MEMCPY
 
 
-def copies_inside(phase: Phase) -> int | None:
+def subgraph_copies(phase: Phase) -> int | None:
     """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
-    if phase.bodies is None:
+    if phase.subgraphs is None:
         return 0
-    return None if phase.bodies.unseen else phase.bodies.copies
+    return None if phase.subgraphs.unseen else phase.subgraphs.copies
 
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
@@ -40,9 +40,9 @@ def _is_copied(port: PortFact) -> bool:
     An output in another host memory is not copied, but an input is, when it is bound (measured with the OpenVINO plugin
     for ONNX Runtime 1.31 and its memory OpenVINO_shared_CPU).
     """
-    if port.wanted_memory == port.bound_memory:
+    if port.required_memory == port.bound_memory:
         return False
-    return port.direction == "input" or not (_is_host(port.wanted_memory) and _is_host(port.bound_memory))
+    return port.direction == "input" or not (_is_host(port.required_memory) and _is_host(port.bound_memory))
 
 
 def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
@@ -66,7 +66,7 @@ def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy
 def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     """The copy outside the graph for a buffer in other memory than the graph expects."""
     is_input = port.direction == "input"
-    origin, target = (port.bound_memory, port.wanted_memory)[:: 1 if is_input else -1]
+    origin, target = (port.bound_memory, port.required_memory)[:: 1 if is_input else -1]
     return Copy.model_validate(
         {
             "kind": "session_input" if is_input else "session_output",

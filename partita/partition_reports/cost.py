@@ -9,7 +9,7 @@ from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
-from partita.partition_reports.groups import is_about, share, total_us
+from partita.partition_reports.groups import is_about, share_of, total_us
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
 
@@ -100,7 +100,7 @@ def _cost_of(
     node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
 ) -> FallbackCost:
     """Cost of one fallback node. `caused`: copies that it requires; `whole`: node time of the phase."""
-    part = share(node.host_us_per_run, whole)
+    part = share_of(node.host_us_per_run, whole)
     harmless, why = _judge(caused, part, phase, wanted)
     return FallbackCost(
         copies=tuple(copy.name for copy in caused),
@@ -131,7 +131,7 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: Cha
             None,
             f"it takes {percent(part)} of the node time of {phase.name}; copies of compiled nodes are not visible",
         )
-    if phase.bodies is not None and phase.bodies.unseen:
+    if phase.subgraphs is not None and phase.subgraphs.unseen:
         return (
             None,
             f"it takes {percent(part)} of the node time of {phase.name}; copies for control-flow subgraphs are not "

@@ -16,11 +16,11 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import GraphNode
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import BodyNode, FileNode, NodePlacement, NodeState, Phase
+from partita.partition_reports.records import FileNode, NodePlacement, NodeState, Phase, SubgraphNode
 
 
 def find_file_nodes(
-    index: SessionIndex, nodes: Sequence[NodePlacement], parts: Sequence[BodyNode], chain: Sequence[str]
+    index: SessionIndex, nodes: Sequence[NodePlacement], parts: Sequence[SubgraphNode], chain: Sequence[str]
 ) -> tuple[FileNode, ...]:
     """The nodes of one phase in the order of the file, then executed nodes of branches that ONNX Runtime inlined.
 
@@ -40,7 +40,7 @@ def join_rows(
     named: Mapping[str, GraphNode],
     file: Sequence[str],
     nodes: Sequence[NodePlacement],
-    parts: Sequence[BodyNode] = (),
+    parts: Sequence[SubgraphNode] = (),
     chain: Sequence[str] = (),
     ambiguous: Mapping[str, Sequence[str]] = MappingProxyType({}),
     homes: Mapping[str, str] = MappingProxyType({}),
@@ -53,8 +53,8 @@ def join_rows(
         ambiguous: File node -> executed nodes that may have run it.
         homes: Providers in the assignment list of ambiguous file nodes.
     """
-    ran: dict[str, list[NodePlacement | BodyNode]] = {}
-    executed: list[NodePlacement | BodyNode] = [*nodes, *parts]
+    ran: dict[str, list[NodePlacement | SubgraphNode]] = {}
+    executed: list[NodePlacement | SubgraphNode] = [*nodes, *parts]
     for node in executed:
         for name in _works_of(node):
             ran.setdefault(name, []).append(node)
@@ -79,7 +79,7 @@ def join_rows(
     return tuple(rows)
 
 
-def _works_of(node: NodePlacement | BodyNode) -> tuple[str, ...]:
+def _works_of(node: NodePlacement | SubgraphNode) -> tuple[str, ...]:
     """File nodes that an executed node runs: itself, the nodes that it replaces, or both."""
     own = isinstance(node, NodePlacement) and "model_file" in node.sources
     return (*((node.name,) if own else ()), *node.replaces)
@@ -95,9 +95,7 @@ def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> s
 
 def without_file(nodes: Iterable[NodePlacement]) -> tuple[FileNode, ...]:
     """Rows for an unknown file: every executed node but the copies."""
-    return tuple(
-        FileNode.taken_from(node, ran_as=(node.name,), state="executed") for node in nodes if not is_memcpy(node)
-    )
+    return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not is_memcpy(node))
 
 
 def placed(phase: Phase) -> tuple[FileNode, ...]:

@@ -46,7 +46,7 @@ def total_us(nodes: Iterable[NodePlacement]) -> float | None:
     return sum(known) if known else None
 
 
-def share(part: float | None, whole: float | None) -> float | None:
+def share_of(part: float | None, whole: float | None) -> float | None:
     """`part` of `whole`, 0 .. 1; None if either is unknown or `whole` is 0."""
     return part / whole if part is not None and whole else None
 
@@ -77,7 +77,7 @@ def by_provider(
                 Counter(op for node in members for op in inside.get(node.name, (op_type_of(node),))).most_common()
             ),
             host_us_per_run=total_us(members),
-            time_share=share(total_us(members), whole),
+            time_share=share_of(total_us(members), whole),
         )
         for provider, members in by_name.items()
     ]
@@ -107,7 +107,7 @@ def _grouped(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], st
             nodes=len(members),
             nodes_by_provider=dict(Counter(provider_of(node) for node in members).most_common()),
             host_us_per_run=total_us(members),
-            time_share=share(total_us(members), whole),
+            time_share=share_of(total_us(members), whole),
         )
         for name, members in _split(nodes, key).items()
     ]

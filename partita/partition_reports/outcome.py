@@ -22,14 +22,14 @@ def state_name(report: Report) -> StateName:
     if failure_of(report) is not None:
         return "failed"
     phases = used_phases(report)
-    away = [node for phase in phases for node in strays(report, phase)]
+    away = [node for phase in phases for node in fallback_nodes(report, phase)]
     if not phases:
         return "empty" if is_folded(report) else "nothing"
-    if any(part.provider == wanted_of(report) for part in report.rejected):
+    if any(part.provider == preferred_of(report) for part in report.rejected):
         return "refused"
     if not away and not report.fallbacks:
         return "all"
-    if not any(file_counts(phase)[wanted_of(report)] for phase in phases):
+    if not any(file_counts(phase)[preferred_of(report)] for phase in phases):
         return "none"
     return "nearly" if _is_mild(report) else "partly"
 
@@ -38,7 +38,7 @@ def _is_mild(report: Report) -> bool:
     """Whether every fallback is harmless; without times, as in a dry run, whether none requires a copy."""
     if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
         return False
-    if any(phase.bodies is not None and phase.bodies.unseen for phase in report.phases):
+    if any(phase.subgraphs is not None and phase.subgraphs.unseen for phase in report.phases):
         return False
     if is_timed(report):
         return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
@@ -60,7 +60,9 @@ def was_interrupted(report: Report) -> bool:
 
 def is_default_without_first(report: Report) -> bool:
     """Whether the first provider of the default chain is installed but could not start."""
-    return bool(report.chain) and report.chain[0].status != "active" and wanted_of(report) not in report.request.chain
+    return (
+        bool(report.chain) and report.chain[0].status != "active" and preferred_of(report) not in report.request.chain
+    )
 
 
 def has_run(report: Report) -> bool:
@@ -68,7 +70,7 @@ def has_run(report: Report) -> bool:
     return is_timed(report) and any(phase.steps or phase.observed_runs for phase in report.phases)
 
 
-def wanted_of(report: Report) -> str:
+def preferred_of(report: Report) -> str:
     """The first provider of the chain, by ONNX Runtime's name."""
     return report.chain[0].provider if report.chain else "no provider"
 
@@ -112,9 +114,9 @@ def too_few_steps(phase: Phase) -> bool:
     return phase.name != "prefill" and 0 < phase.steps < FEW_STEPS
 
 
-def strays(report: Report, phase: Phase) -> list[FileNode | NodePlacement]:
+def fallback_nodes(report: Report, phase: Phase) -> list[FileNode | NodePlacement]:
     """File nodes, and nodes that ONNX Runtime added, that are not on the preferred provider."""
-    return [node for node in report_rows(phase) if provider_of(node) != wanted_of(report)]
+    return [node for node in report_rows(phase) if provider_of(node) != preferred_of(report)]
 
 
 def is_timed(report: Report) -> bool:

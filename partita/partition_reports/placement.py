@@ -8,7 +8,7 @@ from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.session_index import CONTROL_FLOW, Claims, SessionIndex, choose_provider
+from partita.diagnosis.session_index import CONTROL_FLOW, ProvidersBySource, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement
@@ -30,7 +30,7 @@ def _place_node(
         position=position,
         name=name,
         op_type=index.op_type(name),
-        provider=choose_provider(index.claims[name]),
+        provider=choose_provider(index.providers_by_source[name]),
         module=module,
         layer=naming.layer_of(module),
         host_us_per_run=times.host_us.get(name),
@@ -86,7 +86,7 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
         known.append("model_file")
     if index.optimised is not None and name in index.optimised.nodes:
         known.append("optimised_model")
-    return (*known, *(source for source in index.claims[name]))
+    return (*known, *(source for source in index.providers_by_source[name]))
 
 
 def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
@@ -95,7 +95,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
     """
     found = []
     for name in index.order:
-        claims = index.claims[name]
+        claims = index.providers_by_source[name]
         providers = frozenset().union(*claims.values()) if claims else frozenset()
         if len(providers) != 1:
             detail = _describe(claims) if claims else "no source names a provider for this node"
@@ -139,9 +139,9 @@ def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     for provider, known in index.facts.providers.items():
         patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
         for name, probe in known.probes.items():
-            first = next(iter(probe.trials), None)
+            first = next(iter(probe.variants), None)
             lines = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
-            if first is None or first.outcome != "taken" or first.unfolded or name in index.twins:
+            if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
             if (line := next(lines, None)) is not None:
                 detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
@@ -149,6 +149,6 @@ def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
                 yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
 
 
-def _describe(claims: Claims) -> str:
+def _describe(claims: ProvidersBySource) -> str:
     """Each source with its provider."""
     return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in claims.items())

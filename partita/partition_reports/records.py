@@ -168,7 +168,7 @@ class PhaseCost(Record):
     host_wait_us_per_token: float | None
 
 
-class BodyNode(Record):
+class SubgraphNode(Record):
     """A node in a control-flow subgraph (If, Loop, Scan)."""
 
     name: str
@@ -180,7 +180,7 @@ class BodyNode(Record):
     """File nodes that it is a part of: functions that ONNX Runtime inlined."""
 
 
-class Bodies(Record):
+class Subgraphs(Record):
     """Nodes in control-flow subgraphs; other figures of the phase exclude them."""
 
     nodes: int
@@ -189,9 +189,9 @@ class Bodies(Record):
     """False if ONNX Runtime has no list, so that these nodes are unknown."""
     cpu_nodes: tuple[str, ...]
     """`on_cpu` as text, `NAME (OPERATOR)`."""
-    on_cpu: tuple[BodyNode, ...] = ()
+    on_cpu: tuple[SubgraphNode, ...] = ()
     """Nodes on the CPU provider."""
-    parts: tuple[BodyNode, ...] = ()
+    parts: tuple[SubgraphNode, ...] = ()
     """Nodes of inlined functions of the main graph; `file_nodes` has these functions."""
     copies: int | None
     """Memcpy nodes, from the log; null without a log at INFO."""
@@ -242,7 +242,7 @@ class Phase(Record):
     """Median time per step outside the session run."""
     profiled: bool | None = None
     """Whether the timed steps were profiled, which slows them down; null without timed steps, and in older reports."""
-    bodies: Bodies | None = None
+    subgraphs: Subgraphs | None = None
     """null without control flow."""
     folded: int | None = None
     """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
@@ -260,7 +260,7 @@ class RejectedPart(Record):
     minimal: bool
     """Every smaller part that was tried is accepted; false if the time ran out."""
     tries: int
-    company: bool = False
+    neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
 
@@ -347,7 +347,7 @@ class PhaseSummary(Record):
     nodes_by_provider: dict[str, int]
     share: float | None
     """File nodes on the preferred provider, divided by `nodes`; null without nodes."""
-    elsewhere: int
+    on_fallback: int
     """File nodes that are not on the preferred provider."""
     added: int
     """Nodes that ONNX Runtime added, such as copies."""
@@ -365,7 +365,7 @@ class PhaseSummary(Record):
 class Summary(Record):
     """Summary figures of a run, for comparing many reports."""
 
-    wanted: str | None
+    preferred_provider: str | None
     """The preferred provider: first of the chain; null without a chain."""
     state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
     """How much runs on the preferred provider. nearly: all but harmless fallbacks. empty: no nodes to run. nothing: no

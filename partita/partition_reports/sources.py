@@ -47,7 +47,7 @@ def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     parts = []
     for index in indexes:
         if index.optimised is None:
-            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_why or 'not requested'}")
+            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_missing_reason or 'not requested'}")
             continue
         new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
         known = sum(bool(index.replaces(name)) for name in new)
@@ -58,9 +58,13 @@ def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     return "; ".join(parts)
 
 
-def _why_not_optimised(facts: RunFacts) -> str:
+def _optimised_missing_reason(facts: RunFacts) -> str:
     """Why no session has an optimised graph."""
-    return "; ".join(dict.fromkeys(session.optimised_why for session in facts.sessions if session.optimised_why))
+    return "; ".join(
+        dict.fromkeys(
+            session.optimised_missing_reason for session in facts.sessions if session.optimised_missing_reason
+        )
+    )
 
 
 def _every_provider(facts: RunFacts) -> list[ProviderFacts]:
@@ -71,7 +75,7 @@ def _every_provider(facts: RunFacts) -> list[ProviderFacts]:
 def _cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and probes."""
     probes = [probe for known in _every_provider(facts) for probe in known.probes.values()]
-    cut = sum(bool(probe.unprobed) for probe in probes)
+    cut = sum(bool(probe.missing_probes) for probe in probes)
     parts = sum(len(known.rejected.parts) for known in _every_provider(facts) if known.rejected is not None)
     found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
     made = _count_experiments(facts)
@@ -82,7 +86,7 @@ def _count_experiments(facts: RunFacts) -> int:
     """Probes of this run and from the cache; equal nodes share theirs."""
     if facts.probing is not None:
         return facts.probing.experiments + facts.probing.cached
-    return sum(map(len, {probe.trials for known in _every_provider(facts) for probe in known.probes.values()}))
+    return sum(map(len, {probe.variants for known in _every_provider(facts) for probe in known.probes.values()}))
 
 
 def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -163,7 +167,7 @@ KINDS = (
         lambda facts: any(session.optimised is not None for session in facts.sessions),
         _cover_optimised,
         "written by a second session with the plan of the run: no provider, no time; not available for compiled nodes",
-        _why_not_optimised,
+        _optimised_missing_reason,
     ),
     Kind(
         "plan_file",

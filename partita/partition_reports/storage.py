@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from partita.capped import LARGEST_REPORT_BYTES, parsed_record, read_capped
 from partita.errors import ReportError
 from partita.files import write_text
 from partita.observations.records import Record
 from partita.partition_reports.records import SCHEMA, Report
+from partita.untrusted_files import LARGEST_REPORT_BYTES, parsed_record, read_capped
 
 NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
 """A list of integers over several lines."""

@@ -6,18 +6,18 @@ from collections import Counter
 
 from partita.partition_reports.cache_state import is_in_place
 from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
-from partita.partition_reports.groups import share
-from partita.partition_reports.outcome import fallbacks_of, state_name, wanted_of
+from partita.partition_reports.groups import share_of
+from partita.partition_reports.outcome import fallbacks_of, preferred_of, state_name
 from partita.partition_reports.records import Phase, PhaseSummary, Report, Summary
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import verdict_of
 
 
 def summarise(report: Report) -> Summary:
     """The summary of a report."""
     return Summary(
-        wanted=wanted_of(report) if report.chain else None,
+        preferred_provider=preferred_of(report) if report.chain else None,
         state=state_name(report),
-        verdict=give_verdict(report),
+        verdict=verdict_of(report),
         phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
         cache_in_place=is_in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),
@@ -27,13 +27,13 @@ def summarise(report: Report) -> Summary:
 
 
 def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
-    counts, wanted = file_counts(phase), wanted_of(report)
+    counts, wanted = file_counts(phase), preferred_of(report)
     return PhaseSummary(
         phase=phase.name,
         nodes=counts.total(),
         nodes_by_provider=dict(counts.most_common()),
-        share=share(counts[wanted], counts.total()),
-        elsewhere=counts.total() - counts[wanted],
+        share=share_of(counts[wanted], counts.total()),
+        on_fallback=counts.total() - counts[wanted],
         added=added_nodes(phase),
         folded=folded_nodes(phase),
         reasons=dict(Counter(entry.reason for entry in fallbacks_of(report) if entry.phase == phase.name)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.groups import share_of, total_us
 from partita.partition_reports.records import Phase
 
 
@@ -17,12 +17,12 @@ class TimeSplit:
     node_us: float
     copies: float
     """Memcpy nodes: waiting for queued device work, and copying."""
-    elsewhere: float
+    on_fallback: float
     """Fallback nodes."""
     own: float
     """Nodes on the preferred provider: computing, or queueing on an asynchronous device."""
-    elsewhere_nodes: int
-    elsewhere_on: tuple[str, ...]
+    fallback_nodes: int
+    fallback_providers: tuple[str, ...]
     """Providers of the fallback nodes."""
 
 
@@ -35,7 +35,7 @@ def split_time(phase: Phase, wanted: str) -> TimeSplit | None:
     rest = [node for node in phase.nodes if not is_memcpy(node)]
     away = [node for node in rest if node.provider != wanted]
     copies, elsewhere, own = (
-        share(total_us(nodes) or 0.0, whole) or 0.0
+        share_of(total_us(nodes) or 0.0, whole) or 0.0
         for nodes in (memcpy, away, [node for node in rest if node.provider == wanted])
     )
     providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in away))

@@ -12,7 +12,7 @@ from partita.partition_reports.outcome import failure_of, was_interrupted
 from partita.partition_reports.records import Cache, Phase, Report
 
 
-def give_verdict(report: Report) -> str:
+def verdict_of(report: Report) -> str:
     """The verdict, the most important part first. Names are not sanitised."""
     parts = [_describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
     if report.dry_run is not None:
@@ -64,12 +64,12 @@ def _describe_placement(phases: list[Phase]) -> str:
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} of session inputs or outputs" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
-    inside = len(phase.bodies.on_cpu) if phase.bodies else 0
+    inside = len(phase.subgraphs.on_cpu) if phase.subgraphs else 0
     bodies = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
-    return f"{say_placed(phases)}; {parts}{bodies}"
+    return f"{placement_text(phases)}; {parts}{bodies}"
 
 
-def say_placed(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
+def placement_text(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
     """File nodes per provider, and added nodes, of phases with equal placement.
 
     `first`: the provider to begin with, even without nodes; None: the provider with the most nodes. `name`: formats a
@@ -92,10 +92,10 @@ def _named(provider: str, name: Callable[[str], str]) -> str:
 
 def describe_cache(cache: Cache) -> str:
     """Whether the cache stayed in place, and its memory."""
-    return "no cache" if status_of(cache) == "no_cache" else f"cache {say_cache(cache)}"
+    return "no cache" if status_of(cache) == "no_cache" else f"cache {cache_text(cache)}"
 
 
-def say_cache(cache: Cache) -> str:
+def cache_text(cache: Cache) -> str:
     """As `describe_cache` for a cache with states, without the word cache."""
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
     status = status_of(cache)

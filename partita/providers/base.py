@@ -50,7 +50,7 @@ class Option:
     """Entry of the session configuration from which ONNX Runtime reads the option; empty: a provider option."""
     session_suffix: str = ""
     """Text to append to the value in that entry."""
-    ours: bool = False
+    partita_option: bool = False
     """Partita reads the option; it is not passed to the provider."""
     least: int | None = None
     """Smallest value of an `int`."""
@@ -87,7 +87,7 @@ class Plugin:
     """Options that the built-in provider accepts and this plugin ignores with a warning."""
     no_device: Remedy | None = None
     """Remedy if the plugin offers no device; None: the provider's remedy for device_missing."""
-    takes: str = ""
+    offered_devices: str = ""
     """Devices that it offers, if fewer than the provider supports: `devices of Intel`."""
 
 
@@ -134,7 +134,7 @@ class Provider:
     """Its GroupQueryAttention supports a rolling window cache (`sliding_window_cache`). False: it may accept the node
     and ignore the attribute.
     """
-    in_turns: Mapping[str, str] = field(default_factory=dict)
+    alternating_options: Mapping[str, str] = field(default_factory=dict)
     """Default options of packages that alternate on the same cores, such as a draft package."""
     variables: tuple[str, ...] = ()
     """Environment variables that select its driver or device."""
@@ -144,7 +144,7 @@ class Provider:
     """Option that turns on graph capture; empty if it has none."""
     even_rows: frozenset[str] = frozenset()
     """Operators with wrong results if the rows of a batch differ in length; no error is reported."""
-    leaves_option: str = ""
+    fallback_option: str = ""
     """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
     """Option with the memory budget of its nodes; empty if it has none."""
@@ -155,7 +155,7 @@ class Provider:
     plugin: Plugin | None = None
     node_patterns: tuple[LogPattern, ...] = ()
     """Log lines about nodes that it does not support."""
-    says_why: tuple[str, ...] = ()
+    why_patterns: tuple[str, ...] = ()
     """Multi-line regular expressions with groups `node` and `why` for VERBOSE log lines about unsupported nodes, the
     most specific first. Used only in probes, which open one node.
     """
@@ -189,7 +189,7 @@ class Provider:
             raise ValueError(f"{self.name}: aliases repeat a name")
         for pattern in (*self.node_patterns, *self.start_patterns):
             re.compile(pattern.pattern)
-        for text in self.says_why:
+        for text in self.why_patterns:
             if not {"node", "why"} <= re.compile(text).groupindex.keys():
                 raise ValueError(f"{self.name}: {text!r} has no groups node and why")
 
@@ -198,9 +198,13 @@ class Provider:
         return (self.name, *self.aliases, self.ort_name.lower())
 
     @property
-    def plugin_takes(self) -> str:
+    def plugin_devices_text(self) -> str:
         """Message suffix with the devices that its plugin supports; empty for no restriction."""
-        return f"; it takes {self.plugin.takes} only" if self.plugin is not None and self.plugin.takes else ""
+        return (
+            f"; it takes {self.plugin.offered_devices} only"
+            if self.plugin is not None and self.plugin.offered_devices
+            else ""
+        )
 
     def remedy(self, reason: ReasonCode) -> Remedy | None:
         """The remedy for a provider-level reason; None if there is none."""

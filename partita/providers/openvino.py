@@ -42,7 +42,7 @@ PROVIDER = Provider(
             "enable_qdq_optimizer",
         ),
         # GetSupportedDevices of the plugin's factory skips vendors other than 0x8086, even for CPUs.
-        takes="processors, GPUs and NPUs of Intel",
+        offered_devices="processors, GPUs and NPUs of Intel",
         no_device=Remedy(
             "the wheel onnxruntime-openvino supports any x86-64 CPU; in a separate environment",
             ("pip", "install", "onnxruntime-openvino"),

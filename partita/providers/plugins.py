@@ -50,7 +50,7 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     if plugin is None or version is None:
         return None
     try:
-        library, options = _ask_module(plugin)
+        library, options = _query_module(plugin)
     except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
         why = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
         return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
@@ -66,7 +66,7 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     return InstalledPlugin(plugin.wheel, version, library, _merged(plugin, options, given))
 
 
-def _ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
+def _query_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
     """Library path and path options from the plugin's module."""
     module = importlib.import_module(plugin.module)
     options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}

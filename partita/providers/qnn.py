@@ -44,7 +44,7 @@ PROVIDER = Provider(
     device_memory="Cpu",
     preferred_attention="primitives",
     compiles=True,
-    says_why=(
+    why_patterns=(
         UNIT + r"(?!Failed to add node)(?P<why>[^\n]+)",
         r"(?P<why>QNN\.\w+\(\) failed for node `(?P<node>[^`]+)` of type `[^`]+` with error code \d+)",
         UNIT + r"(?P<why>[^\n]+)",

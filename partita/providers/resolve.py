@@ -51,7 +51,7 @@ class Resolution:
     @property
     def provider_options(self) -> dict[str, str]:
         """The options that are passed to the provider."""
-        ours = {option.name for option in self.provider.options if option.ours}
+        ours = {option.name for option in self.provider.options if option.partita_option}
         return {name: value for name, value in self.options.items() if name not in {*self._of_session(), *ours}}
 
     @property

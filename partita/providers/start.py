@@ -69,7 +69,7 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
 
 def no_device(provider: Provider, library: Path) -> Failure:
     """The failure of a plugin library that loads but offers no device."""
-    evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_takes}"
+    evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_devices_text}"
     why = failure(provider, "device_missing", evidence)
     own = None if provider.plugin is None else provider.plugin.no_device
     return why if own is None else replace(why, remedy=own)

@@ -30,7 +30,7 @@ PROVIDER = Provider(
     option_prefix="ep.webgpuexecutionprovider.",
     reads_back=True,
     capture_option="enableGraphCapture",
-    leaves_option="forceCpuNodeNames",
+    fallback_option="forceCpuNodeNames",
     # It reads keys of shorter rows at the position of the longest row (1.27.0).
     even_rows=frozenset({"GroupQueryAttention"}),
     software_devices=True,

@@ -25,7 +25,15 @@ from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
-from partita.runtime.chain.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
+from partita.runtime.chain.provider_check import (
+    STAGES,
+    TIMEOUT_SECONDS,
+    Check,
+    WorkerResult,
+    best_chain,
+    check,
+    examine,
+)
 from partita.runtime.chain.wheels import environment_findings, plugin_wheels, runtime_wheels
 from partita.runtime.cpu.cores import cpu_name
 
@@ -104,7 +112,7 @@ def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tupl
     return (*(provider for provider in known if provider.name not in taken), *extra, *others)
 
 
-def import_error(inventory: Examined) -> str:
+def import_error(inventory: WorkerResult) -> str:
     """The error of importing ONNX Runtime, on one line."""
     error = (inventory.found or {}).get("error")
     if error:

@@ -53,7 +53,7 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
     return ApiError(400, message, param=param, code=code)
 
 
-def overloaded(message: str, code: str) -> ApiError:
+def overloaded_error(message: str, code: str) -> ApiError:
     """503: the request may succeed later."""
     return ApiError(503, message, OVERLOADED, code=code, headers=RETRY_LATER)
 
@@ -72,13 +72,13 @@ def shutting_down() -> ApiError:
 def of_error(error: PartitaError, param: str | None = None) -> ApiError:
     """An error of the package for the client, without server paths and remedies."""
     if isinstance(error, (GenerationError, UsageError)):
-        return invalid(sentence(error.said), param)
-    return failed(error)
+        return invalid(sentence(error.message), param)
+    return run_error(error)
 
 
-def failed(error: PartitaError | None) -> ApiError:
+def run_error(error: PartitaError | None) -> ApiError:
     """500: the run of an accepted request failed."""
-    message = "The generation failed." if error is None else sentence(error.said)
+    message = "The generation failed." if error is None else sentence(error.message)
     headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, e.g. NaN logits
     return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
 

@@ -24,8 +24,8 @@ from partita.serve.api_errors import ApiError, internal_error, json_response, of
 from partita.serve.exchange import EventStream, Exchange
 from partita.serve.gate import ServerLimits, receive_body
 from partita.serve.metrics import Metrics
-from partita.serve.protocol import CHAT, COMPLETION, Body, read_body, shown
-from partita.serve.served import Served
+from partita.serve.protocol import CHAT, COMPLETION, CompletionsBase, read_body, value_text
+from partita.serve.served_package import ServedPackage
 
 REPORT_TYPES = {".html": "text/html", ".json": "application/json", ".md": "text/markdown"}
 """Content type of a report view, by file suffix; text otherwise."""
@@ -39,7 +39,7 @@ OWN_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 class Endpoints:
     """The endpoints, all in one event loop."""
 
-    def __init__(self, models: Mapping[str, Served], limits: ServerLimits, metrics: Metrics) -> None:
+    def __init__(self, models: Mapping[str, ServedPackage], limits: ServerLimits, metrics: Metrics) -> None:
         """`models`: by name. Raises UsageError if two packages or adapters have the same name."""
         self.limits, self.metrics = limits, metrics
         self.models = dict(models)
@@ -61,7 +61,7 @@ class Endpoints:
         """`POST /v1/completions`."""
         return await self._answer(request, COMPLETION)
 
-    async def _answer(self, request: Request, kind: type[Body]) -> Response:
+    async def _answer(self, request: Request, kind: type[CompletionsBase]) -> Response:
         if self.draining:
             raise shutting_down()
         body = read_body(kind, await receive_body(request, self.limits))
@@ -83,12 +83,12 @@ class Endpoints:
             exchange.close()
             raise
 
-    def _named(self, name: str) -> tuple[Served, str | None]:
+    def _named(self, name: str) -> tuple[ServedPackage, str | None]:
         """The package and adapter of a model name. Raises ApiError."""
         if name not in self.names:
             more = f" and {len(self.names) - LISTED:,} more" if len(self.names) > LISTED else ""
             listed = ", ".join([*self.names][:LISTED]) + more
-            said = f"The model {shown(name)} does not exist; this server has {listed}."
+            said = f"The model {value_text(name)} does not exist; this server has {listed}."
             raise ApiError(404, said, param="model", code="model_not_found")
         package, adapter = self.names[name]
         return self.models[package], adapter
@@ -131,7 +131,7 @@ class Endpoints:
         default = "html" if "text/html" in request.headers.get("accept", "") else "json"
         name = request.query_params.get("view") or default
         if name not in view_names():
-            said = f"There is no view {shown(name)}; choose one of {', '.join(view_names())}."
+            said = f"There is no view {value_text(name)}; choose one of {', '.join(view_names())}."
             raise ApiError(400, said, param="view")
         view = load_view(name)
         loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return internal_error().response()  # Starlette raises it again, and the gate logs it
 
 
-def guarded(gate: ASGIApp, origins: Sequence[str], host: str | None) -> ASGIApp:
+def guard_app(gate: ASGIApp, origins: Sequence[str], host: str | None) -> ASGIApp:
     """The gate with browser checks: CORS for `origins` and, on a loopback address, the Host header.
 
     `host`: the loopback host that the server listens on; None: another address, which may have any host name.

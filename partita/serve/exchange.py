@@ -16,14 +16,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from partita.errors import PartitaError
-from partita.library.engine.requests import Piece, Ticket, Work
-from partita.serve.answers import Answer, Choice, event
-from partita.serve.api_errors import ApiError, failed, invalid, of_error, overloaded, shutting_down, timed_out
+from partita.library.engine.requests import RequestOutput, Ticket, Work
+from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_error, run_error, shutting_down, timed_out
 from partita.serve.gate import ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import works
-from partita.serve.protocol import Body
-from partita.serve.served import Served
+from partita.serve.protocol import CompletionsBase
+from partita.serve.responses import Choice, CompletionsResponse, event
+from partita.serve.served_package import ServedPackage
 
 LAST_SECONDS = 1.0
 """Seconds after the time limit for sending the error."""
@@ -34,7 +34,7 @@ class ChoicePiece(NamedTuple):
 
     number: int
     """Index of the choice."""
-    piece: Piece
+    piece: RequestOutput
     error: PartitaError | None
     """Error of a choice that ended with finish reason `error`."""
 
@@ -44,9 +44,9 @@ class Exchange:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedPackage,
         adapter: str | None,
-        body: Body,
+        body: CompletionsBase,
         limits: ServerLimits,
         metrics: Metrics,
         opened: set[Exchange],
@@ -76,7 +76,7 @@ class Exchange:
         self._opened = opened
         opened.add(self)
 
-    async def begin(self, receive: Receive) -> Answer:
+    async def begin(self, receive: Receive) -> CompletionsResponse:
         """Tokenize the prompts in the tokenizer's thread and submit them; return the response to send.
 
         Raises ApiError for a rejected prompt, a full queue and the time limit; ClientDisconnect.
@@ -85,7 +85,7 @@ class Exchange:
         if served.open + served.unread + self._count > self._room:
             self._metrics.refused.labels(served.name).inc()
             said = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
-            raise overloaded(said, "queue_full")
+            raise overloaded_error(said, "queue_full")
         timer = self._loop.call_later(self._limits.seconds, self.end, timed_out(self._limits.seconds))
         self._tasks = [timer, self._loop.create_task(self._until_gone(receive))]
         served.unread += self._count
@@ -102,13 +102,15 @@ class Exchange:
         self._accepted = True
         return answer
 
-    async def _read(self) -> tuple[list[Work], Answer]:
+    async def _read(self) -> tuple[list[Work], CompletionsResponse]:
         """Do everything that needs the tokenizer; prompts of an ended request are not tokenized."""
         served, body = self.served, self._body
 
-        def read() -> tuple[list[Work], Answer]:
+        def read() -> tuple[list[Work], CompletionsResponse]:
             reading = served.reading
-            return works(body, reading, self._adapter), Answer(body, reading.text, reading.stop_ids, served.fingerprint)
+            return works(body, reading, self._adapter), CompletionsResponse(
+                body, reading.text, reading.stop_ids, served.fingerprint
+            )
 
         reading: asyncio.Future[Any] = self._loop.run_in_executor(served.encoder, served.read, read)
         ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
@@ -116,13 +118,13 @@ class Exchange:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 self._checked(ending.result())
-            found: tuple[list[Work], Answer] = await reading
+            found: tuple[list[Work], CompletionsResponse] = await reading
             return found
         finally:
             ending.cancel()
             reading.cancel()
 
-    def _put(self, index: int, piece: Piece, error: PartitaError | None) -> None:
+    def _put(self, index: int, piece: RequestOutput, error: PartitaError | None) -> None:
         self._events.put_nowait(ChoicePiece(index, piece, error))
 
     def end(self, error: Exception | None = None) -> None:
@@ -156,7 +158,7 @@ class Exchange:
             raise entry
         finish = entry.piece.finish_reason
         if finish in ("error", "interrupted"):
-            raise failed(entry.error)
+            raise run_error(entry.error)
         self._unfinished -= finish is not None
         return entry
 
@@ -175,7 +177,7 @@ class Exchange:
 class EventStream(Response):
     """The response as server-sent events. An error after the first piece is an event, without [DONE] after it."""
 
-    def __init__(self, exchange: Exchange, answer: Answer, first: list[ChoicePiece]) -> None:
+    def __init__(self, exchange: Exchange, answer: CompletionsResponse, first: list[ChoicePiece]) -> None:
         """`first`: the first pieces."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]

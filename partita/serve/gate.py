@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.observations.text_format import human_bytes
-from partita.serve.api_errors import ApiError, internal_error, overloaded
+from partita.serve.api_errors import ApiError, internal_error, overloaded_error
 from partita.serve.metrics import Metrics
 
 OPEN_TO_ALL = "/health"
@@ -123,7 +123,7 @@ class Gate:
             return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if self.open > self.most and path != UNCOUNTED:
             self._metrics.refused.labels("").inc()  # the model is not known yet
-            return overloaded("The server has too many open requests; try again later.", "too_many_requests")
+            return overloaded_error("The server has too many open requests; try again later.", "too_many_requests")
         return None
 
     def _allows(self, origin: str, host: str) -> bool:

@@ -18,10 +18,10 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from partita.observations.text_format import short_provider
-from partita.partition_reports.outcome import strays, used_phases
+from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
-    from partita.library.engine.requests import Piece, Ticket
+    from partita.library.engine.requests import RequestOutput, Ticket
     from partita.partition_reports.records import Report
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -100,7 +100,7 @@ class Metrics:
             where = model, phase.name
             for share in phase.providers:
                 found[self.nodes, (*where, short_provider(share.provider))] = share.nodes
-            found[self.off_provider, where] = len(strays(report, phase))
+            found[self.off_provider, where] = len(fallback_nodes(report, phase))
             found[self.copies, where] = len(phase.copies)
             found[self.copy_bytes, where] = sum(copy.bytes_per_run or 0 for copy in phase.copies)
         if report.summary is not None and report.summary.cache_in_place is not None:
@@ -129,7 +129,7 @@ class TokenMetrics:
         self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
         self.prompt = metrics.prompt_tokens.labels(model)
 
-    def step(self, now: float, pieces: Iterable[tuple[Ticket, Timing, Piece, object]]) -> None:
+    def step(self, now: float, pieces: Iterable[tuple[Ticket, Timing, RequestOutput, object]]) -> None:
         """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
         new = 0
         for ticket, timing, piece, _ in pieces:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from partita.errors import GenerationError, UsageError
 from partita.library.engine.requests import Work
-from partita.library.sampling import Suggestion, completed
+from partita.library.sampling import Suggestion, complete_sampling
 from partita.options.sampling import Sampling
 from partita.runtime.generate.text.tokens import Text, TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error
-from partita.serve.protocol import Body, ChatBody, Prompt
+from partita.serve.protocol import ChatRequest, CompletionsBase, Prompt
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's defaults: sample from the unmodified distribution."""
@@ -31,7 +31,7 @@ class Reading:
     """Sampling options that a request does not set."""
 
 
-def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work]:
+def works(body: CompletionsBase, reading: Reading, adapter: str | None = None) -> list[Work]:
     """One request for each choice of the response; choices of a prompt are consecutive.
 
     `adapter`: one of the package's; None: the server's. Raises ApiError for a prompt that is empty, too long for the
@@ -52,7 +52,7 @@ def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work
         sampling = Sampling(**body.sampling(), max_new_tokens=min(most_tokens or room, room))
         work = Work(
             prompt=prompt,
-            sampling=completed(sampling, reading.suggests),
+            sampling=complete_sampling(sampling, reading.suggests),
             stop=tuple(body.stop),
             stop_ids=tuple(sorted(stop_ids)),
             logprobs=body.alternatives,
@@ -68,9 +68,9 @@ def _with_seed(work: Work, number: int) -> Work:
     return work if seed is None or not number else replace(work, sampling=replace(work.sampling, seed=seed + number))
 
 
-def _prompts(body: Body, reading: Reading) -> list[tuple[int, ...]]:
+def _prompts(body: CompletionsBase, reading: Reading) -> list[tuple[int, ...]]:
     """Token ids of each prompt; each leaves room for at least one new token. Raises ApiError."""
-    if isinstance(body, ChatBody):
+    if isinstance(body, ChatRequest):
         found = {"messages": _chat(body, reading)}
     else:
         several = len(body.prompts) > 1
@@ -89,7 +89,7 @@ def _prompts(body: Body, reading: Reading) -> list[tuple[int, ...]]:
     return list(found.values())
 
 
-def _chat(body: ChatBody, reading: Reading) -> tuple[int, ...]:
+def _chat(body: ChatRequest, reading: Reading) -> tuple[int, ...]:
     if not reading.chats:
         raise invalid(
             "This model has no chat template, so it does not support messages; use /v1/completions.",

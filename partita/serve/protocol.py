@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
-from partita.options.fields import Range, described
+from partita.options.fields import Range, describe_fields
 from partita.options.sampling import Sampling
 from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
 from partita.serve.api_errors import ApiError, invalid
@@ -40,7 +40,7 @@ COMPLETION_TOKENS = 16
 SEEDS = 1 << 63
 SHOWN = 60
 """Maximum characters of a value in a message."""
-SAMPLING = {each.name: each for each in described(Sampling) if each.name not in ("max_new_tokens", "source")}
+SAMPLING = {each.name: each for each in describe_fields(Sampling) if each.name not in ("max_new_tokens", "source")}
 Prompt = str | list[int]
 
 
@@ -137,7 +137,7 @@ class ResponseFormat(Model):
     type: only("text")  # type: ignore[valid-type]
 
 
-class Part(Model):
+class ContentPart(Model):
     """A part of a message."""
 
     model_config = ConfigDict(extra="ignore")
@@ -150,7 +150,7 @@ class Message(Model):
 
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[list[Part], FailFast(), BeforeValidator(_parts)]
+    content: Annotated[list[ContentPart], FailFast(), BeforeValidator(_parts)]
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: only([]) = None  # type: ignore[valid-type]
@@ -163,7 +163,7 @@ class Message(Model):
         return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
 
 
-class Body(Model):
+class CompletionsBase(Model):
     """Fields of both endpoints."""
 
     model: str
@@ -215,13 +215,13 @@ class Body(Model):
         return given
 
     @model_validator(mode="after")
-    def _check_stream(self) -> Body:
+    def _check_stream(self) -> CompletionsBase:
         if self.stream_options is not None and not self.stream:
             raise _of_field("invalid_value", "stream_options", "it is only allowed when 'stream' is true")
         return self
 
 
-class ChatBody(Body):
+class ChatRequest(CompletionsBase):
     """The request body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
@@ -238,14 +238,14 @@ class ChatBody(Body):
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def _check_chat(self) -> ChatBody:
+    def _check_chat(self) -> ChatRequest:
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         if self.top_logprobs and not self.logprobs:
             raise _of_field("invalid_value", "top_logprobs", "it requires 'logprobs' to be true")
         return self
 
 
-class CompletionBody(Body):
+class CompletionRequest(CompletionsBase):
     """The request body of `/v1/completions`."""
 
     max_tokens: int | None = Field(COMPLETION_TOKENS, ge=1, le=MOST_TOKENS)
@@ -271,7 +271,7 @@ class CompletionBody(Body):
         return self.echo
 
     @model_validator(mode="after")
-    def _check_choices(self) -> CompletionBody:
+    def _check_choices(self) -> CompletionRequest:
         if self.best_of not in (None, self.n):
             raise _of_field("unsupported_value", "best_of", f"this server supports only the value of 'n', {self.n}")
         if self.echo and self.logprobs is not None:
@@ -327,7 +327,7 @@ OF_CHAT = {
     ),
 }
 OF_COMPLETION = {"add_special_tokens": only(True), "suffix": only("")}
-Kind = TypeVar("Kind", bound=Body)
+Kind = TypeVar("Kind", bound=CompletionsBase)
 
 
 def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
@@ -341,8 +341,8 @@ def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
     return create_model(kind.__name__, __base__=kind, **every)
 
 
-CHAT = _complete(ChatBody, OF_CHAT)
-COMPLETION = _complete(CompletionBody, OF_COMPLETION)
+CHAT = _complete(ChatRequest, OF_CHAT)
+COMPLETION = _complete(CompletionRequest, OF_COMPLETION)
 
 
 def read_body(kind: type[Kind], data: bytes) -> Kind:
@@ -358,14 +358,14 @@ def _of_field(code: str, name: str, said: str) -> PydanticCustomError:
     return PydanticCustomError(code, "{said}", {"said": said, "param": name})
 
 
-def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
+def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
     first = error.errors(include_url=False)[0]
     what, said, context = first["type"], first["msg"], first.get("ctx", {})
     said = said[:1].lower() + said[1:]
     if what == "json_invalid":
         return invalid(f"The body is not JSON: {context['error']}.", code="invalid_json")
     param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
-    given = f", but it is {shown(first['input'])}" if param else ""
+    given = f", but it is {value_text(first['input'])}" if param else ""
     param = param or context.get("param", "")
     if not param:
         return invalid(f"The body must be a JSON object: {said}.", code="invalid_type")
@@ -375,7 +375,7 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
         name = param[:SHOWN]
         near = difflib.get_close_matches(name, kind.model_fields, n=1)  # which compares every character
         hint = f" Did you mean {near[0]}?" if near else ""
-        return invalid(f"Unrecognized request argument supplied: {shown(name)}.{hint}", name, "unknown_parameter")
+        return invalid(f"Unrecognized request argument supplied: {value_text(name)}.{hint}", name, "unknown_parameter")
     if what == "unsupported_value":
         return invalid(f"Unsupported value: '{param}'; {said}{given}; omit it.", param, what)
     if what.endswith("_type"):
@@ -384,7 +384,7 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
     return invalid(f"Invalid '{param}': {said}{given}.", param, code)
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value for a message: its beginning, on one line."""
     if isinstance(value, str):
         return repr(value[:SHOWN]) + ("..." if len(value) > SHOWN else "")

@@ -7,31 +7,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita import dtypes
-from partita.support.answers import Answer, Measured, Need, Outcome
+from partita.support.measurements import Measurement, Measurements, ModelNodes, Outcome
 from partita.support.records import (
     Assignments,
     Condition,
     Counts,
     FormEntry,
+    Message,
     ModelNeed,
     OperatorEntry,
     ProviderFacts,
-    Said,
+    SupportLevel,
     SupportTable,
-    Verdict,
     VersionEntry,
     Versions,
 )
 
 MOST_SAID = 5
 """Maximum distinct messages per operator version."""
-NOT_TAKEN = frozenset({"left", "failed", "crashed"})
+NOT_TAKEN = frozenset({"rejected", "failed", "crashed"})
 Place = tuple[str, str, int]
 """Domain, operator, and the operator set version that introduced this version of it."""
 
 
 def build_table(
-    measured: Measured,
+    measured: Measurements,
     *,
     provider: ProviderFacts,
     versions: Versions,
@@ -42,7 +42,7 @@ def build_table(
     notes: Sequence[str] = (),
 ) -> SupportTable:
     """The table; operators in alphabetical order, ai.onnx first."""
-    places: dict[Place, list[Answer]] = {}
+    places: dict[Place, list[Measurement]] = {}
     for answer in measured.answers:
         places.setdefault((answer.domain, answer.operator, answer.since), []).append(answer)
     beyond = dict(measured.beyond)
@@ -55,7 +55,7 @@ def build_table(
         partita_version=partita_version,
         provider=provider,
         versions=versions,
-        asked=asked,
+        scope=asked,
         seconds=measured.seconds,
         budget_seconds=budget_seconds,
         complete=measured.complete,
@@ -72,17 +72,17 @@ def build_table(
     )
 
 
-def _version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
+def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
     """The entry of one operator version."""
     forms = [answer for answer in answers if answer.kind != "types"]
     typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in NOT_TAKEN]
-    found, unexplained = deciding(
-        [_with_types(answer) for answer in forms if answer.outcome == "taken"],
+    found, unexplained = deciding_factors(
+        [_with_types(answer) for answer in forms if answer.outcome == "supported"],
         [_with_types(answer) for answer in forms if answer.outcome in NOT_TAKEN and not _by_types(answer, typed)],
     )
-    found_verdict = verdict(answers)
+    found_verdict = support_level(answers)
     telling = {"invalid"} if found_verdict == "invalid" else NOT_TAKEN
-    said = Counter(answer.said for answer in answers if answer.said and answer.outcome in telling)
+    said = Counter(answer.message for answer in answers if answer.message and answer.outcome in telling)
     return VersionEntry(
         since=answers[0].since,
         until=answers[0].until,
@@ -94,38 +94,38 @@ def _version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
                 outcome=answer.outcome,
                 what=answer.what,
                 factors=tuple(sorted(answer.factors)),
-                said=answer.said,
+                message=answer.message,
             )
             for answer in forms
         ),
         conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
         unexplained=unexplained,
-        said=tuple(Said(text=text, variants=count) for text, count in said.most_common(MOST_SAID)),
+        message=tuple(Message(text=text, variants=count) for text, count in said.most_common(MOST_SAID)),
     )
 
 
-def _with_types(answer: Answer) -> frozenset[str]:
+def _with_types(answer: Measurement) -> frozenset[str]:
     """The factors of a form, including its types, which may differ from those of other forms."""
     return answer.factors | {f"{name} {short(kind)}" for name, kind in answer.types}
 
 
-def _by_types(form: Answer, refused: Iterable[Answer]) -> bool:
+def _by_types(form: Measurement, refused: Iterable[Measurement]) -> bool:
     """Whether a form is explained by its types, which are unsupported in another form, too."""
     given = dict(form.types)
     return any(all(given.get(name, kind) == kind for name, kind in answer.types) for answer in refused)
 
 
-def verdict(answers: Iterable[Answer]) -> Verdict:
+def support_level(answers: Iterable[Measurement]) -> SupportLevel:
     """Summary of all outcomes of an operator version."""
     outcomes = {answer.outcome for answer in answers}
-    if "taken" in outcomes:
-        return "partly" if outcomes & NOT_TAKEN else "taken"
+    if "supported" in outcomes:
+        return "partly" if outcomes & NOT_TAKEN else "supported"
     if outcomes & NOT_TAKEN:
-        return "left"
-    return "invalid" if outcomes == {"invalid"} else "untried"
+        return "rejected"
+    return "invalid" if outcomes == {"invalid"} else "untested"
 
 
-def _assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
+def _assignments(answers: Sequence[Measurement], beyond: int) -> Assignments:
     """Type assignments by outcome; the type is empty for a variable without input in a form."""
     variables = tuple(dict.fromkeys(name for answer in answers for name, _ in answer.types))
     found: dict[Outcome, list[tuple[str, ...]]] = {}
@@ -135,12 +135,12 @@ def _assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
     return Assignments(
         variables=variables,
         replaced=replaced,
-        not_asked=beyond,
+        beyond_limit=beyond,
         **{outcome: tuple(listed) for outcome, listed in found.items()},
     )
 
 
-def _row_of(answer: Answer, variables: Sequence[str]) -> tuple[str, ...]:
+def _row_of(answer: Measurement, variables: Sequence[str]) -> tuple[str, ...]:
     """The types of one variant, in the order of `variables`."""
     given = dict(answer.types)
     return tuple(short(given[name]) if name in given else "" for name in variables)
@@ -159,21 +159,21 @@ def short(kind: str) -> str:
     return f"{outer}({short(inner[:-1])})"
 
 
-def _model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNeed:
+def _model_need(need: ModelNodes, places: Mapping[Place, Sequence[Measurement]]) -> ModelNeed:
     """Nodes of the model with their outcome."""
     outcomes = list(_outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
-    best: tuple[Outcome, ...] = ("taken", "left", "failed", "crashed", "invalid")
+    best: tuple[Outcome, ...] = ("supported", "rejected", "failed", "crashed", "invalid")
     return ModelNeed(
         domain=need.domain,
         operator=need.operator,
         since=need.since,
         types={name: short(kind) for name, kind in need.types},
         nodes=need.nodes,
-        outcome=next((outcome for outcome in best if outcome in outcomes), "untried"),
+        outcome=next((outcome for outcome in best if outcome in outcomes), "untested"),
     )
 
 
-def _outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
+def _outcomes_of(need: ModelNodes, answers: Iterable[Measurement]) -> Iterator[Outcome]:
     """Outcomes of variants that match the known types of the model."""
     for answer in answers:
         given = dict(answer.types)
@@ -192,7 +192,9 @@ class Deciding:
     forms: int
 
 
-def deciding(taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]) -> tuple[tuple[Deciding, ...], int]:
+def deciding_factors(
+    taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]
+) -> tuple[tuple[Deciding, ...], int]:
     """A small set of factors that separates the forms `others` from `taken`, and the number of unseparated forms.
 
     Without any form in `taken`, no factors are returned.

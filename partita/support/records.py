@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from partita.observations.records import Record
-from partita.support.answers import Kind, Outcome
+from partita.support.measurements import Kind, Outcome
 
 SCHEMA = "partita.support/1"
-Verdict = Literal["taken", "partly", "left", "invalid", "untried"]
+SupportLevel = Literal["supported", "partly", "rejected", "invalid", "untested"]
 """taken: every valid tested variant is supported; partly: some; left: none; invalid: no tested variant is a valid
 model; untried: nothing was tested."""
 
@@ -51,16 +51,16 @@ class Assignments(Record):
 
     variables: tuple[str, ...]
     """Type variables of the operator's schema."""
-    taken: tuple[tuple[str, ...], ...] = ()
+    supported: tuple[tuple[str, ...], ...] = ()
     replaced: tuple[tuple[str, ...], ...] = ()
     """Assignments of `taken` for which ONNX Runtime replaced the operator by the nodes of its function or by a
     constant."""
-    left: tuple[tuple[str, ...], ...] = ()
+    rejected: tuple[tuple[str, ...], ...] = ()
     failed: tuple[tuple[str, ...], ...] = ()
     crashed: tuple[tuple[str, ...], ...] = ()
     invalid: tuple[tuple[str, ...], ...] = ()
-    untried: tuple[tuple[str, ...], ...] = ()
-    not_asked: int = 0
+    untested: tuple[tuple[str, ...], ...] = ()
+    beyond_limit: int = 0
     """Number of untested assignments beyond the limit."""
 
 
@@ -72,7 +72,7 @@ class FormEntry(Record):
     what: str
     """Difference from the example; empty for an example."""
     factors: tuple[str, ...]
-    said: str
+    message: str
 
 
 class Condition(Record):
@@ -84,7 +84,7 @@ class Condition(Record):
     """Number of forms with the property."""
 
 
-class Said(Record):
+class Message(Record):
     """A message of the provider or ONNX Runtime about unsupported variants (invalid variants if all are invalid)."""
 
     text: str
@@ -98,14 +98,14 @@ class VersionEntry(Record):
     """Operator set version that introduced it."""
     until: int | None
     """Last operator set version with it; null for the current version."""
-    verdict: Verdict
+    verdict: SupportLevel
     types: Assignments
     forms: tuple[FormEntry, ...]
     conditions: tuple[Condition, ...]
     """Conditions under which forms are unsupported, if other forms are supported."""
     unexplained: int
     """Unsupported forms without a property that separates them from supported forms."""
-    said: tuple[Said, ...]
+    message: tuple[Message, ...]
 
 
 class OperatorEntry(Record):
@@ -141,12 +141,12 @@ class ModelNeed(Record):
 class Counts(Record):
     """Number of variants by outcome."""
 
-    taken: int
-    left: int
+    supported: int
+    rejected: int
     failed: int
     crashed: int
     invalid: int
-    untried: int
+    untested: int
 
 
 class SupportTable(Record):
@@ -157,7 +157,7 @@ class SupportTable(Record):
     partita_version: str
     provider: ProviderFacts
     versions: Versions
-    asked: str
+    scope: str
     """Scope of the measurement: all, operators, or a file."""
     seconds: float
     budget_seconds: float

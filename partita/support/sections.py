@@ -17,26 +17,26 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     table,
-    words,
+    text_column,
 )
 from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
 """Maximum number of operators shown with all their versions."""
 VERDICTS = {
-    "taken": "yes",
+    "supported": "yes",
     "partly": "in part",
-    "left": "no",
+    "rejected": "no",
     "invalid": "not a valid model",
-    "untried": "untried",
+    "untested": "untested",
 }
 OUTCOMES = {
-    "taken": "supported",
-    "left": "not supported",
+    "supported": "supported",
+    "rejected": "not supported",
     "failed": "assigned, but the session fails",
     "crashed": "crashes",
     "invalid": "not a valid model",
-    "untried": "untried",
+    "untested": "untested",
 }
 ONNX = "ONNX"
 Row = tuple[str, ...]
@@ -51,16 +51,16 @@ def headline(found: SupportTable) -> str:
         nodes = Counter[str]()
         for need in found.model:
             nodes[need.outcome] += need.nodes
-        rest = ", ".join(f"{OUTCOMES[outcome]}: {count}" for outcome, count in nodes.items() if outcome != "taken")
-        return f"{name} supports {nodes['taken']} of {plural(nodes.total(), 'node')} by operator and type" + (
+        rest = ", ".join(f"{OUTCOMES[outcome]}: {count}" for outcome, count in nodes.items() if outcome != "supported")
+        return f"{name} supports {nodes['supported']} of {plural(nodes.total(), 'node')} by operator and type" + (
             f" ({rest})" if rest else ""
         )
     counts = Counter(entry.newest.verdict for entry in found.operators)
     if len(found.operators) == 1:
         (entry,) = found.operators
         return f"{entry.full_name} on {name}: {VERDICTS[entry.newest.verdict]}, in version {entry.newest.since}"
-    parts = [f"{counts['taken']} fully", f"{counts['partly']} in part", f"{counts['left']} not at all"]
-    untried = f", {counts['untried']} untried" if counts["untried"] else ""
+    parts = [f"{counts['supported']} fully", f"{counts['partly']} in part", f"{counts['rejected']} not at all"]
+    untried = f", {counts['untested']} untried" if counts["untested"] else ""
     return f"{name} supports, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
 
 
@@ -98,7 +98,7 @@ def _measurement(found: SupportTable) -> Section:
         ),
         ("operators of", f"onnx {versions.onnx}"),
         ("machine", f"{versions.cpu}, {versions.operating_system}"),
-        ("scope", found.asked),
+        ("scope", found.scope),
         ("measured", _size(found)),
     ]
     rows = tuple((name, (value,)) for name, value in pairs if value)
@@ -114,16 +114,16 @@ def _size(found: SupportTable) -> str:
         f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
     ]
     if not found.complete:
-        parts.append(f"{counts.untried} untried after {found.budget_seconds:g} s (`seconds`)")
+        parts.append(f"{counts.untested} untried after {found.budget_seconds:g} s (`seconds`)")
     return "; ".join(parts)
 
 
 def _needs(found: SupportTable) -> Iterator[Section]:
     """Operators of the model with their support."""
     if found.model:
-        order = {"taken": 1}
+        order = {"supported": 1}
         rows = [_need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
-        heads = (words("operator"), words("types"), Column("nodes"), words("outcome"))
+        heads = (text_column("operator"), text_column("types"), Column("nodes"), text_column("outcome"))
         yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
 
@@ -165,17 +165,17 @@ def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]
 def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
     """One row per version of an operator."""
     heads = (
-        words("operator"),
-        words("supported"),
-        words("supported types"),
-        words("unsupported types"),
-        words("unsupported forms"),
+        text_column("operator"),
+        text_column("supported"),
+        text_column("supported types"),
+        text_column("unsupported types"),
+        text_column("unsupported forms"),
     )
     cells = [
         (
             f"{entry.full_name}-{version.since}",
             VERDICTS[version.verdict],
-            taken_text(version.types),
+            supported_text(version.types),
             refused_text(version.types),
             "; ".join(_conditions(version)),
         )
@@ -196,7 +196,7 @@ def _messages(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
     """Messages of the provider about unsupported variants."""
     for entry in entries:
         for version in entry.versions[::-1]:
-            for each in version.said:
+            for each in version.message:
                 yield Line(each.text, f"{entry.full_name}-{version.since}", "quiet")
 
 
@@ -208,7 +208,7 @@ def _gaps(found: SupportTable) -> Iterator[Section]:
             Line(
                 f"{plural(len(found.without_example), 'operator version')} not tested, because no valid form is known: "
                 f"{', '.join(found.without_example)}",
-                "untried",
+                "untested",
                 "quiet",
             )
         )
@@ -216,7 +216,7 @@ def _gaps(found: SupportTable) -> Iterator[Section]:
         f"{entry.full_name}-{version.since}"
         for entry in found.operators
         for version in entry.versions
-        if version.verdict == "untried"
+        if version.verdict == "untested"
     ]
     if untried:
         lines.append(Line(", ".join(untried), "untried when the time ran out", "quiet"))
@@ -227,16 +227,16 @@ def _gaps(found: SupportTable) -> Iterator[Section]:
 # --- types in words ---
 
 
-def taken_text(types: Assignments) -> str:
+def supported_text(types: Assignments) -> str:
     """Supported types as text of a table cell."""
-    if not types.taken:
+    if not types.supported:
         return "none" if _refused(types) else "-"
-    text = _described(types, types.taken)
-    if not _refused(types) and not types.untried and len(types.taken) > 1:
+    text = _described(types, types.supported)
+    if not _refused(types) and not types.untested and len(types.supported) > 1:
         text = f"all: {text}"
     if not types.replaced:
         return text
-    return f"{text} ({'' if len(types.replaced) == len(types.taken) else 'some '}replaced)"
+    return f"{text} ({'' if len(types.replaced) == len(types.supported) else 'some '}replaced)"
 
 
 def refused_text(types: Assignments) -> str:
@@ -244,17 +244,17 @@ def refused_text(types: Assignments) -> str:
     listed = _refused(types)
     if not listed or len(_moving_variables(types)) < 2:
         return _described(types, listed) if listed else ""
-    return f"the other {plural(len(listed), 'combination')}" if types.taken else f"all {len(listed)} combinations"
+    return f"the other {plural(len(listed), 'combination')}" if types.supported else f"all {len(listed)} combinations"
 
 
 def _refused(types: Assignments) -> tuple[Row, ...]:
     """Valid but unsupported assignments."""
-    return (*types.left, *types.failed, *types.crashed)
+    return (*types.rejected, *types.failed, *types.crashed)
 
 
 def _valid(types: Assignments) -> tuple[Row, ...]:
     """Assignments that are valid models."""
-    return (*types.taken, *_refused(types))
+    return (*types.supported, *_refused(types))
 
 
 def is_fixed(variable: str) -> bool:

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from partita.bench.comparison import judge, whole_percent
+from partita.bench.comparison import sentences as said
 from partita.bench.contenders import (
     Lane,
     build_contenders,
     choose_baseline,
     complete_rounds,
+    differ,
     explain,
     first_difference,
     ratio,
     spread,
-    stand,
 )
-from partita.bench.records import Bench, Contender, Turn
-from partita.bench.verdict import judge, whole_percent
-from partita.bench.verdict import sentences as said
+from partita.bench.records import Bench, Contender, RoundResult
 from partita.partition_reports.render.show import print_text
-from tests.partition_reports.changed import mixed
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
 TOKENS = ((5, 6, 7, 8),)
 ROUNDS = 5
 
 
-def turn(number: int, step_ms: float = 10.0, **changes: Any) -> Turn:
+def turn(number: int, step_ms: float = 10.0, **changes: Any) -> RoundResult:
     """A turn of three decode steps; prefill takes five of them."""
     given: dict[str, Any] = {
         "round": number,
@@ -43,7 +43,7 @@ def turn(number: int, step_ms: float = 10.0, **changes: Any) -> Turn:
         "tokens": TOKENS,
         "peak_rss_bytes": 100 << 20,
     }
-    return Turn(**(given | changes))
+    return RoundResult(**(given | changes))
 
 
 def chain_of(name: str) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
 def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right, rounds, standing):
     ours, theirs = spread(left), spread(right)
     assert ours is not None and theirs is not None
-    assert stand(ours, theirs, rounds) == standing
+    assert differ(ours, theirs, rounds) == standing
 
 
 def test_the_verdict_has_figures_and_the_largest_cause():
@@ -118,7 +118,7 @@ def test_the_verdict_has_figures_and_the_largest_cause():
     assert said.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
     why = explain(MIXED)
     assert why is not None and why.node_us is not None
-    shares = (why.wait_share, why.own_share, why.elsewhere_share)
+    shares = (why.wait_share, why.own_share, why.fallback_share)
     assert sum(share or 0 for share in shares) == pytest.approx(1)
     # Some microseconds of made-up nodes against steps of milliseconds.
     assert f"of its decode time passes outside its {why.nodes} nodes" in said
@@ -272,8 +272,8 @@ def test_copies_and_nodes_elsewhere_are_those_of_the_report():
     assert why is not None
     memcpy = [copy for copy in decode.copies if copy.kind == "memcpy_node"]
     assert (why.copies, why.memcpy_nodes, why.partitions) == (len(decode.copies), len(memcpy), len(decode.partitions))
-    assert why.nodes + why.nodes_elsewhere + why.memcpy_nodes == len(decode.nodes)
-    assert why.elsewhere == (CPU,)
+    assert why.nodes + why.fallback_nodes + why.memcpy_nodes == len(decode.nodes)
+    assert why.on_fallback == (CPU,)
     assert decode.cost is not None and decode.cost.tokens_per_run == 1
     assert why.copy_bytes_per_token == decode.cost.copy_bytes_per_token
     assert why.memcpy_bytes_per_token == sum(copy.bytes_per_run or 0 for copy in memcpy)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.batches import ANSWERS, LENGTHS, Contender, Task, table
 from benchmarks.peers.plan import ENTRIES
 from benchmarks.peers.race import ChildFailedError
-from tests.runtime.handmade import VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import VOCAB, handmade, known_tokens
 
 OURS, GENAI = (next(entry for entry in ENTRIES if entry.peer == peer) for peer in ("partita", "genai"))
 
@@ -59,7 +59,7 @@ def test_our_child_answers_each_prompt_as_it_would_alone(tmp_path: Path, fewer: 
     lines = [{"model": str(package), "threads": 1, "length": 32}]
     lines += [{"prompts": prompts, "new_tokens": counts, "rows": rows} for rows in (3, 2)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers.children.batch_ours"],
+        [sys.executable, "-m", "benchmarks.peers.children.batch_partita"],
         input="\n".join(map(json.dumps, lines)),
         capture_output=True,
         text=True,

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from partita.check.compared import Beside
+from partita.check.baseline import BaselineComparison
 from partita.check.finding import find
 from partita.check.gate import Gate, check
-from partita.check.limits import Limits, exceeded
+from partita.check.limits import Limits, exceeded_limits
 from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
-from partita.options.fields import described
+from partita.options.fields import describe_fields
 from partita.options.reports import CheckCommand
-from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheState
+from partita.partition_reports.records import Cache, CacheState, SubgraphNode, Subgraphs
 from partita.partition_reports.speculation import speculation_figures
 from tests.conftest import REPOSITORY
-from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
+from tests.partition_reports.report_changes import compiled, each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -47,7 +47,7 @@ def required(text, report=None):
 
 def failures(gate, report=None, baseline=None):
     result = check(report or mixed(), gate, "r.json", ("a.json", baseline) if baseline else None)
-    return {outcome.check: outcome.detail for outcome in result.outcomes if not outcome.holds}
+    return {outcome.check: outcome.detail for outcome in result.outcomes if not outcome.met}
 
 
 # Nodes of the file: 9, of which Gather, Concat and Det are on the CPU. The Transpose on the CPU is ONNX Runtime's own.
@@ -130,19 +130,19 @@ def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
 
 
 def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
-    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=None)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), copies=None)})
     assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
 
 
 def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
     parts = tuple(
-        BodyNode(name=name, op_type=name, provider=place, replaces=("map",))
+        SubgraphNode(name=name, op_type=name, provider=place, replaces=("map",))
         for name, place in (("At", GPU), ("Insert", CPU))
     )
     function = mixed().phases[0].file_nodes[0].model_copy(update={"name": "map", "op_type": "SequenceMap"})
-    bodies = Bodies(nodes=3, cpu_nodes=(), parts=parts, copies=0)
-    report = each_phase(mixed(), lambda phase: {"file_nodes": (*phase.file_nodes, function), "bodies": bodies})
+    bodies = Subgraphs(nodes=3, cpu_nodes=(), parts=parts, copies=0)
+    report = each_phase(mixed(), lambda phase: {"file_nodes": (*phase.file_nodes, function), "subgraphs": bodies})
     held, said = required("op=SequenceMap,provider=webgpu,share>=1", report)
     assert not held and "share 0 in" in said and said.startswith("share 0")
     assert "1 node in control-flow subgraphs not counted" in said
@@ -150,7 +150,7 @@ def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
 
 
 def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
-    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=2)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), copies=2)})
     assert required("memcpy_nodes<=5", report) == (True, "5 in decode, 2 of them in control-flow subgraphs")
     assert not required("memcpy_nodes<=4", report)[0]
 
@@ -166,7 +166,7 @@ def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
     ],
 )
 def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, bytes_hold, copies_hold):
-    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), **inside)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), **inside)})
     for text in ("phase=decode,copy_bytes_per_token<=9999", "copy_bytes<=9999"):
         held, said = required(text, report)
         assert held is bytes_hold and (held or "cannot be confirmed in decode" in said), text
@@ -177,7 +177,7 @@ def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, 
 
 
 def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
-    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=0, listed=False, cpu_nodes=(), copies=0)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, listed=False, cpu_nodes=(), copies=0)})
     assert required("cpu_nodes<=99", report) == (
         False,
         "cannot be confirmed in prefill and decode: nodes in control-flow subgraphs are not listed",
@@ -338,9 +338,7 @@ def test_an_option_is_a_short_form_of_a_requirement(short, text):
     written = Gate(requirements=(parse_requirement(text, WORDS),))
     was, now = (check(mixed(), gate, "r.json", ("a.json", mixed())).outcomes[0] for gate in (short, written))
     assert (
-        (was.requirement, was.holds, was.detail)
-        == (now.requirement, now.holds, now.detail)
-        == (text, now.holds, now.detail)
+        (was.requirement, was.met, was.detail) == (now.requirement, now.met, now.detail) == (text, now.met, now.detail)
     )
     assert was.check.startswith("--") and now.check == f"--require {text}"
 
@@ -369,10 +367,10 @@ def test_a_requirement_of_ones_own_is_never_left_out():
     other = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
     asked = Gate(requirements=tuple(parse_requirement(f"{field}=0", WORDS) for field in ("nodes_left", "wanted_other")))
     outcomes = {outcome.check: outcome for outcome in check(moved(QUERY), asked, "r", ("a", other)).outcomes}
-    assert not outcomes["--require nodes_left=0"].holds and QUERY in outcomes["--require nodes_left=0"].detail
-    assert not outcomes["--require wanted_other=0"].holds
+    assert not outcomes["--require nodes_left=0"].met and QUERY in outcomes["--require nodes_left=0"].detail
+    assert not outcomes["--require wanted_other=0"].met
     outcomes = {outcome.check: outcome for outcome in check(mixed(), asked, "r", ("a", mixed())).outcomes}
-    assert outcomes["--require nodes_left=0"].holds and outcomes["--require wanted_other=0"].holds
+    assert outcomes["--require nodes_left=0"].met and outcomes["--require wanted_other=0"].met
     lost = Gate(requirements=(parse_requirement("lost_cache=0", WORDS),))
     unseen, seen = (mixed().model_copy(update={"cache": facts}) for facts in (cache(checked_steps=0), cache()))
     assert "no step was observed" in failures(lost, seen, unseen)["--require lost_cache=0"]
@@ -444,7 +442,7 @@ def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
         mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
         for chain in (was, now)
     ]
-    both = Beside.of(reports[1], reports[0], ("a", "b"))
+    both = BaselineComparison.of(reports[1], reports[0], ("a", "b"))
     lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if both.is_lower(one, other)}
     assert lower == set(left.split())
     assert both.is_lower("C", None) and not both.is_lower(None, "C")
@@ -476,7 +474,7 @@ def test_more_copies_and_more_bytes_are_behind():
 
 def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
     def inside(**copies):
-        return each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), **copies)})
+        return each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), **copies)})
 
     found = failures(Gate(), inside(copies=40), inside(copies=0))
     assert found["--baseline: copies"].startswith("44 in prefill and decode, 4 in the baseline: 40 in control-flow")
@@ -633,7 +631,7 @@ def test_every_field_is_documented(field):
     page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
     table = page.partition("### Conditions")[2].partition("```")[0]
     assert f"`{field}`" in table
-    told = next(each.option.help for each in described(CheckCommand) if each.name == "require")
+    told = next(each.option.help for each in describe_fields(CheckCommand) if each.name == "require")
     assert re.search(rf"\b{field}\b", told)
 
 
@@ -678,9 +676,9 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
     )
     bad = report_of(replace(facts, **changes))
     found = check(bad, gate, "r.json", baseline)
-    assert not found.passed and not any(outcome.holds for outcome in found.outcomes)
+    assert not found.passed and not any(outcome.met for outcome in found.outcomes)
     assert found.outcomes[0].detail.endswith("boom" if how == "a generation" else "no kernel")
-    assert exceeded(bad, gate.limits) or gate.limits == Limits()
+    assert exceeded_limits(bad, gate.limits) or gate.limits == Limits()
 
 
 def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_no_failed_one():

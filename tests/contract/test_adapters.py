@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import chain_entry, honoured, nodes_on, refused
-from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
 RANKS = {"loud": 3, "small": 1}
 PROMPT = [(7 * i + 3) % VOCAB for i in range(17)]

@@ -67,7 +67,7 @@ def test_a_provider_gives_the_tokens_of_the_cpu(environment, target, layout, par
 
 PLAIN = """
 from pathlib import Path
-from tests.foreign.plain import plain_tokens
+from tests.foreign.reference_loop import plain_tokens
 print(json.dumps(plain_tokens(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4:], (1, 16))))
 """
 """Greedy tokens of a folder's model on some providers, without Partita."""

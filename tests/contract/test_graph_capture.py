@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.runtime.generate.record.recording import WITHOUT
+from partita.runtime.generate.record.graph_capture import WITHOUT
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import generated, honoured, refused
 

@@ -13,14 +13,14 @@ from partita.providers.base import OTHER_RUNTIME
 from partita.providers.start import REMEDIES
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import WITHOUT_PINS
-from partita.runtime.chain.settling import OTHER_OPSET
+from partita.runtime.chain.provider_state import OTHER_OPSET
 from partita.runtime.lab import probes
 from tests.conftest import require
 from tests.contract.cases import cases, targets
 from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused
 from tests.planted.cases import CASES, Case, Run
 from tests.planted.judge import ORT_NAMES, Outcome, compile_library, outcomes
-from tests.remedy_of import pattern
+from tests.remedies import pattern
 from tests.test_extras import WHEELS, named, without
 
 OPTIONS = {"--attention": 1, "--precision": 2}
@@ -49,7 +49,7 @@ def test_a_lowering_that_is_not_taken_is_to_be_another(
     environment, target, package, provider, packages, partita, tmp_path
 ):
     done = execute(
-        "-m", "tests.remedy_of", "generate", packages / package, "hi", "--provider", provider, folder=tmp_path
+        "-m", "tests.remedies", "generate", packages / package, "hi", "--provider", provider, folder=tmp_path
     )
     commands = [command for command, _ in json.loads(done.out) if command]
     assert commands and all(command[:2] == ["partita", "export"] for command in commands), done

@@ -67,7 +67,10 @@ def test_a_provider_is_asked_and_the_answers_are_those_of_placement(environment,
     done = honoured(partita("support", graph, "--provider", target.provider, "--seconds", "240", "--out", path))
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["schema"] == "partita.support/1"
-    assert {need["operator"]: need["outcome"] for need in found["model"]} == {"MatMul": "taken", "Relu": "taken"}
+    assert {need["operator"]: need["outcome"] for need in found["model"]} == {
+        "MatMul": "supported",
+        "Relu": "supported",
+    }
     assert found["provider"]["ort_name"] == target.ort_name
     assert "supports 2 of 2 nodes" in done.out
 
@@ -97,9 +100,9 @@ class TestRegistry:
             listed = any(fits(kernel, entry, version["since"], types) for kernel in kernels)
             compared += 1
             # An operator without a kernel can run all the same: as the nodes of its function, or as a constant.
-            taken = outcome == "taken" and row not in version["types"]["replaced"]
+            taken = outcome == "supported" and row not in version["types"]["replaced"]
             if listed != taken:
-                assert listed is False or outcome == "taken", (entry["name"], version["since"], types, outcome)
+                assert listed is False or outcome == "supported", (entry["name"], version["since"], types, outcome)
                 assert listed or row in version["types"]["replaced"], (entry["name"], version["since"], types)
         assert compared > 500
 
@@ -108,7 +111,7 @@ def rows(found: Any) -> Iterator[tuple[Any, Any, Any, str]]:
     """Every assignment of types that was tried."""
     for entry in found["operators"]:
         for version in entry["versions"]:
-            for outcome in ("taken", "left", "failed", "crashed"):
+            for outcome in ("supported", "rejected", "failed", "crashed"):
                 for row in version["types"][outcome]:
                     yield entry, version, row, outcome
 
@@ -131,7 +134,7 @@ def fits(kernel: Any, entry: Any, since: int, types: dict[str, str]) -> bool:
 def test_a_budget_that_is_too_small_is_said(environment, target, partita):
     done = honoured(partita("support", "--all", "--provider", target.provider, "--seconds", "1", "--json"))
     assert done.json["complete"] is False
-    assert done.json["variants"]["untried"] > 0 or not done.json["operators"]
+    assert done.json["variants"]["untested"] > 0 or not done.json["operators"]
 
 
 @pytest.mark.environment("main")

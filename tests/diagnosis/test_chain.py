@@ -9,11 +9,11 @@ from rich.console import Console
 
 from partita.check.finding import find
 from partita.check.requirements import Vocabulary, parse_requirement
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import index_session
-from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.diff.compare import compare
 from partita.explain.node_explanation import explain
-from partita.observations.facts import AssignedNode, NodeProbe, SessionFacts, Trial
+from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
@@ -49,7 +49,7 @@ def three_providers(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> SessionFa
 
 def test_a_node_on_the_last_provider_is_told_why_it_is_on_none_before() -> None:
     on_cuda, on_cpu = find_fallbacks(index_session(three_providers()), "decode", CHAIN)
-    assert (on_cpu.node, on_cpu.wanted, on_cpu.reason, on_cpu.evidence) == (
+    assert (on_cpu.node, on_cpu.preferred_provider, on_cpu.reason, on_cpu.evidence) == (
         ON_CPU,
         TENSORRT,
         "subgraph_rejected",
@@ -84,11 +84,11 @@ def test_experiments_are_wanted_with_each_provider_that_was_skipped() -> None:
 
 
 def test_experiments_with_one_provider_say_nothing_of_another() -> None:
-    trials = (Trial("as_is", "", "left", ""), Trial("type", "float16 in place of float32", "taken", ""))
+    trials = (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "float16 in place of float32", "supported", ""))
     session = three_providers(log=()).with_provider(CUDA, probes={ON_CPU: NodeProbe(ON_CPU, trials)})
     on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
-    assert (on_cpu.reason, on_cpu.trials) == ("unexplained", ())
-    assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].trials)) == ("no_kernel_type", 2)
+    assert (on_cpu.reason, on_cpu.variants) == ("unexplained", ())
+    assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].variants)) == ("no_kernel_type", 2)
 
 
 # --- in views, diff and check -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def test_compiled_subgraphs_are_joined_by_their_numbers():
     assert index.replaces(COMPILED[2]) == ("m.a/Add",), "9 comes before 10"
     assert index.replaces(COMPILED[0]) == ("m.fc/MatMul", "m.out/Relu")
     assert index.replaces("m.ln/LayerNormalization") == ()
-    assert index.claims[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
+    assert index.providers_by_source[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_compiled_subgraphs_are_joined_by_their_numbers():
 )
 def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
     index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
-    assert index.compiled == {} and index.stands_for == {}
+    assert index.compiled == {} and index.file_nodes_of == {}
 
 
 def test_a_node_that_a_compiling_provider_runs_by_itself_is_no_subgraph():
     plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
     index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
-    assert dict(index.stands_for) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
+    assert dict(index.file_nodes_of) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
 
 
 def test_what_was_fused_before_compiling_belongs_to_its_subgraph():

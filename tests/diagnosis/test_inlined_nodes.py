@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from partita.diagnosis.evidence import Context
+from partita.diagnosis.explanation import explain_node, nodes_to_probe
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.session_index import index_session
-from partita.diagnosis.why import explain_node, nodes_to_probe
-from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeProbe, SessionFacts, Trial
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
@@ -114,8 +114,8 @@ def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> 
     facts = two_streams()
     assert facts.assigned is not None
     index = index_session(replace(facts, assigned=(*facts.assigned, AssignedNode("", "Div", "", CPU, 9))))
-    assert "assignment" in index.claims["Div2"]
-    assert tuple(index.claims["Div0"]) == ("profile",)
+    assert "assignment" in index.providers_by_source["Div2"]
+    assert tuple(index.providers_by_source["Div0"]) == ("profile",)
     assert find_disagreements(index, "run") == ()
 
 
@@ -148,11 +148,14 @@ def test_lines_about_the_operator_are_about_its_nodes_without_a_name() -> None:
 @pytest.mark.parametrize(
     ("trials", "reason"),
     [
-        ((Trial("as_is", "", "taken", ""),), "not_claimed"),
-        ((Trial("as_is", "", "left", ""), Trial("type", "int32 in place of int64", "taken", "")), "no_kernel_type"),
+        ((ProbeRun("as_is", "", "supported", ""),), "not_claimed"),
+        (
+            (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "int32 in place of int64", "supported", "")),
+            "no_kernel_type",
+        ),
     ],
 )
-def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[Trial, ...], reason: str) -> None:
+def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[ProbeRun, ...], reason: str) -> None:
     line = "kernel not found in registries for Op type: Sub node name:"
     index = index_session(two_streams(log=(line,), probes={"Sub0": NodeProbe("Sub0", trials)}))
     assert explain_node(index, "run", "Sub0", "Sub", CPU, (WANTED,)).reason == reason
@@ -160,7 +163,9 @@ def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[Trial, .
 
 def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
     line = "kernel not found in registries for Op type: CenterCropPad node name: crop"
-    probe = NodeProbe("crop", (Trial("as_is", "", "left", line), Trial("type", "int32 in place of int64", "left", "")))
+    probe = NodeProbe(
+        "crop", (ProbeRun("as_is", "", "rejected", line), ProbeRun("type", "int32 in place of int64", "rejected", ""))
+    )
     index = index_session(two_streams(log=(line,), probes={"crop": probe}))
     told = explain_node(index, "run", "Sub0", "Sub", CPU, (WANTED,))
     assert told.reason == "unexplained"
@@ -229,17 +234,17 @@ def not_run(**changes: Any) -> SessionFacts:
 
 def test_without_a_run_nodes_that_are_all_on_one_provider_are_on_it_although_some_of_them_are_gone() -> None:
     index = index_session(not_run())
-    assert index.claims["Cast0"] == index.claims["Cast1"] == {"assignment": frozenset({CUDA})}
-    assert index.claims["fused/"] == {}
+    assert index.providers_by_source["Cast0"] == index.providers_by_source["Cast1"] == {"assignment": frozenset({CUDA})}
+    assert index.providers_by_source["fused/"] == {}
 
 
 def test_without_a_run_fewer_listed_nodes_than_planned_are_nobody_knows_which() -> None:
     index = index_session(not_run(assigned=(AssignedNode("", "Cast", "", CUDA, 0),)))
-    assert index.claims["Cast0"] == {}
+    assert index.providers_by_source["Cast0"] == {}
 
 
 def test_where_the_cpu_alone_is_registered_every_planned_node_is_on_it() -> None:
     index = index_session(not_run(assigned=(), registered=(CPU,)))
-    assert {name: set(*claims.values()) for name, claims in index.claims.items()} == {
+    assert {name: set(*claims.values()) for name, claims in index.providers_by_source.items()} == {
         name: {CPU} for name in ("Cast0", "Cast1", "fused/")
     }

@@ -58,6 +58,6 @@ def facts_of(case: dict[str, Any]) -> SessionFacts:
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_recorded_sessions_are_joined(case: dict[str, Any]) -> None:
     index = index_session(facts_of(case))
-    found = [f"{name} <- {' '.join(behind)}" for name, behind in index.stands_for.items()]
-    found += [f"{name} + {' '.join(behind)}" for name, behind in index.beside.items()]
+    found = [f"{name} <- {' '.join(behind)}" for name, behind in index.file_nodes_of.items()]
+    found += [f"{name} + {' '.join(behind)}" for name, behind in index.rewritten_with.items()]
     assert sorted(found) == sorted(case["expected"].splitlines())

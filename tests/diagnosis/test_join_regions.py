@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import SessionIndex, index_session
-from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
-from partita.partition_reports.bodies import find_bodies
+from partita.partition_reports.subgraphs import find_subgraphs
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -145,7 +145,7 @@ def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_s
     assert [entry.node for entry in find_fallbacks(index, "run", GPU_CHAIN)] == ["mm/MatMulAddFusion", "neg/Inserted"]
     assert (index.replaces("mm/MatMulAddFusion"), index.replaces("neg/Inserted")) == (("mm",), ())
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ("mm",), "it is tried as the node of the file"
-    bodies = find_bodies(index)
+    bodies = find_subgraphs(index)
     assert bodies is not None
     assert {each.name: each.replaces for each in bodies.on_cpu} == {
         "mm/MatMulAddFusion": ("mm",),
@@ -171,7 +171,7 @@ def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
 def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
     index = index_of(BLOCKS, blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool")))
     assert index.replaces("b_nchwc") == ("MaxPool_1",)
-    assert index.beside == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
+    assert index.rewritten_with == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
 
 
 RESIDUAL = (
@@ -267,7 +267,7 @@ def test_a_name_does_not_take_a_node_out_of_the_group_that_tells_of_more():
     index = index_of(BIASED, AS_GEMM)
     assert index.replaces("enc/MatMul/MatMulAddFusion") == ("enc/MatMul", "enc/Add")
     around = ("gemm_input_reshape", "gemm_output_reshape")
-    assert index.beside == dict.fromkeys(around, ("enc/MatMul", "enc/Add"))
+    assert index.rewritten_with == dict.fromkeys(around, ("enc/MatMul", "enc/Add"))
     plan = [each.name for each in AS_GEMM]
     assert index_of(BIASED, plan=plan).replaces(plan[1]) == ("enc/MatMul",), "without a graph, the name alone"
 
@@ -305,7 +305,7 @@ def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
 
 def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
     index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
-    assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
+    assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.rewritten_with
 
 
 def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
@@ -341,8 +341,8 @@ def test_a_member_that_kept_its_name_works_between_rewritten_ones():
         node("Neg_3", "c", "y"),
     )
     index = index_of(graph, runs)
-    assert dict(index.stands_for) == {"a_nchwc": ("Conv_0",), "c_nchwc": ("Conv_2",)}
-    assert index.beside == {"ReorderOutput": ("Conv_0", "Conv_2")}
+    assert dict(index.file_nodes_of) == {"a_nchwc": ("Conv_0",), "c_nchwc": ("Conv_2",)}
+    assert index.rewritten_with == {"ReorderOutput": ("Conv_0", "Conv_2")}
 
 
 def test_a_group_past_a_node_that_still_runs_proves_nothing():
@@ -355,7 +355,7 @@ def test_a_group_past_a_node_that_still_runs_proves_nothing():
         node("Neg_3", "c", "y"),
     )
     index = index_of(graph, runs)
-    assert not index.replaces("c_blocked") and not index.beside
+    assert not index.replaces("c_blocked") and not index.rewritten_with
 
 
 def test_reorderings_are_inserted_and_their_copies_are_those_of_the_work():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from partita.diagnosis.explanation import explain_node
 from partita.diagnosis.session_index import SessionIndex, index_session
-from partita.diagnosis.why import explain_node
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
@@ -37,7 +37,7 @@ BLOCKS = [FIRST, ("ReorderInput", "ReorderInput"), ("p_nchwc", "MaxPool"), ("Reo
 def test_a_node_called_after_a_tensor_stands_for_the_node_that_made_it():
     index = index_of(POOL, BLOCKS)
     assert index.replaces("p_nchwc") == ("pool",)
-    assert index.beside == {"ReorderInput": ("pool",), "ReorderOutput": ("pool",)}
+    assert index.rewritten_with == {"ReorderInput": ("pool",), "ReorderOutput": ("pool",)}
 
 
 def test_a_node_called_after_another_with_a_number_stands_for_it():
@@ -61,13 +61,13 @@ def test_the_longest_name_is_meant():
 
 
 def test_a_node_of_another_operator_is_not_meant():
-    assert not index_of(POOL, [FIRST, ("pool_scale", "Mul"), LAST]).stands_for
+    assert not index_of(POOL, [FIRST, ("pool_scale", "Mul"), LAST]).file_nodes_of
 
 
 def test_without_a_telling_name_the_place_between_its_neighbours_does():
     index = index_of(POOL, [FIRST, ("made/up", "NhwcMaxPool"), LAST])
     assert index.replaces("made/up") == ("pool",)
-    assert not index_of(POOL, [FIRST, LAST, ("made/up", "NhwcMaxPool")]).stands_for, "it runs after the reader"
+    assert not index_of(POOL, [FIRST, LAST, ("made/up", "NhwcMaxPool")]).file_nodes_of, "it runs after the reader"
 
 
 def test_a_node_that_is_found_tells_the_place_of_the_next():
@@ -77,8 +77,8 @@ def test_a_node_that_is_found_tells_the_place_of_the_next():
 
 
 def test_two_nodes_that_could_be_meant_are_not_told_apart():
-    assert not index_of(POOL, [FIRST, ("a", "MaxPool"), ("b", "MaxPool"), LAST]).stands_for
-    assert not index_of(POOL, [FIRST, ("pool_token_1", "MaxPool"), ("pool_token_2", "MaxPool"), LAST]).stands_for
+    assert not index_of(POOL, [FIRST, ("a", "MaxPool"), ("b", "MaxPool"), LAST]).file_nodes_of
+    assert not index_of(POOL, [FIRST, ("pool_token_1", "MaxPool"), ("pool_token_2", "MaxPool"), LAST]).file_nodes_of
 
 
 def test_what_was_merged_goes_with_its_source():
@@ -98,7 +98,7 @@ def test_what_another_node_needs_as_well_goes_with_what_reads_it():
     index = index_of(graph, [BLOCKS[1], ("c_nchwc", "Conv"), ("mul/QuickGeluFusion/", "QuickGelu"), BLOCKS[3], LAST])
     assert index.replaces("c_nchwc") == ("conv",)
     assert index.replaces("mul/QuickGeluFusion/") == ("sig", "mul")
-    assert set(index.beside) == {"ReorderInput", "ReorderOutput"}
+    assert set(index.rewritten_with) == {"ReorderInput", "ReorderOutput"}
     needed = (*graph[:2], node("last", "c s", "y", "Neg"))
     assert index_of(needed, [("c_nchwc", "Conv"), LAST]).replaces("c_nchwc") == ("conv",), "the Neg reads it, too"
 
@@ -125,4 +125,4 @@ def test_what_was_added_is_inserted_and_the_renamed_node_is_explained_as_itself(
     index = index_of(POOL, BLOCKS)
     told = explain_node(index, "run", "ReorderInput", "ReorderInput", CPU, (WANTED,))
     assert (told.reason, "when it rewrote pool" in told.evidence) == ("runtime_inserted", True)
-    assert index.tried_as("p_nchwc") == ("p_nchwc", "pool")
+    assert index.probed_as("p_nchwc") == ("p_nchwc", "pool")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.refusal import refused_nodes
 from partita.diagnosis.session_index import SessionIndex, index_session
-from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.records import ChainEntry
 from partita.partition_reports.placement import find_disagreements
@@ -54,14 +54,14 @@ def optimised(*inside: GraphNode, main: tuple[GraphNode, ...] = (node(CLIP, "Cli
 
 
 def inside(index: SessionIndex) -> list[tuple[str, str]]:
-    return sorted((entry.name, entry.provider) for entry in index.in_bodies() or ())
+    return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
 
 
 @pytest.mark.parametrize("graph", [None, optimised(node(CLIP, "Clip", "k", "k2"), node("cos", "Cos"))])
 def test_a_name_of_both_graphs_is_listed_for_each(graph):
     index = index_session(called_twice(optimised=graph))
     assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
-    assert index.claims[CLIP]["assignment"] == {GPU}
+    assert index.providers_by_source[CLIP]["assignment"] == {GPU}
     assert not [entry for entry in find_disagreements(index, "run") if entry.node == CLIP]
 
 
@@ -70,12 +70,12 @@ def test_the_profile_says_which_of_two_entries_is_of_the_main_graph():
     events = (event(0, 0, CLIP, "Clip", CPU), event(0, 1, "if", "If", GPU, start_us=50, host_us=100))
     index = index_session(called_twice(plan_devices=None, events=events, runs=windows("run")))
     assert inside(index) == [(CLIP, GPU), ("cos", GPU)]
-    assert index.claims[CLIP] == {"profile": {CPU}, "assignment": {CPU}}
+    assert index.providers_by_source[CLIP] == {"profile": {CPU}, "assignment": {CPU}}
 
 
 def test_where_nothing_says_which_entry_is_whose_sources_disagree_and_the_count_holds():
     index = index_session(called_twice(plan_devices=None))
-    assert index.claims[CLIP]["assignment"] == {CPU, GPU}
+    assert index.providers_by_source[CLIP]["assignment"] == {CPU, GPU}
     assert len(inside(index)) == 2
 
 
@@ -87,7 +87,7 @@ def test_a_node_of_the_main_graph_that_the_list_leaves_out_hides_none_in_a_body(
     facts = called_twice(assigned=entries, events=events, runs=windows("run"), optimised=graph)
     index = index_session(facts)
     assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
-    assert index.claims[CLIP] == {"profile": {GPU}}
+    assert index.providers_by_source[CLIP] == {"profile": {GPU}}
 
 
 def test_a_refusal_tells_of_the_node_in_a_body():
@@ -128,7 +128,7 @@ def test_the_operator_tells_entries_of_one_name_apart():
     entries = listed((CLIP, "Clip", CPU), (CLIP, "Relu", CPU), ("if", "If", GPU))
     ran = node(CLIP, "Clip", "x", "a")
     index = index_session(called_twice(assigned=entries, optimised=optimised(node(CLIP, "Relu"), main=(ran,))))
-    assert [entry.op_type for entry in index.in_bodies() or ()] == ["Relu"]
+    assert [entry.op_type for entry in index.in_subgraphs() or ()] == ["Relu"]
 
 
 def test_a_node_of_a_body_that_has_a_name_of_the_main_graph_has_a_reason_and_an_origin_of_its_own():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from partita.diagnosis.precedence import explain
-from partita.diagnosis.probe_verdict import conclusions
-from tests.diagnosis.test_probe_verdict import LEFT, changed, probe
+from partita.diagnosis.probe_conclusions import conclusions
+from tests.diagnosis.test_probe_conclusions import LEFT, changed, probe
 from tests.diagnosis.test_reasons import context
 
 
 def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
-    declared = changed("output_shape", "taken", "the declared output sizes [2,9]")
-    by_constant = changed("input", "taken", "input shape as a constant")
+    declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
+    by_constant = changed("input", "supported", "input shape as a constant")
     (alone,) = conclusions(probe(LEFT, declared))
     assert alone.factors == ("output_shape",)
     (both,) = conclusions(probe(LEFT, declared, by_constant))
@@ -18,8 +18,8 @@ def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
 
 
 def test_a_declaration_has_a_remedy_of_its_own():
-    declared = changed("output_shape", "taken", "the declared output sizes [2,9]")
-    fixed = changed("static_shape", "taken", "all sizes fixed")
+    declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
+    fixed = changed("static_shape", "supported", "all sizes fixed")
     remedies = []
     for trial in (declared, fixed):
         reason, finding = explain(context(probe=probe(LEFT, trial)))
@@ -29,11 +29,14 @@ def test_a_declaration_has_a_remedy_of_its_own():
 
 
 def test_forms_under_another_option_are_the_same_forms():
-    forms = [changed("other_form", "left", "T float32"), changed("other_form", "left", "T float32; a=1", "option")]
+    forms = [
+        changed("other_form", "rejected", "T float32"),
+        changed("other_form", "rejected", "T float32; a=1", "option"),
+    ]
     assert conclusions(probe(LEFT, *forms))[0].evidence.endswith(
         "nor does it support any of 1 other node of this operator, with another option neither"
     )
-    taken = changed("other_form", "taken", "T float32; a=1", "option")
+    taken = changed("other_form", "supported", "T float32; a=1", "option")
     (shown,) = conclusions(probe(LEFT, forms[0], taken))
     assert shown.inferred and shown.evidence.startswith(
         "the provider accepts other nodes of this operator (e.g. T float"

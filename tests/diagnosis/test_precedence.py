@@ -10,18 +10,18 @@ import pytest
 from partita.diagnosis import precedence
 from partita.diagnosis.evidence import names_a_node
 from partita.diagnosis.precedence import PRECEDENCE, Rank, explain, ranks, rows
-from partita.diagnosis.probe_verdict import Code
+from partita.diagnosis.probe_conclusions import Code
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import NODE_CODES, PROVIDER_CODES
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.providers.resolve import known_providers
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL
 
-TAKEN_ALONE = NodeProbe(GATHER, (Trial("as_is", "", "taken", ""),))
+TAKEN_ALONE = NodeProbe(GATHER, (ProbeRun("as_is", "", "supported", ""),))
 TAKEN_AS_INT32 = NodeProbe(
-    GATHER, (Trial("as_is", "", "left", ""), Trial("type", "int32 in place of int64", "taken", ""))
+    GATHER, (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "int32 in place of int64", "supported", ""))
 )
 
 
@@ -124,7 +124,7 @@ CASES = {
     ),
     "a pin, before all that the provider says": (context(log=(NO_KERNEL,), pin="cpu:Gather"), "pinned_by_user"),
     "that ONNX Runtime added it, before what is said of its operator": (
-        context(exported=False, beside=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
+        context(exported=False, rewritten_with=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
         "runtime_inserted",
     ),
 }
@@ -165,8 +165,8 @@ def test_a_line_that_does_not_say_what_of_the_node_gives_way_to_an_experiment_th
     reason, finding = explain(told)
     assert (reason.code, finding.kind, finding.ground) == ("attribute_unsupported", "logged", "vague_line")
     trials = (
-        Trial("as_is", "", "left", ""),
-        Trial("attribute", "without clip=3", "taken", "", removes=True),
+        ProbeRun("as_is", "", "rejected", ""),
+        ProbeRun("attribute", "without clip=3", "supported", "", removes=True),
     )
     reason, finding = explain(replace(told, probe=NodeProbe("planted", trials)))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed") and "clip=3" in finding.evidence

@@ -40,7 +40,7 @@ def test_nodes_on_the_cpu_are_listed_in_order_with_reason_and_evidence():
         ("Transpose_token_4", "Transpose", CPU, "runtime_inserted"),
     ]
     assert rows[0].evidence == NO_KERNEL and rows[0].source_line == "modeling_llama.py:88"
-    assert {row.wanted for row in rows} == {GPU}
+    assert {row.preferred_provider for row in rows} == {GPU}
 
 
 def test_nodes_on_a_later_provider_of_the_chain_are_not_refused():
@@ -84,7 +84,9 @@ def test_the_table_names_every_node_and_quotes_the_evidence():
 def test_a_first_provider_that_is_missing_hides_no_reason_of_the_next():
     chain = MISSING_FIRST_CHAIN[:2]
     rows = rows_of(refused_nodes(opened(), chain), (GPU,))
-    assert {(row.wanted, row.reason, row.available) for row in rows} == {(TENSORRT, "library_missing", False)}
+    assert {(row.preferred_provider, row.reason, row.available) for row in rows} == {
+        (TENSORRT, "library_missing", False)
+    }
     told = [(entry.provider, entry.reason, entry.available) for row in rows for entry in row.skipped]
     assert told[:2] == [(GPU, "no_kernel_op", True), (GPU, "cpu_preferred", True)] and len(told) == len(rows) == 4
     text = render_refusal(rows)
@@ -103,9 +105,9 @@ def test_two_providers_that_were_asked_have_a_reason_each():
 
 def test_a_package_is_made_anew_for_the_provider_that_was_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(advice, "export_anew", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
+    monkeypatch.setattr(advice, "export_again", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
     rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
-    assert advice.anew_for(Path("m.onnx"), rows) is None
+    assert advice.export_again_for(Path("m.onnx"), rows) is None
     assert asked == [(GPU, ["cpu_preferred", "no_kernel_op", "runtime_inserted", "unexplained"])]
 
 

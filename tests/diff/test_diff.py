@@ -12,9 +12,9 @@ from rich.console import Console
 from partita.diff import context_diff
 from partita.diff.compare import compare
 from partita.observations.records import InstalledWheel
-from partita.partition_reports.records import Bodies
+from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import print_text
-from tests.partition_reports.changed import (
+from tests.partition_reports.report_changes import (
     HARMFUL,
     HOSTILE,
     compiled,
@@ -245,8 +245,8 @@ def test_two_copies_of_a_tensor_in_one_phase_are_not_two_phases():
 
 def test_copies_in_bodies_are_a_difference():
     def inside(copies, *phases):
-        bodies = Bodies(nodes=5, cpu_nodes=(), copies=copies)
-        return each_phase(mixed(), lambda phase: {"bodies": bodies if phase.name in phases else None})
+        bodies = Subgraphs(nodes=5, cpu_nodes=(), copies=copies)
+        return each_phase(mixed(), lambda phase: {"subgraphs": bodies if phase.name in phases else None})
 
     both = ("prefill", "decode")
     found = compare(inside(0, *both), inside(40, *both))
@@ -394,7 +394,7 @@ def test_checks_of_an_older_report_go_by_their_names():
 def test_a_cache_that_is_told_in_other_words_is_no_change(monkeypatch):
     report = report_of(recorded_facts())
     words = iter("ab")
-    monkeypatch.setattr(context_diff, "say_cache", lambda cache: next(words))
+    monkeypatch.setattr(context_diff, "cache_text", lambda cache: next(words))
     assert not compare(report, report).changes
 
 
@@ -403,7 +403,7 @@ def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
     assert report.cache is not None
     away = report.model_copy(update={"cache": report.cache.model_copy(update={"address_changes": 2})})
     smaller = report.model_copy(update={"cache": report.cache.model_copy(update={"size_bytes": 1})})
-    monkeypatch.setattr(context_diff, "say_cache", lambda cache: f"{cache.size_bytes} {cache.address_changes}")
+    monkeypatch.setattr(context_diff, "cache_text", lambda cache: f"{cache.size_bytes} {cache.address_changes}")
     found = compare(report, away)
     assert [change.cache_moved for change in found.changes] == [True] and "cache" in found.headline
     found = compare(report, smaller)

@@ -92,10 +92,10 @@ def refused() -> str:
 
 def not_used() -> str:
     """The note on a provider of the chain that does not start."""
-    from partita.commands.audience import say_chain
+    from partita.commands.audience import print_chain_notes
     from partita.library.chain import ChainOptions, read_chain_options
     from partita.providers.resolve import Resolution, parse_chain
-    from partita.runtime.chain.settling import unavailable
+    from partita.runtime.chain.provider_state import unavailable
 
     cuda, cpu = parse_chain("cuda,cpu")
     entry = next(entry for entry in recordings.machine().providers if entry.name == "cuda")
@@ -103,7 +103,7 @@ def not_used() -> str:
     err = io.StringIO()
     with redirect_stderr(err):
         target = read_chain_options(ChainOptions("cuda,cpu"))
-        say_chain(target, (unavailable(Resolution(cuda, "active"), why), Resolution(cpu, "active")))
+        print_chain_notes(target, (unavailable(Resolution(cuda, "active"), why), Resolution(cpu, "active")))
     return err.getvalue()
 
 
@@ -185,9 +185,9 @@ def copy_tutorial_models(folder: Path) -> None:
 
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
-    from partita.partition_reports.verdict import give_verdict
+    from partita.partition_reports.verdict import verdict_of
 
-    return "\n\n".join(textwrap.fill(give_verdict(recordings.report(name)), WIDTH) for name in names)
+    return "\n\n".join(textwrap.fill(verdict_of(recordings.report(name)), WIDTH) for name in names)
 
 
 def error_as_json() -> str:

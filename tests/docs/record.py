@@ -102,7 +102,7 @@ def dry(name: str) -> None:
 def dry_in_child(name: str, options: tuple[str, ...]) -> None:
     """Export `package`, and place it in a process whose loader finds the stub libraries."""
     from partita.providers.cuda_dry_run.devices import device
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
     export("package", *options)
     environment = child_environment(prepare(provider_library()), device("h100"), os.environ)

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
-from partita.bench.verdict import judge, sentences
-from partita.check.limits import Limits, exceeded
+from partita.check.limits import Limits, exceeded_limits
 from partita.commands.results import ExportResult
 from partita.export.writing import Summary
 from partita.machine.records import MachineReport
@@ -60,7 +60,9 @@ def at_present(session: SessionFacts) -> SessionFacts:
         known = session.of(provider.ort_name)
         if provider.ort_name in session.providers:
             probes = {
-                node: replace(probe, trials=tuple(replace(trial, kind=kind_of(trial.factor)) for trial in probe.trials))
+                node: replace(
+                    probe, variants=tuple(replace(trial, kind=kind_of(trial.factor)) for trial in probe.variants)
+                )
                 for node, probe in known.probes.items()
             }
             session = session.with_provider(provider.ort_name, patterns=provider.node_patterns, probes=probes)
@@ -81,7 +83,7 @@ def report(name: str) -> Report:
         created=found["created"],
         partita_version=found["partita_version"],
         played=found["played"] and DryRunFacts.model_validate(found["played"]),
-        judge=lambda report: exceeded(report, Limits(**found["limits"])),
+        judge=lambda report: exceeded_limits(report, Limits(**found["limits"])),
     )
 
 

@@ -8,14 +8,14 @@ import json
 import pytest
 from rich.console import Console
 
-from partita.diagnosis.records import FallbackCost, Trial
+from partita.diagnosis.records import FallbackCost, VariantRecord
 from partita.explain.node_explanation import Explanation, Matches, find
-from partita.explain.words import headline, say_no_single
+from partita.explain.sentences import headline, render_no_single
 from partita.observations import facts
 from partita.observations.records import Probing
-from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
+from partita.partition_reports.records import Disagreement, RejectedPart, SubgraphNode, Subgraphs
 from partita.partition_reports.render.show import print_text
-from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
+from tests.partition_reports.report_changes import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -119,21 +119,23 @@ def test_a_session_input_that_is_copied():
 
 
 def test_a_node_in_a_body_of_control_flow():
-    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=2, cpu_nodes=("loop/Cos (Cos)",), copies=0)})
+    report = each_phase(
+        mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=2, cpu_nodes=("loop/Cos (Cos)",), copies=0)}
+    )
     assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
 
 
 def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
-    inside = BodyNode(name="loop/Cos (copy), 2", op_type=None)
-    bodies = Bodies(nodes=2, cpu_nodes=("put in other words",), on_cpu=(inside,), copies=0)
-    found = explained(each_phase(mixed(), lambda phase: {"bodies": bodies}), inside.name)
+    inside = SubgraphNode(name="loop/Cos (copy), 2", op_type=None)
+    bodies = Subgraphs(nodes=2, cpu_nodes=("put in other words",), on_cpu=(inside,), copies=0)
+    found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), inside.name)
     assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
 
 
 def test_a_function_whose_loop_has_nodes_elsewhere():
-    part = BodyNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
-    bodies = Bodies(nodes=1, cpu_nodes=(), on_cpu=(part,), parts=(part,), copies=0)
-    found = explained(each_phase(mixed(), lambda phase: {"bodies": bodies}), DET)
+    part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
+    bodies = Subgraphs(nodes=1, cpu_nodes=(), on_cpu=(part,), parts=(part,), copies=0)
+    found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
     assert {(place.node, place.role) for place in found.places} >= {("SequenceInsert0", "body")}
 
 
@@ -146,7 +148,7 @@ def test_a_node_that_only_a_rejection_names():
     out = words(found)
     assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
     assert "it fails alone; no smaller tried part fails; 7 parts of the graph tried" in out
-    beside = part.model_copy(update={"company": True})
+    beside = part.model_copy(update={"neg_added": True})
     out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
     assert "it fails with only an added Neg; no smaller tried part" in out
 
@@ -154,13 +156,17 @@ def test_a_node_that_only_a_rejection_names():
 def test_every_experiment_is_a_row_and_a_quote_stands_once():
     said = "code 17, says the driver"
     trials = (
-        Trial(factor="as_is", change="", outcome="left", said=said, cached=True),
-        Trial(factor="type", change="float16 in place of float32", outcome="taken", said="", cached=False),
-        Trial(factor="opset", change="Gather of opset 11", outcome="timed_out", said=said, cached=False),
+        VariantRecord(factor="as_is", change="", outcome="rejected", message=said, cached=True),
+        VariantRecord(
+            factor="type", change="float16 in place of float32", outcome="supported", message="", cached=False
+        ),
+        VariantRecord(factor="opset", change="Gather of opset 11", outcome="timed_out", message=said, cached=False),
     )
     report = mixed()
     fallbacks = tuple(
-        entry.model_copy(update={"trials": trials, "unprobed": "the time was up"}) if entry.node == GATHER else entry
+        entry.model_copy(update={"variants": trials, "missing_probes": "the time was up"})
+        if entry.node == GATHER
+        else entry
         for entry in report.fallbacks
     )
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
@@ -180,12 +186,14 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
 )
 def test_experiments_say_what_stood_around_the_node(company, around):
     trials = tuple(
-        Trial(factor="type", change=f"type {place}", outcome="left", said="", cached=False, company=had)
+        VariantRecord(
+            factor="type", change=f"type {place}", outcome="rejected", message="", cached=False, neg_added=had
+        )
         for place, had in enumerate(company)
     )
     report = mixed()
     fallbacks = tuple(
-        entry.model_copy(update={"trials": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
+        entry.model_copy(update={"variants": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
     )
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
     assert f"2 probes: {around} WebGpuExecutionProvider" in " ".join(out.split())
@@ -205,7 +213,7 @@ def test_cost_disagreement_and_missing_experiments_are_said():
     update = {
         "fallbacks": tuple(entry.model_copy(update={"cost": cost}) for entry in report.fallbacks),
         "disagreements": (Disagreement(phase="decode", node=GATHER, detail="cpu or gpu", sources=("profile",)),),
-        "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, unprobed=(GATHER,)),
+        "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, missing_probes=(GATHER,)),
     }
     out = words(explained(report.model_copy(update=update), GATHER))
     assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms execution; not harmless: it causes 1 copy" in out
@@ -220,7 +228,7 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
     stream = io.StringIO()
     print_text(found, "partita.explain.document", Console(file=stream, width=80, color_system=None))
     assert all(match.node in stream.getvalue() for match in found.matches)
-    assert say_no_single(found).startswith("'rotary_emb/' matches 4 nodes")
+    assert render_no_single(found).startswith("'rotary_emb/' matches 4 nodes")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +242,7 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
 def test_near_misses_are_suggested(query, meant):
     found = find(mixed(), query)
     assert isinstance(found, Matches)
-    said = say_no_single(found)
+    said = render_no_single(found)
     assert meant in said.partition("did you mean ")[2] and "\n" not in said
 
 
@@ -246,7 +254,7 @@ def test_letters_may_be_of_any_case_when_nothing_else_fits():
 def test_nothing_fits(query):
     found = find(mixed(), query)
     assert isinstance(found, Matches) and not found.matches
-    assert "\n" not in say_no_single(found)
+    assert "\n" not in render_no_single(found)
 
 
 def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal():
@@ -287,7 +295,10 @@ def test_a_node_of_a_run_that_failed_is_only_placed():
 
 def test_all_shows_the_reasons_that_lost_and_why():
     """The log says that there is no kernel, an experiment that another type is supported: the experiment decides."""
-    trials = (facts.Trial("as_is", "", "left", ""), facts.Trial("type", "int32 in place of int64", "taken", ""))
+    trials = (
+        facts.ProbeRun("as_is", "", "rejected", ""),
+        facts.ProbeRun("type", "int32 in place of int64", "supported", ""),
+    )
     found = explained(
         report_of(run_facts(mixed_session(probes={GATHER: facts.NodeProbe(GATHER, trials)})), GPU_CHAIN), GATHER
     )
@@ -301,9 +312,9 @@ def test_all_shows_the_reasons_that_lost_and_why():
 
 
 def test_an_experiment_that_contradicts_the_log_is_a_conflict_of_sources():
-    taken = facts.NodeProbe(GATHER, (facts.Trial("as_is", "", "taken", ""),))
+    taken = facts.NodeProbe(GATHER, (facts.ProbeRun("as_is", "", "supported", ""),))
     session = mixed_session(probes={GATHER: taken})
     (conflict, _) = report_of(run_facts(session)).disagreements
     assert conflict.node == GATHER and conflict.sources == ("native_log", "probe")
-    unfolded = facts.NodeProbe(GATHER, (facts.Trial("as_is", "", "taken", "", unfolded=True),))
+    unfolded = facts.NodeProbe(GATHER, (facts.ProbeRun("as_is", "", "supported", "", function_inlined=True),))
     assert not report_of(run_facts(mixed_session(probes={GATHER: unfolded}))).disagreements

@@ -118,7 +118,7 @@ def context(
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")
     ports = (Port(name="positions", role="positions", shape=(1, "s"), dtype="int32"),)
     told = PassContext(ports, (), (), spec, PRECISIONS["fp32"], fused=fused)
-    return replace(told, takes=takes)
+    return replace(told, supports=takes)
 
 
 def run(model: ir.Model, folder: Path, feed: dict[str, Array]) -> list[Array]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita import capped
+from partita import untrusted_files
 from partita.errors import CheckpointError, PackageError
 from partita.export.checkpoint.adapters.files import read_config
 from partita.export.checkpoint.description import open_checkpoint
@@ -73,7 +73,7 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
     folder = own_copy(tiny_checkpoint("llama"))
     path = folder / name
     with path.open("ab") as stream:
-        stream.truncate(capped.LARGEST_BYTES + 1)
+        stream.truncate(untrusted_files.LARGEST_BYTES + 1)
     if "index" in name:
         (folder / "model.safetensors").unlink()
     said = f"{name}: damaged, 134,217,729 bytes, above the limit of 134,217,728 bytes"
@@ -94,7 +94,7 @@ def test_a_size_for_which_there_are_no_bytes(key: str, tiny_checkpoint: TinyChec
 def test_a_text_of_absurd_size_elsewhere(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "genai_config.json", "tokenizer.json", "generation_config.json"):
         with (tmp_path / name).open("wb") as stream:
-            stream.truncate(capped.LARGEST_BYTES + 1)
+            stream.truncate(untrusted_files.LARGEST_BYTES + 1)
     said = "134,217,729 bytes, above the limit of 134,217,728 bytes"
     with pytest.raises(CheckpointError, match=f"adapter_config.json: .*{said}"):
         read_config(tmp_path)

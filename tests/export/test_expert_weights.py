@@ -11,7 +11,7 @@ import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import expert_weights
-from partita.export.weights.sources import StoredPart, checkpoint_weight, stored
+from partita.export.weights.sources import StoredPart, checkpoint_weight, weight_part
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, check_equal, constant, graph, random, value
 
@@ -37,7 +37,7 @@ def of_shape(node: ir.Node, *shape: int) -> ir.Node:
 
 
 def only_weight(model: ir.Model) -> StoredPart:
-    (found,) = [part for value in model.graph.initializers.values() if (part := stored(value)) is not None]
+    (found,) = [part for value in model.graph.initializers.values() if (part := weight_part(value)) is not None]
     return found
 
 

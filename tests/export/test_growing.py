@@ -17,7 +17,7 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.pipeline import ExportOptions, check_options
 from partita.export.verify.known_answer import load
-from partita.package.folder import again, read_manifest
+from partita.package.folder import export_again_remedy, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
 HEAVY = pytest.mark.heavy
@@ -173,5 +173,5 @@ def test_it_is_asked_for_on_the_command_line(
     assert cli.run(words) == 0, capsys.readouterr().err
     manifest = read_manifest(out)
     assert manifest.graph.attention == "growing"
-    remedy = again(out, manifest).command
+    remedy = export_again_remedy(out, manifest).command
     assert remedy[remedy.index("--cache") + 1] == "growing" and "--attention" not in remedy

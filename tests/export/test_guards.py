@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.export.trace.tracing import Granted, broken_guard
+from partita.export.trace.tracing import RecordedGuards, broken_guard
 
 
 class Planted(torch.nn.Module):
@@ -16,15 +16,15 @@ class Planted(torch.nn.Module):
 
     def __init__(self, odd: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.odd, self.granted = odd, Granted()
+        self.odd, self.recorded_guards = odd, RecordedGuards()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         size: Any = x.shape[1]
-        self.granted.shapes.append(size.node.shape_env)
+        self.recorded_guards.shapes.append(size.node.shape_env)
         return x * 2 if self.odd(size) else x
 
 
-def exported(odd: Callable[[Any], Any]) -> Granted:
+def exported(odd: Callable[[Any], Any]) -> RecordedGuards:
     made = Planted(odd)
     torch.export.export(
         made,
@@ -33,8 +33,8 @@ def exported(odd: Callable[[Any], Any]) -> Granted:
         strict=False,
         prefer_deferred_runtime_asserts_over_guards=True,
     )
-    assert made.granted.shapes, "the trace was not symbolic"
-    return made.granted
+    assert made.recorded_guards.shapes, "the trace was not symbolic"
+    return made.recorded_guards
 
 
 @pytest.mark.parametrize("odd", [lambda size: size % 64 == 0, lambda size: size % 4 == 3, lambda size: size**2 > 100])

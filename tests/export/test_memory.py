@@ -15,7 +15,7 @@ from transformers import modeling_utils
 from partita.errors import ResourceError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.trace.attention import lowering
-from partita.export.trace.fake_model import build_fake_model, translated
+from partita.export.trace.fake_model import build_fake_model, translate_errors
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.tracing import trace
 from partita.export.verify import quality
@@ -72,7 +72,7 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
     found = quality.Measured.of(windows, vocabulary)
     blocks = quality._Blocks(found, vocabulary)
     for window, position in ((row, place) for place in range(positions) for row in range(2)):
-        blocks.hear(window, position, ours[window, position].numpy().copy(), theirs[window, position])
+        blocks.store_logits(window, position, ours[window, position].numpy().copy(), theirs[window, position])
     blocks.flush()
     mine, other = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
     token = torch.from_numpy(windows[:, 1:, None])
@@ -109,5 +109,8 @@ def test_the_limit_of_the_process_counts_as_well() -> None:
     ],
 )
 def test_what_the_system_does_not_give_is_no_fault_of_the_model(said: str, words: str) -> None:
-    with pytest.raises(ResourceError, match=f"running the model failed: {words}"), translated("running the model"):
+    with (
+        pytest.raises(ResourceError, match=f"running the model failed: {words}"),
+        translate_errors("running the model"),
+    ):
         raise RuntimeError(said)

@@ -16,7 +16,7 @@ import pytest
 import partita
 from partita.cli import run
 from partita.errors import UnsupportedModelError
-from partita.package.folder import left_out, read_manifest
+from partita.package.folder import not_exported, read_manifest
 from tests.conftest import Exported, require
 from tests.export.breadth import recipes
 from tests.export.test_parity import NEW_TOKENS, PROMPT, our_tokens
@@ -176,7 +176,7 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from partita.runtime.chain.advice import package_facts
-    from partita.serve.served import _notes
+    from partita.serve.served_package import _notes
 
     package = exported(tiny("qwen2_vl"), attention="gqa")
     manifest = read_manifest(package)
@@ -205,4 +205,4 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     ],
 )
 def test_modules_that_are_left_out_and_the_inputs_that_they_read(unused: tuple[str, ...], said: str) -> None:
-    assert left_out(unused) == said
+    assert not_exported(unused) == said

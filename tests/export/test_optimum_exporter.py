@@ -23,7 +23,7 @@ from partita import cli
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.exporters import optimum
-from partita.export.exporters.optimum import offered
+from partita.export.exporters.optimum import with_optimum_remedy
 from partita.export.optimum_child import config_for_4
 from partita.export.options import ExportOptions
 from partita.package.folder import check_files, read_manifest
@@ -242,10 +242,12 @@ def test_what_comes_of_an_option_does_not_offer_it(tiny_checkpoint: TinyCheckpoi
     options, error = BLAMED[kind]
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
     asked = ExportOptions(str(checkpoint.folder), Path("out"), **{"precision": "fp32", **options})
-    assert offered(error, checkpoint, asked) is error
+    assert with_optimum_remedy(error, checkpoint, asked) is error
     defaults: dict[str, Any] = {each.name: each.default for each in fields(asked) if each.name in options}
-    of_the_model = type(error)(error.said)
-    found = offered(of_the_model, checkpoint, replace(asked, **{**defaults, "precision": "fp32", "attention": "gqa"}))
+    of_the_model = type(error)(error.message)
+    found = with_optimum_remedy(
+        of_the_model, checkpoint, replace(asked, **{**defaults, "precision": "fp32", "attention": "gqa"})
+    )
     assert found.remedy is not None and found.remedy.options == ("--exporter", "optimum")
 
 

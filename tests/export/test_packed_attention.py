@@ -12,7 +12,7 @@ import pytest
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.packed_attention import PASS
-from partita.export.weights.sources import checkpoint_weight, stored
+from partita.export.weights.sources import checkpoint_weight, weight_part
 from tests.conftest import TinyCheckpoint
 from tests.export.nets import Array, Net, context, operators, random, run
 
@@ -93,7 +93,7 @@ def packed(make: Any, folder: Path, count: int = 1) -> ir.Model:
 def test_packed_attention(checkpoint: Checkpoint, tmp_path: Path, bias: str) -> None:
     model = packed(lambda: net(checkpoint, bias=bias), tmp_path)
     assert operators(model) == ["MatMul", *(["Add"] if bias else []), "GroupQueryAttention"]
-    weight = stored(model.graph.initializers[f"{LAYER}.q_proj+k_proj+v_proj.weight"])
+    weight = weight_part(model.graph.initializers[f"{LAYER}.q_proj+k_proj+v_proj.weight"])
     assert weight is not None and list(weight.shape) == [HIDDEN, sum(SIZES.values())]
     assert weight.source.tensors == {f"{LAYER}.{name}_proj.weight" for name in SIZES}, "nothing is read yet"
     assert weight.source.elements == HIDDEN * sum(SIZES.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.export import explained
+from partita.commands.export import pass_lines
 from partita.export.passes import ORDER
 from tests.conftest import REPOSITORY
 from tools.passes_page import main, page
@@ -19,7 +19,7 @@ def test_the_page_is_current(tmp_path: Path) -> None:
 
 
 def test_explain_names_every_pass_with_its_places() -> None:
-    lines = explained({each.name: number for number, each in enumerate(ORDER)})
+    lines = pass_lines({each.name: number for number, each in enumerate(ORDER)})
     assert len(lines) == len(ORDER) + 1
     assert lines[0].startswith("  passes")
     for number, (each, line) in enumerate(zip(ORDER, lines[1:], strict=True)):
@@ -28,4 +28,4 @@ def test_explain_names_every_pass_with_its_places() -> None:
 
 
 def test_explain_says_when_another_exporter_ran_no_passes() -> None:
-    assert explained({}) == ["  passes      none: the graphs come from another exporter"]
+    assert pass_lines({}) == ["  passes      none: the graphs come from another exporter"]

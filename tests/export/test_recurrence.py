@@ -50,7 +50,7 @@ def test_equal_keys_do_not_blow_up() -> None:
     size = 64
     system = torch.ones(1, 1, size, size)
     wanted = torch.linalg.inv(torch.eye(size) + torch.ones(size, size).tril(-1))
-    assert torch.allclose(delta_rule.inverted(system)[0, 0], wanted, atol=1e-4)
+    assert torch.allclose(delta_rule.invert_triangular(system)[0, 0], wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("length", [3, 70])

@@ -14,7 +14,7 @@ import pytest
 from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, Summary, export
-from partita.export.target import Answer, Target, Way, candidates, describe, rank, usual
+from partita.export.target import ProbeResult, Target, Way, candidates, describe, rank, usual
 from partita.export.trace import attention
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package.folder import Manifest, read_manifest
@@ -43,13 +43,13 @@ class Provider:
         self.sizes: list[Mapping[str, tuple[int, ...]]] = []
         self.replayed: list[str] = []
 
-    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         name = name_of(model)
         self.asked.append(name)
         self.sizes.append(sizes)
         count = self.left.get(name, 0)
         nodes = len(onnx.ModelProto.FromString(model).graph.node)
-        return Answer(nodes, {SPOILS[name]: count} if count else {}, self.fails.get(name, ""))
+        return ProbeResult(nodes, {SPOILS[name]: count} if count else {}, self.fails.get(name, ""))
 
     def replay(self, folder: Path, manifest: Manifest) -> Verification:
         assert (folder / "model.onnx").is_file() and not (folder / "manifest.json").exists()
@@ -114,10 +114,10 @@ def test_a_step_of_one_token_is_asked_about(exporting: Exporting) -> None:
 def test_no_weight_is_read_to_ask(exporting: Exporting) -> None:
     kinds: list[bool] = []
 
-    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         weights = [t for t in onnx.ModelProto.FromString(model).graph.initializer if t.name.startswith("model.layers")]
         kinds.extend(t.data_location == onnx.TensorProto.EXTERNAL for t in weights)
-        return Answer(1, {}, "")
+        return ProbeResult(1, {}, "")
 
     exporting(replace(Provider({}).target(), ask=ask))
     assert kinds and all(kinds)
@@ -231,7 +231,7 @@ def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None
     """What was not answered in time says nothing of the lowering."""
 
     class Slow(Provider):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
             answer = super().ask(model, sizes)
             return replace(answer, unasked=3 if self.asked[-1] == "gqa" else 0)
 
@@ -246,9 +246,9 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
     primitives, gqa, onnx24 = order
     assert order == [usual("primitives"), usual("gqa"), usual("onnx24")]
     answers = {
-        primitives: Answer(100, {}, "cannot compile"),
-        gqa: Answer(50, {"GroupQueryAttention": 2}, ""),
-        onnx24: Answer(60, {}, "", unasked=2),
+        primitives: ProbeResult(100, {}, "cannot compile"),
+        gqa: ProbeResult(50, {"GroupQueryAttention": 2}, ""),
+        onnx24: ProbeResult(60, {}, "", unasked=2),
     }
     assert rank(answers, order) == [onnx24, gqa, primitives]
     equals = {way: replace(answers[onnx24], unasked=count) for way, count in zip(order, (60, 9, 1), strict=True)}
@@ -261,7 +261,7 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
 class WithoutExperts(Provider):
     """It has no MoE operator, and otherwise takes what `left` leaves it."""
 
-    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         answer = super().ask(model, sizes)
         operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
         self.asked[-1] += f" {operators.count('MoE')}"
@@ -295,7 +295,7 @@ def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
 class WithExperts(Provider):
     """It has the MoE operator."""
 
-    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         answer = super().ask(model, sizes)
         operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
         self.asked[-1] += f" {operators.count('MoE')}"

@@ -18,7 +18,7 @@ from onnx import numpy_helper, parser
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from tests.foreign.conftest import SAMPLES, Sample, changed
-from tests.foreign.plain import plain_tokens
+from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_any_decoder import tokens
 
 VOCAB, HEADS, WIDTH, LONGEST, WINDOW = 64, 2, 8, 32, 4

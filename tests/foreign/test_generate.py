@@ -11,7 +11,7 @@ import pytest
 import partita
 from partita import cli
 from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
-from tests.foreign.plain import plain_tokens
+from tests.foreign.reference_loop import plain_tokens
 
 PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
 

@@ -15,7 +15,7 @@ from partita.dtypes import PRECISIONS
 from partita.foreign.folder import open_folder
 from partita.library.inspecting import read
 from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
-from tests.foreign.plain import plain_tokens
+from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import generated
 

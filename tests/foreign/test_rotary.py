@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from partita.foreign.folder import Choice, open_folder
-from tests.foreign.plain import plain_tokens
+from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_any_decoder import tokens
 from tests.foreign.test_attention_operators import LENGTHS, LONGEST, MASK, ORIGINAL, PROMPT, folder_of
 

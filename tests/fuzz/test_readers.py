@@ -31,7 +31,7 @@ from partita.library.inspecting import read as inspect
 from partita.package.folder import MANIFEST, check_files, read_manifest, record_file, write_manifest
 from partita.partition_reports import storage as reports
 from partita.partition_reports.render.show import load_view, view_names
-from partita.runtime.generate.prefix_file import Said, read_prefix, read_said, write_prefix
+from partita.runtime.generate.prefix_file import PrefixContent, read_content, read_prefix, write_prefix
 from partita.runtime.generate.request import Prefix
 from partita.runtime.place.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
 from partita.runtime.place.onnx_model import read_onnx
@@ -163,7 +163,7 @@ def test_journal(home: Path, data: st.DataObject) -> None:
 def test_prefix(home: Path, data: st.DataObject) -> None:
     path = home / "prefix"
     states = {name: np.zeros(shape, storage(kind)) for name, (shape, kind) in SHAPES.items()}
-    write_prefix(path, Prefix(np.arange(3), states), Said((0, 1, 2), text="a"), "id")
+    write_prefix(path, Prefix(np.arange(3), states), PrefixContent((0, 1, 2), text="a"), "id")
     written = path.read_bytes()
     if data.draw(st.booleans()):
         path.write_bytes(data.draw(byte_texts(written, head=len(written) if data.draw(st.booleans()) else 400)))
@@ -173,9 +173,9 @@ def test_prefix(home: Path, data: st.DataObject) -> None:
         tokens = np.array(data.draw(st.lists(numbers, max_size=4)), np.int64)
         told = {"schema": "partita.prefix/1", "package": "id", "said": about}
         path.write_bytes(save({"tokens": tokens, **{f"state.{name}": value for name, value in states.items()}}, told))
-    held(lambda: read_said(path))
+    held(lambda: read_content(path))
     if held(lambda: read_prefix(path, "id", None, SHAPES, 10)):
-        assert all(0 <= token < 10 for token in read_said(path).tokens)
+        assert all(0 <= token < 10 for token in read_content(path).tokens)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

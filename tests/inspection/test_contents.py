@@ -19,12 +19,12 @@ from onnx import helper
 import partita
 from partita.errors import PackageError
 from partita.inspection.records import Inspection
-from partita.inspection.texts import how_kept
+from partita.inspection.texts import storage_text
 from partita.library.inspecting import read
 from partita.package.folder import MANIFEST, read_manifest
 from partita.partition_reports.render.show import load_view
 from partita.runtime.contents.build import licence_of
-from partita.runtime.contents.light import read_light
+from partita.runtime.contents.weightless import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
 from tests.inspection.graphs import FLOAT, model, save, weight
@@ -43,7 +43,7 @@ def int4(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 
 
 def kept(found: Inspection, module: str) -> list[str]:
-    return [how_kept(each) for each in found.modules if each.module == module]
+    return [storage_text(each) for each in found.modules if each.module == module]
 
 
 def test_a_package_is_what_its_manifest_and_its_graph_say(package):
@@ -169,7 +169,7 @@ def test_weights_of_other_exporters_are_told_by_module(tmp_path, make, how, exte
     path = save(model(nodes, weights, ("", MS, "of.nobody")), tmp_path / "model.onnx", external=external)
     found = partita.inspect(path)
     (row,) = [module for module in found.modules if module.module]
-    assert (row.module, how_kept(row), row.parameters) == ("model.layers.0.mlp.up_proj", how, 64 * 128)
+    assert (row.module, storage_text(row), row.parameters) == ("model.layers.0.mlp.up_proj", how, 64 * 128)
     stored = sum(len(tensor.raw_data) for tensor in make()[1])
     assert found.weights.size_bytes == stored
     if how.endswith("blocks of 32, computed in float32"):

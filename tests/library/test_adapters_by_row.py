@@ -20,7 +20,7 @@ from partita.library.sampling import Sampling
 from partita.package.contract import AdapterInput
 from partita.package.folder import adapter_file, read_manifest, write_manifest
 from partita.runtime.ort.adapters import read_adapter
-from tests.runtime.handmade import ALL, VOCAB, adapter, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, VOCAB, adapter, handmade, known_tokens
 
 CPU = ChainOptions(provider="cpu", threads=1)
 RANKS = {"loud": 3, "small": 1}
@@ -113,7 +113,7 @@ def test_a_request_that_nobody_asked_for_is_not_told_with_its_adapter(tmp_path: 
     engine = opened(handmade(tmp_path / "p", batch=2, states=ALL, adapters=RANKS, apart=True))
     scheduler = engine
     one = Sampling(temperature=0.0, max_new_tokens=1)
-    for work in (Work((5,), one), *(Work((5,), one, adapter=name, trial=True) for name in RANKS)):
+    for work in (Work((5,), one), *(Work((5,), one, adapter=name, is_warm_up=True) for name in RANKS)):
         scheduler.submit(work)
     while scheduler.step():
         pass

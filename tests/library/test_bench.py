@@ -9,7 +9,7 @@ import pytest
 
 import partita
 from partita.bench.records import Bench
-from partita.library.bench import benching
+from partita.library.bench import benchmark
 from partita.partition_reports import storage
 
 QUICK: dict[str, Any] = {"rounds": 1, "max_new_tokens": 4}
@@ -19,7 +19,7 @@ NO_DEVICE = "cuda,cpu"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(benching, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 

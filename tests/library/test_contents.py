@@ -13,7 +13,7 @@ from partita.errors import PackageError
 from partita.foreign.folder import open_folder
 from partita.library.contents import contents_hash
 from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
-from tests.runtime.handmade import handmade
+from tests.runtime.handmade_packages import handmade
 
 
 def hash_of(folder: Path) -> str:

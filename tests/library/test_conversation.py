@@ -17,7 +17,7 @@ from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
 from partita.package.folder import read_manifest
 from partita.runtime.generate.loop import Engine as Loop
-from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
 END = 60

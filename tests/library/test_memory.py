@@ -16,7 +16,7 @@ from partita.package.folder import read_manifest
 from partita.runtime.generate.record import recorder
 from partita.runtime.ort import binding
 from tests.memory import native_bytes, python_blocks, slope
-from tests.runtime.handmade import VOCAB, handmade
+from tests.runtime.handmade_packages import VOCAB, handmade
 
 LOOPS, ROUNDS, EACH = 24, 22, 90
 # Threads that spin for each other on cores that other tests use take four times as long.

@@ -21,7 +21,7 @@ import pytest
 
 import partita
 from partita.errors import UsageError
-from partita.library.edge import public
+from partita.library.api import public
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
@@ -593,7 +593,7 @@ def test_an_error_is_pickled_with_all_that_it_has(model):
     for error in (too_many.value, failed.value, partita.ArgumentError("a", where=Path("b"))):
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert type(again) is type(error) and str(again) == str(error) and again.args == error.args
-            assert (again.said, again.where, again.remedy) == (error.said, error.where, error.remedy)
+            assert (again.message, again.where, again.remedy) == (error.message, error.where, error.remedy)
     assert pickle.loads(pickle.dumps(failed.value)).result == failed.value.result
 
 
@@ -859,6 +859,6 @@ def test_saving_a_prefix_leaves_nothing_to_report(model, tmp_path):
 def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monkeypatch):
     """Graphs of other exporters may give those of the last token of a step alone."""
     with partita.load(package, "cpu") as model:
-        monkeypatch.setattr("partita.runtime.generate.planner._wanted_positions", lambda *given: (0,))
+        monkeypatch.setattr("partita.runtime.generate.planner._logit_positions", lambda *given: (0,))
         with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
             model.generate("return the value", max_new_tokens=2).run()

@@ -139,7 +139,7 @@ def test_a_check_returns_what_holds_and_raises_what_does_not(report):
     assert result.passed and len(result.outcomes) == 2
     with pytest.raises(partita.CheckFailedError) as caught:
         report.check("provider=cpu,share=1", "op=Relu,nodes>1", max_unexplained=0)
-    assert [outcome.holds for outcome in caught.value.result.outcomes].count(False) == 1
+    assert [outcome.met for outcome in caught.value.result.outcomes].count(False) == 1
     assert "nodes>1" in str(caught.value) and isinstance(caught.value, partita.ReportCheckError)
     assert report.check(baseline=report).passed
     for arguments in ((), ("provider=nix,share=1",), ("nonsense",)):

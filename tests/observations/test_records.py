@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from partita.diagnosis.records import Trial as TrialRecord
-from partita.observations.facts import RunWindow, Swap, Trial
+from partita.diagnosis.records import VariantRecord as TrialRecord
+from partita.observations.facts import ProbeRun, RunWindow, Swap
 from partita.observations.records import RemedyRecord, remedy_records
 from partita.remedies import Remedy
 
@@ -14,30 +14,32 @@ WINDOW = RunWindow(run=3, phase="decode", tokens=1, start_us=10, host_us=20)
 
 
 def test_fields_of_one_name_are_taken_over_and_others_are_left():
-    trial = Trial("type", "float16 in place of float32", "taken", "", cached=True, swap=Swap("float16", "float32"))
-    assert TrialRecord.taken_from(trial).model_dump() == {
+    trial = ProbeRun(
+        "type", "float16 in place of float32", "supported", "", cached=True, swap=Swap("float16", "float32")
+    )
+    assert TrialRecord.copy_of(trial).model_dump() == {
         "factor": "type",
         "change": "float16 in place of float32",
-        "outcome": "taken",
-        "said": "",
+        "outcome": "supported",
+        "message": "",
         "cached": True,
         "now": "float16",
         "before": "float32",
-        "company": False,
+        "neg_added": False,
     }
 
 
 def test_what_the_other_lacks_is_given_and_stands_before_what_it_has():
-    trial = Trial("type", "float16 in place of float32", "taken", "", cached=True)
-    record = TrialRecord.taken_from(trial, now="float16", outcome="left")
-    assert (record.factor, record.cached, record.now, record.outcome) == ("type", True, "float16", "left")
+    trial = ProbeRun("type", "float16 in place of float32", "supported", "", cached=True)
+    record = TrialRecord.copy_of(trial, now="float16", outcome="rejected")
+    assert (record.factor, record.cached, record.now, record.outcome) == ("type", True, "float16", "rejected")
 
 
 def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
     with pytest.raises(ValidationError, match="factor"):
-        TrialRecord.taken_from(WINDOW, change="", outcome="taken", said="", cached=False)
+        TrialRecord.copy_of(WINDOW, change="", outcome="supported", message="", cached=False)
     with pytest.raises(ValidationError, match="place"):
-        TrialRecord.taken_from(Trial("type", "", "taken", "", cached=True), place="here")
+        TrialRecord.copy_of(ProbeRun("type", "", "supported", "", cached=True), place="here")
 
 
 def test_a_remedy_and_what_else_helps_are_records():

@@ -19,7 +19,7 @@ from partita.package.folder import (
     Manifest,
     Source,
     check_files,
-    inside,
+    path_inside,
     read_manifest,
     record_file,
     write_manifest,
@@ -193,9 +193,9 @@ def test_symbolic_links(folder, tmp_path_factory):
     (folder / "folder").symlink_to(outside)
     for name in ("file", "folder/weights"):
         with pytest.raises(PackageError, match="a link out of the folder, to .*/weights"):
-            inside(folder, name)
+            path_inside(folder, name)
     (folder / "alias").symlink_to("model.onnx")
-    assert inside(folder, "alias").read_bytes() == b"graph"
+    assert path_inside(folder, "alias").read_bytes() == b"graph"
     (outside / "latest").symlink_to(folder)
     manifest = read_manifest(outside / "latest")
     check_files(outside / "latest", manifest, hashes=True)

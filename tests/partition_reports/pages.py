@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from partita.diagnosis.records import Fallback, FallbackCost, Trial
+from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.file_nodes import without_file
 from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
@@ -33,8 +33,8 @@ LAYER_OPERATORS = (
     "Add",
 )
 TRIALS = (
-    Trial(factor="as_is", change="", outcome="left", said="no kernel", cached=False),
-    Trial(factor="type", change="float16 in place of float32", outcome="taken", said="", cached=True),
+    VariantRecord(factor="as_is", change="", outcome="rejected", message="no kernel", cached=False),
+    VariantRecord(factor="type", change="float16 in place of float32", outcome="supported", message="", cached=True),
 )
 
 
@@ -139,7 +139,7 @@ def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
         "phase": phase,
         "node": entry.name,
         "op_type": entry.op_type,
-        "wanted": GPU,
+        "preferred_provider": GPU,
         "provider": entry.provider,
         "reason": "no_kernel_type",
         "evidence_kind": "probed",
@@ -147,7 +147,7 @@ def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
         "remedy": "export with --precision fp16",
         "module": entry.module,
         "source_line": "modeling.py:12",
-        "trials": TRIALS,
+        "variants": TRIALS,
         "cost": cost,
     }
     return Fallback(**(given | changes))
@@ -180,8 +180,15 @@ def hostile_report(text: str = HOSTILE) -> Report:
         phase_with(phase, nodes).model_copy(update={"timing_note": text, "file": text}) for phase in report.phases
     )
     stray = next(entry for entry in nodes if entry.provider == CPU)
-    trial = Trial(factor="type", change=text, outcome="left", said=text, cached=False)
-    said = {"evidence": text, "remedy": text, "source_line": text, "trials": (trial,), "unprobed": text, "reason": text}
+    trial = VariantRecord(factor="type", change=text, outcome="rejected", message=text, cached=False)
+    said = {
+        "evidence": text,
+        "remedy": text,
+        "source_line": text,
+        "variants": (trial,),
+        "missing_probes": text,
+        "reason": text,
+    }
     return report.model_copy(
         update={
             "package": report.package

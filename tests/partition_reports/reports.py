@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from partita.partition_reports.records import Bodies, Report
+from partita.partition_reports.records import Report, Subgraphs
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
-from tests.partition_reports import changed, pages
+from tests.partition_reports import pages, report_changes
 from tests.partition_reports.samples import MISSING_FIRST_CHAIN, NO_GPU_CHAIN, recorded_facts, report_of
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -69,8 +69,8 @@ def many_inputs() -> Report:
         inputs=inputs,
     )
     report = pages.mixed_report()
-    bodies = Bodies(nodes=4, cpu_nodes=("inner/Add (Add)",), copies=None)
-    phases = (report.phases[1].model_copy(update={"name": "run", "bodies": bodies}),)
+    bodies = Subgraphs(nodes=4, cpu_nodes=("inner/Add (Add)",), copies=None)
+    phases = (report.phases[1].model_copy(update={"name": "run", "subgraphs": bodies}),)
     fallbacks = tuple(
         entry.model_copy(update={"phase": "run"}) for entry in report.fallbacks if entry.phase == "decode"
     )
@@ -97,8 +97,8 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "refused": pages.refused_report,
     "dry": dry_report,
     "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
-    "first of three unavailable": lambda: changed.mixed(MISSING_FIRST_CHAIN),
-    "moved": lambda: changed.moved("lm_head/MatMul"),
+    "first of three unavailable": lambda: report_changes.mixed(MISSING_FIRST_CHAIN),
+    "moved": lambda: report_changes.moved("lm_head/MatMul"),
     "many inputs": many_inputs,
     "empty": empty_report,
 }

@@ -10,7 +10,7 @@ from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
 from partita.partition_reports.checks import check_phase
 from partita.partition_reports.cost import with_costs
-from partita.partition_reports.records import Bodies
+from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
@@ -232,8 +232,8 @@ def test_nothing_is_called_harmless_where_copies_may_be_unseen():
     report = report_with(events=events)
     found = {}
     for unseen in (False, True):
-        bodies = Bodies(nodes=1, cpu_nodes=(), copies=0, unseen=unseen)
-        phase = phase_of(report, "decode").model_copy(update={"bodies": bodies})
+        bodies = Subgraphs(nodes=1, cpu_nodes=(), copies=0, unseen=unseen)
+        phase = phase_of(report, "decode").model_copy(update={"subgraphs": bodies})
         (entry,) = (e for e in report.fallbacks if e.node == GATHER and e.phase == "decode")
         (entry,) = with_costs((entry,), phase, GPU_CHAIN[0], timed=True)
         assert entry.cost is not None
@@ -304,7 +304,7 @@ def test_another_number_of_copies_in_the_log_is_a_disagreement():
 def test_sources_tell_why_there_is_no_optimised_graph():
     said = {entry.source: entry for entry in report_with().sources}
     assert said["optimised_model"].available and "13 nodes, 3 of them Memcpy" in said["optimised_model"].covers
-    report = report_of(mixed_facts(optimised_why="its weights are too large"), GPU_CHAIN)
+    report = report_of(mixed_facts(optimised_missing_reason="its weights are too large"), GPU_CHAIN)
     said = {entry.source: entry for entry in report.sources}
     assert not said["optimised_model"].available and "too large" in said["optimised_model"].covers
     assert "too large" in VIEW.to_text(report)

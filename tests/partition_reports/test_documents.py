@@ -14,14 +14,14 @@ from partita.observations.records import Record
 from partita.partition_reports.render.show import load_view, view_names
 from partita.partition_reports.sections.model import Document
 from partita.support.diff.compare import compare as compare_tables
-from tests.partition_reports.changed import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.html_tree import read, words
+from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.reports import recorded
 from tests.partition_reports.test_narrow_terminals import made_bench, made_machine
 from tests.support.tables import answer, table
 
 QUERY = "model.layers.0.self_attn.q_proj/MatMul"
-BEFORE, AFTER = (table(answer("Cast", outcome, "T=tensor(float)")) for outcome in ("taken", "left"))
+BEFORE, AFTER = (table(answer("Cast", outcome, "T=tensor(float)")) for outcome in ("supported", "rejected"))
 
 
 RECORDS: dict[str, Record] = {

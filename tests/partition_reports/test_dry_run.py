@@ -10,7 +10,7 @@ import pytest
 from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.graph_capture import blocking_nodes
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
@@ -220,7 +220,7 @@ def test_the_banner_comes_first_and_names_what_was_real():
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED, request=request)
     text = VIEW.to_text(report)
     assert text.startswith("DRY RUN: no NVIDIA H100 was used.")
-    assert give_verdict(report).startswith("DRY RUN as NVIDIA H100; ")
+    assert verdict_of(report).startswith("DRY RUN as NVIDIA H100; ")
     for word in ("compute capability 9.0", "80 GiB", "libonnxruntime_providers_cuda.so", "place, 3 runs per phase"):
         assert word in text
     for word in ("tok/s", "first token", " ms", "share", "host time per"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.fallbacks import by_reason, section
-from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Group
+from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.views import html, markdown
-from tests.partition_reports.changed import mixed
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
@@ -27,7 +27,7 @@ OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
 
 
 def test_nodes_are_grouped_by_what_kept_them_from_the_provider_that_was_there() -> None:
-    groups = {key: {entry.wanted for entry in entries} for key, entries in by_reason(REPORT)}
+    groups = {key: {entry.preferred_provider for entry in entries} for key, entries in by_reason(REPORT)}
     assert {key: wanted for key, wanted in groups.items() if key[1] == CPU} == {(code, CPU): {GPU} for code in OWN}
     assert groups["library_missing", GPU] == {TENSORRT}, "nodes on the second provider have no other reason"
 
@@ -82,7 +82,7 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
     assert told[""].endswith(said) and "install TensorRT" in told["remedy"]
     assert said in markdown.to_text(DEFAULT) and said in html.to_text(DEFAULT) and "✓" not in markdown.to_text(DEFAULT)
     summary = summarise(DEFAULT)
-    assert (summary.wanted, summary.state) == (TENSORRT, "none")
+    assert (summary.preferred_provider, summary.state) == (TENSORRT, "none")
     assert "unavailable (library_missing)" in summary.verdict
 
 

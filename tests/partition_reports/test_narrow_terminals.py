@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
-from partita.bench.verdict import judge, sentences
 from partita.check import gate
 from partita.check.limits import Limits
 from partita.commands.refusal import render_refusal
@@ -23,12 +23,12 @@ from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.render.show import print_text
 from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.sections.model import Column, words
+from partita.partition_reports.sections.model import Column, text_column
 from partita.partition_reports.views import brief, text
 from partita.runtime.chain.advice import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
-from tests.partition_reports import changed, pages
+from tests.partition_reports import pages, report_changes
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import ENVIRONMENT, PACKAGE
 
@@ -162,7 +162,9 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "explain a part of many names": lambda: matches("recorded webgpu", "self_attn"),
     "diff": lambda: (
         lambda console: print_text(
-            compare(changed.mixed(), changed.moved("lm_head/MatMul", "model.layers.0.mlp/Mul")), DIFF, console
+            compare(report_changes.mixed(), report_changes.moved("lm_head/MatMul", "model.layers.0.mlp/Mul")),
+            DIFF,
+            console,
         )
     ),
     "diff of two runs": lambda: (
@@ -235,7 +237,7 @@ def test_a_brief_report_has_at_most_ten_lines(name: str, width: int) -> None:
 
 
 def test_a_table_that_is_too_wide_is_several_with_whole_names_and_numbers_in_each() -> None:
-    columns = [words("operator"), Column("nodes"), words("on")]
+    columns = [text_column("operator"), Column("nodes"), text_column("on")]
     columns += [Column(title, group=phase) for phase in ("prefill", "decode") for title in (f"{phase} ms", "share")]
     name = "model.layers.11.self_attn/Add_1"
     rows = [(name, "1,024", "WebGpu 1,000, CPU 24", "2,619.75", "100.0 %", "0.013", "under 0.1 %")]

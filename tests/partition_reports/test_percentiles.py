@@ -6,7 +6,7 @@ import pytest
 
 from partita.partition_reports.records import Phase
 from partita.partition_reports.sections.phases import speed_figures
-from tests.partition_reports.changed import mixed
+from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of
 
 

@@ -14,12 +14,12 @@ from partita.diff.node_matching import units
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.sections.brief import brief
-from partita.partition_reports.sections.glance import glance
-from partita.partition_reports.sections.shared import say_speed
+from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.sections.shared import speed_text
 from partita.partition_reports.summary import summarise
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html, markdown
-from tests.partition_reports.changed import compiled, each_phase, mixed, renamed
+from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
 
@@ -27,12 +27,12 @@ from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of,
 def test_a_report_stores_its_verdict_in_figures():
     report = mixed()
     assert report.summary is not None
-    assert (report.summary.wanted, report.summary.state) == (GPU, state_name(report))
-    assert report.summary.verdict == give_verdict(report)
+    assert (report.summary.preferred_provider, report.summary.state) == (GPU, state_name(report))
+    assert report.summary.verdict == verdict_of(report)
     (decode,) = (entry for entry in report.summary.phases if entry.phase == "decode")
     (phase,) = (entry for entry in report.phases if entry.name == "decode")
     assert decode.nodes == len(phase.file_nodes) == sum(decode.nodes_by_provider.values()) == 9
-    assert decode.nodes_by_provider[CPU] == decode.elsewhere == 3
+    assert decode.nodes_by_provider[CPU] == decode.on_fallback == 3
     assert (decode.share, decode.added, decode.folded) == (6 / 9, 4, 0), "three copies and a Transpose"
     assert sum(decode.reasons.values()) == sum(entry.phase == "decode" for entry in report.fallbacks)
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
@@ -121,9 +121,9 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
 
 def test_a_speed_has_its_name_and_says_when_its_steps_are_too_few():
     phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
-    assert say_speed(phase) == (
+    assert speed_text(phase) == (
         "53.2 tokens/s",
         "mean of 5 decode steps; median step 1.91 ms; too few for a reliable speed",
     )
-    assert say_speed(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
-    assert say_speed(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)
+    assert speed_text(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
+    assert speed_text(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)

@@ -12,17 +12,17 @@ import pytest
 
 from partita.cli import run
 from partita.partition_reports import storage
-from partita.partition_reports.records import Bodies
+from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.sections import glance
+from partita.partition_reports.sections import overview
 from partita.partition_reports.sections.brief import brief
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html
 from partita.partition_reports.views._page import marks
 from tests.partition_reports import pages
-from tests.partition_reports.changed import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.html_tree import Element, read, section, words
+from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, NO_GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
@@ -180,11 +180,11 @@ def test_pictures_have_words(page: str) -> None:
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
     made = report()
     header = read(html.to_text(made)).one("header")
-    found = glance.find_state(made)
+    found = overview.find_state(made)
     assert found.name == state
     shown = header.one("p", class_=f"state {found.tone}")
     assert words(shown).replace(found.sign, "").strip() == headline
-    assert give_verdict(made) in words(header)
+    assert verdict_of(made) in words(header)
 
 
 def test_what_no_reader_may_overlook_is_at_the_top() -> None:
@@ -268,7 +268,7 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
     assert "in float32 (one of 3)" in said and "Evidence node by node" in said
     assert "2 probes of" in said and "and 2 more nodes" in said
-    assert "float16 in place of float32" in said and "taken" in said
+    assert "float16 in place of float32" in said and "supported" in said
     assert "modeling.py:12" in said
 
 
@@ -453,9 +453,9 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
 def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
     copies: int, unseen: bool, said: str
 ):
-    bodies = Bodies(nodes=3, cpu_nodes=(), copies=copies, unseen=unseen)
+    bodies = Subgraphs(nodes=3, cpu_nodes=(), copies=copies, unseen=unseen)
     report = each_phase(
-        pages.mixed_report(), lambda phase: {"copies": (), "bodies": bodies, "cost": with_cost(phase, copies=0)}
+        pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}
     )
     shown = [read(html.to_text(report)).text, "\n".join(told for _, told in brief(report))]
     for view in shown:

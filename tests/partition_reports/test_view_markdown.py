@@ -13,10 +13,10 @@ from markdown_it.token import Token
 
 from partita.cli import run
 from partita.partition_reports import storage
-from partita.partition_reports.render.markdown import safe, say
+from partita.partition_reports.render.markdown import cell_text, safe
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
+from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.views import markdown
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
@@ -116,4 +116,4 @@ def test_names_mention_nobody_and_no_issue(name: str) -> None:
 
 
 def test_code_is_to_be_copied_as_it_is() -> None:
-    assert "\u200b" not in unescape(say(Command(("run", "@x", "#1"))))
+    assert "\u200b" not in unescape(cell_text(Command(("run", "@x", "#1"))))

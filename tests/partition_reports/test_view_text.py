@@ -14,7 +14,7 @@ from partita.observations.records import InstalledWheel
 from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html, text
 from tests.partition_reports.reports import many_inputs, recorded
 from tests.partition_reports.samples import (
@@ -44,30 +44,30 @@ def rendered(report, width=80, encoding="utf-8"):
 
 def test_the_verdict_comes_first():
     report = report_of(recorded_facts())
-    assert give_verdict(report) == (
+    assert verdict_of(report) == (
         "113 of 113 nodes on CPUExecutionProvider (and 2 added by ONNX Runtime) in prefill and decode; 1 partition, "
         "0 Memcpy nodes; cache in place (64 KiB on Cpu)"
     )
     lines = rendered(report, 200).splitlines()
-    assert lines[0] == give_verdict(report)
+    assert lines[0] == verdict_of(report)
 
 
 def test_the_verdict_tells_what_went_wrong():
     facts = replace(mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),)), finish_reason="interrupted")
-    verdict = give_verdict(report_of(facts, GPU_CHAIN))
+    verdict = verdict_of(report_of(facts, GPU_CHAIN))
     assert verdict.startswith(f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 added by ONNX Runtime) in prefill and decode")
     assert "3 Memcpy nodes, 1 copy of session inputs or outputs" in verdict
     assert "conflicting sources for 1 node" in verdict
     assert "3 checks FAILED" in verdict
     assert verdict.endswith("run ended early: interrupted")
-    assert f"{GPU} unavailable (not_in_build)" in give_verdict(report_of(recorded_facts(), NO_GPU_CHAIN))
+    assert f"{GPU} unavailable (not_in_build)" in verdict_of(report_of(recorded_facts(), NO_GPU_CHAIN))
 
 
 def test_a_cache_that_moved_is_in_the_verdict_and_named():
     facts = recorded_facts()
     moved = replace(facts.states[1], same_address=False, address_changes=2)
     report = report_of(replace(facts, states=(facts.states[0], moved, *facts.states[2:])))
-    assert "cache NOT in place: 1 of 4 states copied (64 KiB on Cpu)" in give_verdict(report)
+    assert "cache NOT in place: 1 of 4 states copied (64 KiB on Cpu)" in verdict_of(report)
     assert "NOT in place: past_key_values.0.value" in rendered(report)
 
 
@@ -77,7 +77,7 @@ def test_phases_that_differ_are_told_apart():
     names = (("a", "b"),)
     two = session_facts(file="b.onnx", phases=("decode",), plan=names, events=events[:1], runs=windows("decode"))
     two = replace(two, registered=(GPU, CPU))  # so that only the run tells where a node is
-    verdict = give_verdict(report_of(run_facts(one, two)))
+    verdict = verdict_of(report_of(run_facts(one, two)))
     assert verdict.startswith(
         "1 of 1 node on CPUExecutionProvider in prefill; 1 partition, 0 Memcpy nodes; 1 of 2 nodes"
     )

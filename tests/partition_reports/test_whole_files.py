@@ -12,13 +12,13 @@ from partita.check.limits import Limits
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diff.compare import compare
 from partita.explain.node_explanation import Explanation, find
-from partita.explain.words import headline
+from partita.explain.sentences import headline
 from partita.observations.facts import AssignedNode, SessionFacts
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import NodePlacement, Report
-from partita.partition_reports.sections.glance import glance
-from partita.partition_reports.verdict import give_verdict
-from tests.partition_reports.changed import each_node
+from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.verdict import verdict_of
+from tests.partition_reports.report_changes import each_node
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -128,7 +128,7 @@ def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Re
     assert (phase.nodes, phase.folded, folded.fallbacks, folded.disagreements) == ((), 2, (), ())
     assert failed(folded) == []
     assert state_name(folded) == "empty"
-    assert "nothing executes in" in give_verdict(folded)
+    assert "nothing executes in" in verdict_of(folded)
     assert {answer.figure for answer in glance(folded).answers} <= {"no nodes", "nothing", "-"}
 
 

@@ -37,8 +37,8 @@ def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
             "kind": verdict.kind,
             "wrong": verdict.wrong,
             "evidence": verdict.evidence,
-            "trials": verdict.trials,
-            "said": verdict.said,
+            "variants": verdict.variants,
+            "said": verdict.message,
             "planted": plain[verdict.case.name, False],
             "control": plain.get((verdict.case.name, True), "-"),
             "checked": verdict.case.plain,
@@ -50,7 +50,7 @@ def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
 def ask(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
     """The same, from the main environment. Raises RuntimeError when that environment is not there or fails."""
     own = REPOSITORY / ".venvs" / environment / "bin" / "python"
-    python = sys.executable if ENVIRONMENTS[environment].home == MAIN else str(own)
+    python = sys.executable if ENVIRONMENTS[environment].executed_by_file_node == MAIN else str(own)
     done = subprocess.run(
         [python, "-m", "tests.planted", INSIDE, environment, *wanted], cwd=REPOSITORY, capture_output=True, text=True
     )
@@ -68,10 +68,10 @@ def lines(environment: str, verdicts: list[dict[str, Any]]) -> list[str]:
         if verdict["wrong"]:
             details.append(f"  {verdict['name']}: {verdict['wrong']} ({verdict['kind'] or 'no evidence'})")
             details.append(f"    {verdict['evidence'] or verdict['said']}"[:400])
-            details += [f"    {trial}"[:200] for trial in verdict["trials"]]
+            details += [f"    {trial}"[:200] for trial in verdict["variants"]]
         whole = verdict["expected"] == NO_FALLBACK
-        surprise = verdict["checked"] and (verdict["planted"] == "taken") != whole
-        if surprise or verdict["control"] not in ("-", "taken"):
+        surprise = verdict["checked"] and (verdict["planted"] == "supported") != whole
+        if surprise or verdict["control"] not in ("-", "supported"):
             details.append(f"  {verdict['name']}: NOT TRUE: planted {verdict['planted']}, control {verdict['control']}")
     row = [environment, str(len(verdicts)), *(str(count[name]) for name in ("right", "wrong", "unexplained"))]
     return ["  ".join(cell.ljust(11) for cell in row).rstrip(), *details]

@@ -35,7 +35,7 @@ IN_PLACING = (
     "partita.library.place.dry_run",
     "partita.library.place.place_run",
     "numpy.random",
-    "partita.diagnosis.why",
+    "partita.diagnosis.explanation",
     "partita.library.place.probing",
     "partita.partition_reports.storage",
     "partita.runtime.place.run_phases",

@@ -78,7 +78,7 @@ class Case:
     """Further arguments of `partita place`."""
     evidence: tuple[Kind, ...] = ()
     """Kinds that are accepted; empty for those of EVIDENCE."""
-    says: str = ""
+    sentence: str = ""
     """Words of the provider's own that the evidence has to have."""
     plain: bool = True
     """Plain ONNX Runtime, asked for the same run, does not put the node on the provider either."""

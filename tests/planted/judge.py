@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.diagnosis.probe_verdict import ALONE, IN_COMPANY
+from partita.diagnosis.probe_conclusions import ALONE, IN_COMPANY
 from partita.observations.facts import AS_IS
 from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
@@ -72,10 +72,10 @@ class Verdict:
     kind: str = ""
     evidence: str = ""
     remedy: str = ""
-    trials: tuple[str, ...] = ()
-    said: str = ""
+    variants: tuple[str, ...] = ()
+    message: str = ""
     """What the command wrote when it gave no code."""
-    company: bool | None = None
+    neg_added: bool | None = None
     """Whether something stood beside the node when it was tried as it is; None where it was not."""
 
     @property
@@ -92,17 +92,17 @@ class Verdict:
             return ""
         if self.kind not in self.case.kinds:
             return f"evidence is {self.kind}, which cannot show it"
-        if self.case.says not in self.evidence:
-            return f"the evidence does not say {self.case.says!r}"
-        if self.company is not None and (ALONE if self.company else IN_COMPANY) in self.evidence:
-            return f"the node was tried {'in company' if self.company else 'alone'}, and the evidence says otherwise"
+        if self.case.sentence not in self.evidence:
+            return f"the evidence does not say {self.case.sentence!r}"
+        if self.neg_added is not None and (ALONE if self.neg_added else IN_COMPANY) in self.evidence:
+            return f"the node was tried {'in company' if self.neg_added else 'alone'}, and the evidence says otherwise"
         return "" if self.evidence and self.remedy else "it comes without evidence or remedy"
 
 
 def dry_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Environment variables of a process that sees stub CUDA libraries."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
     return child_environment(prepare(provider_library()), device(DEFAULT_DEVICE), base)
 
@@ -181,17 +181,17 @@ def outcomes(cases: Iterable[Case], folder: Path) -> dict[str, Outcome]:
 def judge(case: Case, outcome: Outcome) -> Verdict:
     """What the report says of the planted node."""
     if outcome.report is None or "fallbacks" not in outcome.report:
-        return Verdict(case, f"no report, exit code {outcome.code}", said=outcome.err)
+        return Verdict(case, f"no report, exit code {outcome.code}", message=outcome.err)
     if case.expected == NO_FALLBACK:
         return judge_whole(case, outcome.report)
     fallbacks = outcome.report["fallbacks"]
     row = next((row for row in fallbacks if names(case, row["node"], row["op_type"])), None)
     if row is None:
         told = [f"{row['node']} ({row['op_type']}): {row['reason']}" for row in fallbacks]
-        return Verdict(case, "no reason given for the node", said=f"reasons: {told}; {outcome.err}")
-    trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["trials"])
-    company = next((trial["company"] for trial in row["trials"] if trial["factor"] == AS_IS), None)
-    return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials, company=company)
+        return Verdict(case, "no reason given for the node", message=f"reasons: {told}; {outcome.err}")
+    trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["variants"])
+    company = next((trial["neg_added"] for trial in row["variants"] if trial["factor"] == AS_IS), None)
+    return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials, neg_added=company)
 
 
 def judge_whole(case: Case, report: Mapping[str, Any]) -> Verdict:
@@ -199,14 +199,14 @@ def judge_whole(case: Case, report: Mapping[str, Any]) -> Verdict:
     told = [f"{row['node']} ({row['op_type']}): {row['reason']}" for row in report["fallbacks"]]
     told += [f"check failed: {check['name']}" for check in report["checks"] if not check["passed"]]
     told += [f"sources disagree on {entry['node']}" for entry in report["disagreements"]]
-    wanted = report["summary"]["wanted"]
+    wanted = report["summary"]["preferred_provider"]
     told += [
         f"{node['name']} on {node['provider']}"
         for phase in report["phases"]
         for node in phase["nodes"]
         if node["provider"] != wanted
     ]
-    return Verdict(case, "a fallback" if told else NO_FALLBACK, said="; ".join(told))
+    return Verdict(case, "a fallback" if told else NO_FALLBACK, message="; ".join(told))
 
 
 def names(case: Case, name: str, op_type: str | None) -> bool:
@@ -277,11 +277,11 @@ def placement(case: Case, answer: Mapping[str, Any]) -> str:
     if "error" in answer:
         return str(answer["error"])
     if case.expected == NO_FALLBACK:
-        return f"{answer['cpu']} left" if answer["cpu"] else "taken"
+        return f"{answer['cpu']} left" if answer["cpu"] else "supported"
     case = replace(case, node=case.plain_node or case.node)
     if any(names(case, name, op) for name, op in answer["cpu"]):
-        return "left"
+        return "rejected"
     listed = [(re.sub(r"_token_\d+$", "", name), op) for name, op in answer["elsewhere"]]
     if any(names(case, name, op) for name, op in listed) or (case.environment, case.provider) in UNLISTED:
-        return "taken"
+        return "supported"
     return "not in the list of nodes"

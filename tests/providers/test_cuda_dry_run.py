@@ -18,9 +18,15 @@ from typing import Any
 import pytest
 
 from partita.errors import InstallationError, ProviderError, UsageError
-from partita.providers.cuda_dry_run import standins, symbols
+from partita.providers.cuda_dry_run import stub_build, symbols
 from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
-from partita.providers.cuda_dry_run.standins import StandIns, child_environment, ensure_child, ensure_real, prepare
+from partita.providers.cuda_dry_run.stub_build import (
+    StubLibraries,
+    child_environment,
+    ensure_child,
+    ensure_real,
+    prepare,
+)
 from tests.conftest import REPOSITORY, require
 
 CHILD_SECONDS = 300
@@ -54,7 +60,7 @@ def provider() -> Path:
     require("elftools")
     require("onnxruntime")
     try:
-        return standins.provider_library()
+        return stub_build.provider_library()
     except ProviderError:
         require("the CUDA provider of onnxruntime-gpu", False)
         raise
@@ -66,7 +72,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stand_ins(provider: Path, cache: Path) -> StandIns:
+def stand_ins(provider: Path, cache: Path) -> StubLibraries:
     return prepare(provider, cache=cache)
 
 
@@ -87,7 +93,7 @@ def run_child(
 
 
 def ask(
-    code: str, stand_ins: StandIns, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
+    code: str, stand_ins: StubLibraries, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
 ) -> Any:
     """What `code` prints as JSON in a dry run."""
     done = run_child(code, child_environment(stand_ins, on or device(), base), *arguments)
@@ -151,10 +157,10 @@ def test_no_function_is_both_implemented_and_harmless():
         assert all(reason for reason, _ in library.harmless)
 
 
-def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stand_ins: StandIns):
+def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stand_ins: StubLibraries):
     from elftools.elf.elffile import ELFFile
 
-    wanted = symbols.exports(symbols.read_wanted(provider), "the provider")
+    wanted = symbols.exports(symbols.read_required(provider), "the provider")
     assert stand_ins.symbols == sum(map(len, wanted.values())) > 100
     assert set(stand_ins.libraries) == {library.soname for library in symbols.LIBRARIES}
     for soname, names in wanted.items():
@@ -165,7 +171,7 @@ def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider:
                 for symbol in table.iter_symbols()
                 if symbol["st_shndx"] not in ("SHN_UNDEF", "SHN_ABS") and symbol["st_info"]["bind"] == "STB_GLOBAL"
             }
-        assert exported == {*names, standins.MARKER}
+        assert exported == {*names, stub_build.MARKER}
 
 
 def header_folder() -> Path:
@@ -288,7 +294,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("key", ["t4", "h100"])
-def test_one_build_answers_for_every_device(stand_ins: StandIns, key: str):
+def test_one_build_answers_for_every_device(stand_ins: StubLibraries, key: str):
     profile = device(key)
     told = ask(DESCRIBE, stand_ins, profile, json.dumps(ATTRIBUTES))
     assert told["name"] == f"{profile.name} (dry run)"
@@ -303,14 +309,14 @@ def test_one_build_answers_for_every_device(stand_ins: StandIns, key: str):
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
 
-def test_without_a_profile_there_is_no_device(stand_ins: StandIns):
+def test_without_a_profile_there_is_no_device(stand_ins: StubLibraries):
     code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
     done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stand_ins.folder)})
     assert json.loads(done.stdout) == [NO_DEVICE, 0]
 
 
-def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stand_ins: StandIns):
+def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stand_ins: StubLibraries):
     code = (
         PREAMBLE
         + """
@@ -341,7 +347,7 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert grown_kib < 64 * 1024
 
 
-def test_a_capture_refuses_what_cuda_refuses(stand_ins: StandIns):
+def test_a_capture_refuses_what_cuda_refuses(stand_ins: StubLibraries):
     code = (
         PREAMBLE
         + """
@@ -371,7 +377,7 @@ print(json.dumps([legacy, begun, launched, ended, good, refused, implicit, statu
 PLACE = """
 import json, sys, tempfile
 from pathlib import Path
-from partita.providers.cuda_dry_run.standins import ensure_child
+from partita.providers.cuda_dry_run.stub_build import ensure_child
 ensure_child()
 import numpy as np, onnxruntime as ort
 path, provider_options, run = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "run"
@@ -429,7 +435,7 @@ def model(folder: Path, nodes: list[Any], inputs: Mapping[str, list[int]], **wei
 
 
 @pytest.fixture
-def place(stand_ins: StandIns, tmp_path: Path) -> Callable[..., Any]:
+def place(stand_ins: StubLibraries, tmp_path: Path) -> Callable[..., Any]:
     """Open a model in a dry run and say what became of it."""
 
     def answer(
@@ -504,7 +510,7 @@ def test_layers_that_use_cudnn_are_placed_and_run(place: Callable[..., Any], nam
 
 @pytest.mark.parametrize(("element_type", "where"), [("FLOAT", "CPU"), ("FLOAT16", "CUDA"), ("BFLOAT16", "CUDA")])
 def test_grouped_query_attention_goes_where_its_type_has_a_kernel(
-    stand_ins: StandIns, tmp_path: Path, element_type: str, where: str
+    stand_ins: StubLibraries, tmp_path: Path, element_type: str, where: str
 ):
     require("onnx")
     from onnx import TensorProto, helper, save
@@ -561,7 +567,7 @@ def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(pl
 
 
 def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
-    provider: Path, stand_ins: StandIns, cache: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Path, stand_ins: StubLibraries, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CC", "/nonexistent/compiler")
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
@@ -570,7 +576,7 @@ def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
     assert (again.folder, again.libraries, again.cuda_version) == (stand_ins.folder, stand_ins.libraries, "13.0")
 
 
-def test_a_damaged_build_is_built_again(provider: Path, stand_ins: StandIns, tmp_path: Path):
+def test_a_damaged_build_is_built_again(provider: Path, stand_ins: StubLibraries, tmp_path: Path):
     folder = tmp_path / stand_ins.folder.name
     shutil.copytree(stand_ins.folder, folder)
     (folder / "libcudart.so.13").write_bytes(b"cut off")
@@ -582,15 +588,15 @@ def test_a_damaged_build_is_built_again(provider: Path, stand_ins: StandIns, tmp
 def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
     provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    old = tmp_path / f"{standins.UNFINISHED}old"
+    old = tmp_path / f"{stub_build.UNFINISHED}old"
     old.mkdir()
-    os.utime(old, (time.time() - 2 * standins.UNFINISHED_SECONDS,) * 2)
+    os.utime(old, (time.time() - 2 * stub_build.UNFINISHED_SECONDS,) * 2)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(standins, "write_record", interrupt)
+        patched.setattr(stub_build, "write_record", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(provider, cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -599,7 +605,7 @@ def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
 
 def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.standins import prepare; "
+        "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.stub_build import prepare; "
         "print(prepare(Path(sys.argv[1]), cache=Path(sys.argv[2])).folder)"
     )
     command = [sys.executable, "-c", code, str(provider), str(tmp_path)]
@@ -612,12 +618,12 @@ def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
 
 def test_builds_are_kept_with_all_that_partita_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
-    assert standins.default_cache() == tmp_path / "cuda-dry-run"
+    assert stub_build.default_cache() == tmp_path / "cuda-dry-run"
 
 
 def test_where_nothing_is_to_be_kept_builds_go_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     code = (
-        "from partita.providers.cuda_dry_run.standins import default_cache as folder; assert folder().is_dir();"
+        "from partita.providers.cuda_dry_run.stub_build import default_cache as folder; assert folder().is_dir();"
         "print(folder())"
     )
     told = {**os.environ, "PARTITA_CACHE_DIR": "", "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
@@ -650,7 +656,7 @@ def fake_provider(folder: Path, *, soname: str, function: str) -> Path:
     script = f"-Wl,--version-script={folder / 'map'}"
     subprocess.run([*build, str(library), f"-Wl,-soname,{soname}", script, str(source)], check=True)
     source.write_text(f"int {function}(void); int use(void) {{ return {function}(); }}\n")
-    provider = folder / standins.PROVIDER_LIBRARY
+    provider = folder / stub_build.PROVIDER_LIBRARY
     subprocess.run([*build, str(provider), str(source), str(library)], check=True)
     (folder / "libonnxruntime.so.9.8.7").touch()
     return provider
@@ -731,10 +737,10 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(ProviderError, match="has no CUDA provider .* is missing"):
-        standins.provider_library()
+        stub_build.provider_library()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ProviderError, match="ONNX Runtime is not installed"):
-        standins.provider_library()
+        stub_build.provider_library()
 
 
 # ---- never the wrong libraries ----
@@ -742,19 +748,19 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
 GUARD = "from partita.providers.cuda_dry_run import standins; print(standins.{}())"
 
 
-def test_the_child_proves_that_it_runs_over_the_stand_ins(stand_ins: StandIns):
+def test_the_child_proves_that_it_runs_over_the_stand_ins(stand_ins: StubLibraries):
     environment = child_environment(stand_ins, device(), os.environ)
     assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stand_ins.build
 
 
 def test_a_process_that_is_no_dry_run_has_no_stand_ins(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(standins.BUILD_VARIABLE, raising=False)
+    monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
     with pytest.raises(ProviderError, match="not started as a dry run"):
         ensure_child()
     ensure_real()
 
 
-def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StandIns):
+def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StubLibraries):
     environment = {**child_environment(stand_ins, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
@@ -765,7 +771,7 @@ def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StandIns):
     )
 
 
-def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):
+def test_a_child_with_other_libraries_ends(stand_ins: StubLibraries, tmp_path: Path):
     source = tmp_path / "real.c"
     source.write_text("int cudaMalloc(void) { return 0; }\n")
     library = str(tmp_path / "libcudart.so.13")
@@ -774,12 +780,12 @@ def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):
     assert environment["LD_LIBRARY_PATH"] == f"{stand_ins.folder}:/elsewhere"
     done = run_child(GUARD.format("ensure_child"), {**environment, "LD_LIBRARY_PATH": str(tmp_path)}, succeed=False)
     assert "libcudart.so.13 in this process is not a stub" in done.stderr
-    other = {**environment, standins.BUILD_VARIABLE: "another"}
+    other = {**environment, stub_build.BUILD_VARIABLE: "another"}
     done = run_child(GUARD.format("ensure_child"), other, succeed=False)
     assert f"in this process is {stand_ins.build} instead of another" in done.stderr
 
 
-def test_a_real_run_refuses_stand_ins(stand_ins: StandIns):
+def test_a_real_run_refuses_stand_ins(stand_ins: StubLibraries):
     environment = child_environment(stand_ins, device(), {})
     done = run_child(GUARD.format("ensure_real"), environment, succeed=False)
     assert "was started for a dry run" in done.stderr
@@ -788,7 +794,7 @@ def test_a_real_run_refuses_stand_ins(stand_ins: StandIns):
     assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
 
 
-def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stand_ins: StandIns):
+def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stand_ins: StubLibraries):
     outer = child_environment(stand_ins, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
     inner = child_environment(stand_ins, device("h200"), outer)
     assert inner["OTHER"] == "kept"

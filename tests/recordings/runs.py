@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from partita.check.limits import Limits, exceeded
+from partita.check.limits import Limits, exceeded_limits
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.partition_reports.build import build_report
@@ -125,7 +125,7 @@ def report(name: str) -> Report:
         created="2026-11-29T00:00:00Z",
         partita_version="0.1.0",
         played=played and DryRunFacts.model_validate(played),
-        judge=lambda report: exceeded(report, Limits()),
+        judge=lambda report: exceeded_limits(report, Limits()),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import Runner, load_runner
 from tests.conftest import Exported, TinyCheckpoint, require
-from tests.runtime.handmade import handmade
+from tests.runtime.handmade_packages import handmade
 
 PackageFactory = Callable[..., Path]
 

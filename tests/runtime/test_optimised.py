@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 from partita.errors import ResourceError
-from partita.library.run_report import Asked, join
+from partita.library.run_report import RequestOptions, join
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.record import run_facts
@@ -40,12 +40,12 @@ def session_of(result):
 
 
 def asked(folder):
-    return Asked("place", folder, ("cpu",), "default", {}, None)
+    return RequestOptions("place", folder, ("cpu",), "default", {}, None)
 
 
 def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     result = placed(written(tmp_path / "m.onnx", NORM))
-    assert session_of(result).optimised_why == ""
+    assert session_of(result).optimised_missing_reason == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
     report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), asked(tmp_path))
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
@@ -88,7 +88,7 @@ def test_pins_hold_in_the_second_session(tmp_path):
     model.graph.node[1].metadata_props.add(key="partita.module", value="m.ln")
     onnx.save(model, path)
     result = placed(path, pins=parse_pins(["cpu:m.ln"], where().chain))
-    assert session_of(result).optimised is not None, session_of(result).optimised_why
+    assert session_of(result).optimised is not None, session_of(result).optimised_missing_reason
 
 
 def test_it_leaves_nothing_on_disk(tmp_path, monkeypatch):
@@ -104,14 +104,14 @@ def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(run_facts, "open_native", fails)
     result = placed(written(tmp_path / "m.onnx", NORM))
     assert result.error is None and session_of(result).optimised is None
-    assert "no room at all" in session_of(result).optimised_why
+    assert "no room at all" in session_of(result).optimised_missing_reason
 
 
 def test_a_graph_that_was_placed_otherwise_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(run_facts, "read_optimised", lambda session: ((), (("Other", "pow"),)))
     session = session_of(placed(written(tmp_path / "m.onnx", NORM)))
     assert session.optimised is None
-    assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_why
+    assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_missing_reason
 
 
 def test_the_order_of_a_plan_does_not_matter_and_a_missing_one_does():
@@ -125,7 +125,7 @@ def test_weights_above_the_limit_are_not_held_once_more(open_runner, monkeypatch
     runner = open_runner(observe=True)
     (facts,) = run_facts.run_facts(runner).sessions
     known = add_optimised(facts, runner.graphs[0].session, LIMIT_BYTES + 1)
-    assert known.optimised is None and "256 MiB" in known.optimised_why
+    assert known.optimised is None and "256 MiB" in known.optimised_missing_reason
 
 
 def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
@@ -134,7 +134,7 @@ def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
     session, (facts,) = runner.graphs[0].session, run_facts.run_facts(runner).sessions
     (entry,) = session.active
     session.active = (replace(entry, provider=replace(entry.provider, compiles=True)),)
-    assert "cpu compiles" in add_optimised(facts, session, 0).optimised_why
+    assert "cpu compiles" in add_optimised(facts, session, 0).optimised_missing_reason
 
 
 def test_no_second_session_after_memory_ran_out(open_runner, monkeypatch):

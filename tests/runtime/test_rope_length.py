@@ -1,7 +1,7 @@
 """The length that rotary frequencies are for: what a step is given, and when all tokens are read again.
 
 The greedy token of the hand-made graph is the rope_length of the step, and a smaller logit is at the smallest length
-that is cached up to the position; see handmade.py.
+that is cached up to the position; see handmade_packages.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.generate.steps import generate
 from partita.runtime.verify.replay import replay
-from tests.runtime.handmade import PHASES, handmade
+from tests.runtime.handmade_packages import PHASES, handmade
 
 CPU = parse_chain("cpu")
 LIMIT = 12
@@ -70,7 +70,7 @@ def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes
     spy, steps, facts = generated([prompt(9)], shapes=shapes, chunk=chunk)
     assert spy.now == list(range(9, 19))
     assert spy.cached == [9] * 4 + [13] * 6, "a key of a shorter text was left in the cache"
-    again = [step for step in steps if step.again]
+    again = [step for step in steps if step.is_repeated]
     assert {step.phase for step in again} == {"prefill"}
     assert sum(step.new_tokens for step in again) == 13
     assert [step.tokens[0] for step in again] == [()] * (len(again) - 1) + [(7,)]
@@ -84,7 +84,7 @@ def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes
 def test_the_limit_itself_belongs_to_the_short_texts(generated, length):
     spy, steps, _ = generated([prompt(length)], new=4)
     assert spy.now == list(range(length, length + 4))
-    assert any(step.again for step in steps) == (length <= LIMIT)
+    assert any(step.is_repeated for step in steps) == (length <= LIMIT)
     assert spy.cached[-1] == 13
 
 
@@ -92,14 +92,14 @@ def test_the_longest_row_decides_for_all(generated):
     spy, steps, _ = generated([prompt(10), prompt(4)], new=6)
     assert spy.now == [length for length in range(10, 16) for _ in range(2)]
     assert spy.cached == [10] * 6 + [13] * 6
-    (again,) = [step for step in steps if step.again]
+    (again,) = [step for step in steps if step.is_repeated]
     assert (again.new_tokens, again.row_tokens) == (13, 13 + 7)
 
 
 def test_a_row_that_has_finished_is_not_read_again(generated):
     """Row 1 ends with its second token."""
     spy, steps, _ = generated([prompt(10), prompt(4)], new=6, stop_after={5})
-    (again,) = [step for step in steps if step.again]
+    (again,) = [step for step in steps if step.is_repeated]
     assert again.row_tokens == 13
     assert steps[-1].finish == ("length", "stop")
     assert spy.cached[-1] == 13

@@ -10,7 +10,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.cache.in_place import RecurrentStates
+from partita.runtime.generate.cache.fixed_states import RecurrentStates
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner
@@ -18,7 +18,7 @@ from partita.runtime.generate.steps import generate
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place.run_phases import run_package
 from partita.runtime.verify.replay import replay
-from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
 
 CPU = parse_chain("cpu")
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
@@ -182,5 +182,5 @@ def test_reading_again_begins_with_empty_states(opened, tmp_path):
     write_manifest(folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"rereads_at": 23})}))
     with load_runner(folder, CPU, threads=1) as runner:
         steps = run(runner, PROMPTS[:2])
-        assert any(step.again for step in steps)
+        assert any(step.is_repeated for step in steps)
         assert [row(steps, index) for index in range(2)] == [known_tokens(prompt, 9) for prompt in PROMPTS[:2]]

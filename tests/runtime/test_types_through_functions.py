@@ -67,7 +67,7 @@ def test_nodes_of_functions_are_told_apart_by_function_and_by_what_they_made(
     name: str, made: str, op_type: str, element: int, tmp_path: Path
 ) -> None:
     onnx.save(parser.parse_model(SHARED), tmp_path / "m.onnx")
-    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {}).with_seen({name: (made,)})
+    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {}).with_observed_types({name: (made,)})
     case = node_variant(graph, name)
     assert case.node.op_type == op_type
     assert element_of(case.feeds[0].kind) == element

@@ -22,11 +22,11 @@ from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.options.groups import Process
 from partita.package.folder import read_manifest
-from partita.serve.app import Endpoints, guarded, make_app
+from partita.serve.app import Endpoints, guard_app, make_app
 from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.run import Server, bind, url_of
-from partita.serve.served import Served, Serving, open_served
+from partita.serve.served_package import ServedPackage, Serving, open_served
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
@@ -39,7 +39,7 @@ SYSTEM = "return the value of the item in the list"
 class Running:
     """A server that listens."""
 
-    def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, Served]) -> None:
+    def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, ServedPackage]) -> None:
         self.url, self.server, self.endpoints, self.models = url, server, endpoints, models
         self.log: list[str] = []
 
@@ -103,7 +103,7 @@ def running(
             stack.callback(models[name].stop)
         endpoints = Endpoints(models, limits, metrics)
         gate = Gate(make_app(endpoints), limits, metrics, keys, origins, log.append)
-        app = guarded(gate, origins, "127.0.0.1")
+        app = guard_app(gate, origins, "127.0.0.1")
         server = Server(gate, app, endpoints, listening, ready=listens.set, log=log.append)
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -14,7 +14,7 @@ from partita.errors import PackageError, UsageError
 from partita.package.folder import adapter_file, read_manifest, record_file, write_manifest
 from partita.serve.app import model_names
 from tests.conftest import require
-from tests.runtime.handmade import VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import VOCAB, handmade, known_tokens
 from tests.serve.serving import Running, running
 
 RANKS = {"loud": 3, "small": 1}

@@ -123,7 +123,7 @@ def probed(report: Report, **changes: Any) -> Report:
         phase="decode",
         node="odd",
         op_type="Odd",
-        wanted="CUDAExecutionProvider",
+        preferred_provider="CUDAExecutionProvider",
         provider="CPUExecutionProvider",
         reason="no_kernel_type",
         evidence_kind="probed",
@@ -132,7 +132,7 @@ def probed(report: Report, **changes: Any) -> Report:
         module=None,
         source_line=None,
     )
-    took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, unprobed=())
+    took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, missing_probes=())
     notes = ("experiments on 1 node are missing or incomplete: the budget: even",)
     return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
 
@@ -169,7 +169,7 @@ def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, done = server.models["tiny"], threading.Event()
-    monkeypatch.setattr("partita.serve.served.READ_SECONDS", 0.2)
+    monkeypatch.setattr("partita.serve.served_package.READ_SECONDS", 0.2)
     reading = served.encoder.submit(served.read, lambda: [] if done.wait(60) else [])
     until(lambda: server.get("/health").status_code == 503)
     done.set()

@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.serve.serving import Running, raw, running
-from tests.serve.test_bad_bodies import COMPLETION, GOOD, said
+from tests.serve.test_bad_requests import COMPLETION, GOOD, said
 
 BODY = json.dumps(GOOD[COMPLETION]).encode()
 JSON_HEAD = b"host: localhost\r\ncontent-type: application/json\r\n"

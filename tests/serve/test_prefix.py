@@ -9,8 +9,8 @@ import pytest
 from partita import cli
 from partita.errors import GenerationError
 from partita.library.engine.requests import Ticket, Work
-from partita.runtime.generate.prefix_file import read_said
-from partita.serve.served import Deliver, Served
+from partita.runtime.generate.prefix_file import read_content
+from partita.serve.served_package import Deliver, ServedPackage
 from tests.serve.serving import SYSTEM, Running, running
 
 CHAT = "/v1/chat/completions"
@@ -31,19 +31,19 @@ def answer(server: Running) -> str:
 
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_the_first_request_begins_with_the_prefix(server, package, prefix, process, monkeypatch):
-    submit = Served.submit
+    submit = ServedPackage.submit
 
-    def noted(self: Served, work: Work, deliver: Deliver) -> Ticket:
+    def noted(self: ServedPackage, work: Work, deliver: Deliver) -> Ticket:
         tickets.append(submit(self, work, deliver))
         return tickets[-1]
 
     tickets: list[Ticket] = []
-    monkeypatch.setattr(Served, "submit", noted)
+    monkeypatch.setattr(ServedPackage, "submit", noted)
     with running({"tiny": package}, process=process, prefix=prefix) as begun:
         text = answer(begun)
         copied = [ticket.copied_tokens for ticket in tickets]
         assert text == answer(server)
-        known = len(read_said(prefix).tokens)
+        known = len(read_content(prefix).tokens)
         assert copied == [known] and known > 16
 
 

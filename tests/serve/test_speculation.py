@@ -22,7 +22,7 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
 ) -> None:
     """Of four rows in `gqa`, as the server's page has packages exported."""
     always_draft(monkeypatch)
-    monkeypatch.setattr("partita.serve.served.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("partita.serve.served_package.REPORT_SECONDS", 0.0)
     prompts, count = [TEXT, TEXT[4:], TEXT[:30], TEXT[:20]], 24
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         ids = [model.encode(prompt) for prompt in prompts]

@@ -97,7 +97,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
     with monkeypatch.context() as patch:
         over = ProviderError("5 nodes are elsewhere", where=Path("/srv/secret"))
-        patch.setattr("partita.serve.served.limits_error", lambda report: over)
+        patch.setattr("partita.serve.served_package.limits_error", lambda report: over)
         worker(apart).kill()
         until(lambda: apart.get("/health").json()["down"] == ["tiny"])
         answer = apart.post(COMPLETION, LONG)
@@ -110,7 +110,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
 
 
 def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.serve.served.END_SECONDS", 0.3)
+    monkeypatch.setattr("partita.serve.served_package.END_SECONDS", 0.3)
     with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(1) as pool:
         process = worker(server)
         process.suspend()

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from partita.support.answers import Answer, Measured
 from partita.support.build import build_table
+from partita.support.measurements import Measurement, Measurements
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
 
-def answer(operator: str, outcome: str, *types: str, kind: str = "types", **given: Any) -> Answer:
+def answer(operator: str, outcome: str, *types: str, kind: str = "types", **given: Any) -> Measurement:
     """One answer; types are written T=tensor(float)."""
     pairs = tuple((text.partition("=")[0], text.partition("=")[2]) for text in types)
-    made = {"domain": "", "since": 13, "until": None, "what": "", "factors": frozenset(), "said": "", **given}
-    return Answer(operator=operator, kind=kind, types=pairs, outcome=outcome, **made)  # type: ignore[arg-type]
+    made = {"domain": "", "since": 13, "until": None, "what": "", "factors": frozenset(), "message": "", **given}
+    return Measurement(operator=operator, kind=kind, types=pairs, outcome=outcome, **made)  # type: ignore[arg-type]
 
 
-def form(operator: str, outcome: str, *factors: str, **given: Any) -> Answer:
+def form(operator: str, outcome: str, *factors: str, **given: Any) -> Measurement:
     """One form with its factors."""
     return answer(operator, outcome, "T=tensor(float)", kind="form", factors=frozenset(factors), **given)
 
 
-def table(*answers: Answer, **given: Any) -> SupportTable:
+def table(*answers: Measurement, **given: Any) -> SupportTable:
     """The table of these answers."""
     measured = {
         "needs": (),
@@ -46,7 +46,7 @@ def table(*answers: Answer, **given: Any) -> SupportTable:
         operating_system="o",
     )
     return build_table(
-        Measured(answers=answers, **{**measured, **given}),
+        Measurements(answers=answers, **{**measured, **given}),
         provider=provider,
         versions=versions,
         asked="all operators",

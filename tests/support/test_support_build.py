@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partita.support.answers import Need
-from partita.support.build import Deciding, deciding, short, verdict
+from partita.support.build import Deciding, deciding_factors, short, support_level
+from partita.support.measurements import ModelNodes
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -14,17 +14,17 @@ FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [
-        (["taken", "invalid"], "taken"),
-        (["taken", "left"], "partly"),
-        (["taken", "failed"], "partly"),
-        (["left", "invalid", "untried"], "left"),
-        (["crashed"], "left"),
+        (["supported", "invalid"], "supported"),
+        (["supported", "rejected"], "partly"),
+        (["supported", "failed"], "partly"),
+        (["rejected", "invalid", "untested"], "rejected"),
+        (["crashed"], "rejected"),
         (["invalid"], "invalid"),
-        (["invalid", "untried"], "untried"),
+        (["invalid", "untested"], "untested"),
     ],
 )
 def test_an_invalid_model_says_nothing_of_the_provider(outcomes, expected):
-    assert verdict(answer("Cast", outcome, FLOAT) for outcome in outcomes) == expected
+    assert support_level(answer("Cast", outcome, FLOAT) for outcome in outcomes) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,51 +44,53 @@ def test_types_have_the_names_that_people_use(kind, expected):
 
 def test_types_by_outcome_and_forms_apart():
     made = table(
-        answer("Cast", "taken", FLOAT),
-        answer("Cast", "left", HALF, said="no kernel"),
+        answer("Cast", "supported", FLOAT),
+        answer("Cast", "rejected", HALF, message="no kernel"),
         answer("Cast", "invalid", WHOLE),
-        form("Cast", "taken", "mode=a"),
-        form("Cast", "left", "mode=b", said="no kernel"),
+        form("Cast", "supported", "mode=a"),
+        form("Cast", "rejected", "mode=b", message="no kernel"),
         beyond=((("", "Cast", 13), 7),),
     )
     (entry,) = made.operators
     (version,) = entry.versions
-    assert version.types.taken == (("float32",),)
-    assert version.types.left == (("float16",),)
+    assert version.types.supported == (("float32",),)
+    assert version.types.rejected == (("float16",),)
     assert version.types.invalid == (("int64",),)
-    assert version.types.not_asked == 7
+    assert version.types.beyond_limit == 7
     assert [condition.factors for condition in version.conditions] == [("mode=b",)]
-    assert [(said.text, said.variants) for said in version.said] == [("no kernel", 2)]
-    assert (made.variants.taken, made.variants.left, made.variants.invalid) == (2, 2, 1)
+    assert [(said.text, said.variants) for said in version.message] == [("no kernel", 2)]
+    assert (made.variants.supported, made.variants.rejected, made.variants.invalid) == (2, 2, 1)
 
 
 def test_types_that_are_not_taken_explain_a_form_and_no_attribute_is_blamed():
-    half = answer("Cast", "left", "T=tensor(float16)", kind="form", factors=frozenset({"saturate=0"}))
-    plain = form("Cast", "taken", "saturate by default")
-    told = table(answer("Cast", "left", HALF), plain, half).operators[0].newest
+    half = answer("Cast", "rejected", "T=tensor(float16)", kind="form", factors=frozenset({"saturate=0"}))
+    plain = form("Cast", "supported", "saturate by default")
+    told = table(answer("Cast", "rejected", HALF), plain, half).operators[0].newest
     assert (told.conditions, told.unexplained) == ((), 0)
     untold = table(plain, half).operators[0].newest
     assert [condition.factors for condition in untold.conditions] == [("T float16", "saturate=0")]
 
 
 def test_a_form_without_an_input_has_no_type_for_it():
-    made = table(answer("Clip", "taken", FLOAT, "T2=tensor(float)"), answer("Clip", "taken", FLOAT))
-    assert made.operators[0].newest.types.taken == (("float32", "float32"), ("float32", ""))
+    made = table(answer("Clip", "supported", FLOAT, "T2=tensor(float)"), answer("Clip", "supported", FLOAT))
+    assert made.operators[0].newest.types.supported == (("float32", "float32"), ("float32", ""))
 
 
 def test_versions_are_in_order_and_the_newest_is_last():
-    made = table(answer("Cast", "taken", FLOAT, since=13), answer("Cast", "left", FLOAT, since=9, until=12))
+    made = table(answer("Cast", "supported", FLOAT, since=13), answer("Cast", "rejected", FLOAT, since=9, until=12))
     assert [version.since for version in made.operators[0].versions] == [9, 13]
     assert made.operators[0].newest.since == 13
 
 
-@pytest.mark.parametrize(("kind", "expected"), [(FLOAT, "taken"), (HALF, "left"), ("T=tensor(bool)", "untried")])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(FLOAT, "supported"), (HALF, "rejected"), ("T=tensor(bool)", "untested")]
+)
 def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
     name, _, text = kind.partition("=")
     made = table(
-        answer("Cast", "taken", FLOAT),
-        answer("Cast", "left", HALF),
-        needs=(Need("", "Cast", 13, ((name, text),), 4),),
+        answer("Cast", "supported", FLOAT),
+        answer("Cast", "rejected", HALF),
+        needs=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
     )
     assert [(need.nodes, need.outcome) for need in made.model] == [(4, expected)]
 
@@ -113,4 +115,4 @@ def test_the_fewest_factors_that_no_taken_form_has_decide(taken, others, found, 
         return [frozenset(text.split(", ")) for text in texts]
 
     wanted = tuple(Deciding(*entry) for entry in found)
-    assert deciding(forms(taken), forms(others)) == (wanted, unexplained)
+    assert deciding_factors(forms(taken), forms(others)) == (wanted, unexplained)

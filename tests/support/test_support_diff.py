@@ -14,21 +14,21 @@ from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
 BEFORE = table(
-    answer("Cast", "taken", FLOAT),
-    answer("Cast", "left", HALF),
-    answer("Cast", "taken", WHOLE),
-    form("Cast", "taken", "mode=a"),
-    answer("Gone", "taken", FLOAT),
+    answer("Cast", "supported", FLOAT),
+    answer("Cast", "rejected", HALF),
+    answer("Cast", "supported", WHOLE),
+    form("Cast", "supported", "mode=a"),
+    answer("Gone", "supported", FLOAT),
 )
 
 
 def test_what_is_lost_gained_and_not_compared():
     after = table(
-        answer("Cast", "left", FLOAT),
-        answer("Cast", "taken", HALF),
-        answer("Cast", "untried", WHOLE),
+        answer("Cast", "rejected", FLOAT),
+        answer("Cast", "supported", HALF),
+        answer("Cast", "untested", WHOLE),
         form("Cast", "crashed", "mode=a"),
-        answer("New", "taken", FLOAT),
+        answer("New", "supported", FLOAT),
         package="onnxruntime-webgpu 1.31.0",
     )
     found = compare(BEFORE, after, names=("a", "b"))
@@ -52,7 +52,7 @@ def test_two_tables_that_say_the_same():
 
 def test_it_is_printed_with_both_names():
     stream = io.StringIO()
-    found = compare(BEFORE, table(answer("Cast", "left", FLOAT)), names=("old.json", "new.json"))
+    found = compare(BEFORE, table(answer("Cast", "rejected", FLOAT)), names=("old.json", "new.json"))
     print_text(found, "partita.support.diff.document", Console(file=stream, width=100))
     for told in ("old.json", "new.json", "Cast-13", "T float32", "Gone-13"):
         assert told in stream.getvalue(), told
@@ -60,7 +60,7 @@ def test_it_is_printed_with_both_names():
 
 def test_it_goes_to_files_by_view_and_to_stdout(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, outcome in (("a.json", "taken"), ("b.json", "left")):
+    for name, outcome in (("a.json", "supported"), ("b.json", "rejected")):
         (tmp_path / name).write_text(to_json(table(answer("Cast", outcome, FLOAT))))
     assert run(["support", "diff", "a.json", "b.json", "--markdown", "d.md"]) == 0
     captured = capsys.readouterr()
@@ -87,8 +87,8 @@ def test_what_is_asked_of_a_measurement_is_refused_where_two_tables_are_compared
 def test_forms_without_factors_are_told_apart():
     """Of operators with any number of inputs: every form of them has none, and one that is lost among them shows."""
     before, after = (
-        table(form("Max", "taken"), form("Max", outcome, what="rank 4"), form("Max", "taken", what="rank 5"))
-        for outcome in ("taken", "left")
+        table(form("Max", "supported"), form("Max", outcome, what="rank 4"), form("Max", "supported", what="rank 5"))
+        for outcome in ("supported", "rejected")
     )
     (change,) = compare(before, after, names=("a", "b")).changes
     assert change.forms_lost == ("rank 4",)

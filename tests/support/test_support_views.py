@@ -21,12 +21,12 @@ PUBLISHED = REPOSITORY / "docs" / "support.schema.json"
 @pytest.fixture(name="made")
 def make() -> SupportTable:
     return table(
-        answer("Resize", "taken", FLOAT),
-        answer("Resize", "left", HALF, said="kernel not found"),
-        form("Resize", "taken", "mode=linear"),
-        form("Resize", "left", "mode=cubic"),
-        answer("Gelu", "left", FLOAT, domain="com.microsoft", since=1),
-        answer("Old", "untried", FLOAT),
+        answer("Resize", "supported", FLOAT),
+        answer("Resize", "rejected", HALF, message="kernel not found"),
+        form("Resize", "supported", "mode=linear"),
+        form("Resize", "rejected", "mode=cubic"),
+        answer("Gelu", "rejected", FLOAT, domain="com.microsoft", since=1),
+        answer("Old", "untested", FLOAT),
         without_example=("Scale-1",),
         complete=False,
     )
@@ -51,7 +51,7 @@ def test_few_operators_are_shown_with_what_was_said(made):
 
 
 def test_many_operators_are_shown_by_their_newest_version():
-    many = [answer(f"Op{number}", "taken", FLOAT, since=since) for number in range(9) for since in (9, 13)]
+    many = [answer(f"Op{number}", "supported", FLOAT, since=since) for number in range(9) for since in (9, 13)]
     made = table(*many)
     assert "Op3-9" not in load_view("text", VIEWS).to_text(made)
     assert "Op3-9" in load_view("markdown", VIEWS).to_text(made)

@@ -212,8 +212,8 @@ def contradicted(compared: Sequence[Compared], provider: str, folder: Path) -> d
     for entry in compared:
         for operator in {op for op, reason in entry.fallbacks if reason == "no_kernel_op"}:
             fitting = [version for version in table.get(operator, []) if version["since"] <= entry.opset]
-            types = fitting[-1]["types"] if fitting else {"taken": [], "replaced": []}
-            taken = [kinds for kinds in types["taken"] if kinds not in types["replaced"]]
+            types = fitting[-1]["types"] if fitting else {"supported": [], "replaced": []}
+            taken = [kinds for kinds in types["supported"] if kinds not in types["replaced"]]
             if taken:
                 found[entry.name] = f"{operator} is taken in {taken[:3]}"
     return found

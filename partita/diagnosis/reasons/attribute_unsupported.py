@@ -12,7 +12,7 @@ REASON = Reason(
     code="attribute_unsupported",
     level="node",
     title="Attributes or inputs not supported",
-    says="{provider} does not take {op} with {before}",
+    sentence="{provider} does not take {op} with {before}",
     condition="the provider has a kernel for the operator, but does not support this node's attributes, "
     "optional inputs or shapes",
     needs="the provider's log rejects the node by name and with a cause; or experiments: the provider "

@@ -16,7 +16,7 @@ from string import Formatter
 from typing import Literal, get_args
 
 from partita.diagnosis.evidence import Context, Finding, Ground, usual
-from partita.diagnosis.probe_verdict import FORM, TYPE, Code
+from partita.diagnosis.probe_conclusions import FORM, TYPE, Code
 from partita.diagnosis.steps import Step
 from partita.observations.codes import EvidenceKind, ReasonCode
 from partita.observations.facts import Factor
@@ -36,7 +36,7 @@ class Reason:
     remedy: str
     example: Context
     """A node that this reason applies to; documentation and test in one."""
-    says: str = ""
+    sentence: str = ""
     """The reason as a sentence with {provider}, {op} and {before}, the value that a successful change replaced. Empty:
     the title is used."""
     steps: tuple[Step, ...] = ()
@@ -65,7 +65,7 @@ class Reason:
     @property
     def names_change(self) -> bool:
         """Whether the sentence needs an experiment that helped."""
-        return any(field == "before" for _, field, _, _ in Formatter().parse(self.says))
+        return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
 
     @property
     def grounds(self) -> frozenset[Ground]:
@@ -86,9 +86,9 @@ class Reason:
         if self.find is not None:
             return tuple(self.find(context))
         found = usual(context, self.code, self.entry_kind, self.factors)
-        return tuple(self._told(finding) for finding in found if finding.ground in self.grounds)
+        return tuple(self._with_remedy(finding) for finding in found if finding.ground in self.grounds)
 
-    def _told(self, finding: Finding) -> Finding:
+    def _with_remedy(self, finding: Finding) -> Finding:
         """The finding with the remedy for the factor that shows it, where that is another one."""
         other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
         return finding if other is None or finding.remedy else replace(finding, remedy=other)

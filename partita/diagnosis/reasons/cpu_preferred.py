@@ -12,7 +12,7 @@ REASON = Reason(
     code="cpu_preferred",
     level="node",
     title="CPU preferred by ONNX Runtime",
-    says="ONNX Runtime keeps {op} on the CPU, because its inputs are small values there",
+    sentence="ONNX Runtime keeps {op} on the CPU, because its inputs are small values there",
     condition="the inputs are small values that are on the CPU already, so ONNX Runtime expects a round trip "
     "to cost more than it saves",
     needs="the log line `ORT optimization- Force fallback to CPU execution for node: <node>`",

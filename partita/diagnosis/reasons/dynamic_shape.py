@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import STATIC
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 
 DECLARE = (
@@ -20,7 +20,7 @@ REASON = Reason(
     code="dynamic_shape",
     level="node",
     title="Shapes not static",
-    says="{provider} does not take {op} with sizes that are not fixed",
+    sentence="{provider} does not take {op} with sizes that are not fixed",
     condition="the provider supports the node only with static shapes, or with known ranks",
     needs="experiments: the provider supports the node with the sizes or ranks of the run and no other change",
     remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
@@ -33,8 +33,8 @@ REASON = Reason(
         probe=NodeProbe(
             "/MatMul",
             (
-                Trial("as_is", "", "left", ""),
-                Trial("static_shape", "all sizes fixed", "taken", ""),
+                ProbeRun("as_is", "", "rejected", ""),
+                ProbeRun("static_shape", "all sizes fixed", "supported", ""),
             ),
         ),
     ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from partita.diagnosis.evidence import Context, Finding, Ground, alone, left_by_itself, lines, said_of_operator
+from partita.diagnosis.evidence import Context, Finding, Ground, alone, lines, operator_outcome, rejected_alone
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import PROBE, RETARGET, STANDARD
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
@@ -20,11 +20,11 @@ REMEDY = (
 
 def find(context: Context) -> Iterator[Finding]:
     """Probes without a supported variant, a log line, or the provider's error on the node in isolation."""
-    said = said_of_operator(context, "no_kernel_op")
+    said = operator_outcome(context, "no_kernel_op")
     if said:
         yield Finding("probed", "alone_said", said, REMEDY)
     for found in alone(context, "no_kernel_op"):
-        ground: Ground = "alone_left" if left_by_itself(context) else found.ground
+        ground: Ground = "alone_left" if rejected_alone(context) else found.ground
         yield replace(found, ground=ground, remedy=REMEDY)
     yield from lines(context, "no_kernel_op")
 
@@ -33,7 +33,7 @@ REASON = Reason(
     code="no_kernel_op",
     level="node",
     title="No kernel found",
-    says="{provider} has no kernel for {op}",
+    sentence="{provider} has no kernel for {op}",
     condition="the provider has no kernel for the operator; where the evidence is only logged, its version or "
     "type may be missing instead",
     needs="experiments: the provider supports no variation of the node and no other node of the operator; "
@@ -57,9 +57,9 @@ REASON = Reason(
         probe=NodeProbe(
             "model.rotary_emb/Gather",
             (
-                Trial("as_is", "", "left", ""),
-                Trial("type", "int32 in place of int64", "left", "", kind="other types"),
-                Trial("opset", "Gather of opset 11 in place of 13", "left", "", kind="other opsets"),
+                ProbeRun("as_is", "", "rejected", ""),
+                ProbeRun("type", "int32 in place of int64", "rejected", "", kind="other types"),
+                ProbeRun("opset", "Gather of opset 11 in place of 13", "rejected", "", kind="other opsets"),
             ),
         ),
     ),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import HALF, RETARGET, SINGLE
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 
 REASON = Reason(
     code="no_kernel_type",
     level="node",
     title="No kernel for the type",
-    says="{provider} has no {before} kernel for {op}",
+    sentence="{provider} has no {before} kernel for {op}",
     condition="the provider supports the operator, but not with the node's element types",
     needs="experiments: the provider supports the node with another element type, or supports other nodes "
     "of the operator only in other types",
@@ -26,9 +26,9 @@ REASON = Reason(
         probe=NodeProbe(
             "model.layers.0.self_attn/GroupQueryAttention",
             (
-                Trial("as_is", "", "left", ""),
-                Trial("type", "float16 in place of float32", "taken", ""),
-                Trial("opset", "an older one", "left", ""),
+                ProbeRun("as_is", "", "rejected", ""),
+                ProbeRun("type", "float16 in place of float32", "supported", ""),
+                ProbeRun("opset", "an older one", "rejected", ""),
             ),
         ),
     ),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import RETARGET, STANDARD
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 
 REASON = Reason(
     code="no_kernel_version",
     level="node",
     title="No kernel for the opset version",
-    says="{provider} has no kernel for {op} of opset {before}",
+    sentence="{provider} has no kernel for {op} of opset {before}",
     condition="the provider supports the operator in another opset version, but not in the model's",
     needs="experiments: the provider supports the node with another version of its operator and no other change",
     remedy="use the opset that the evidence names (for a package: export --opset), or a version of ONNX Runtime whose "
@@ -25,8 +25,10 @@ REASON = Reason(
         probe=NodeProbe(
             "/Reshape",
             (
-                Trial("as_is", "", "left", "CUDA kernel not found in registries for Op type: Reshape node name: probe"),
-                Trial("opset", "Reshape of opset 23 in place of 25", "taken", ""),
+                ProbeRun(
+                    "as_is", "", "rejected", "CUDA kernel not found in registries for Op type: Reshape node name: probe"
+                ),
+                ProbeRun("opset", "Reshape of opset 23 in place of 25", "supported", ""),
             ),
         ),
     ),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import RETARGET
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 
 REASON = Reason(
     code="not_claimed",
     level="node",
     title="Not supported in this graph",
-    says="{provider} takes {op} alone, and not in this graph",
+    sentence="{provider} takes {op} alone, and not in this graph",
     condition="the provider supports the node in isolation, but does not take it in this graph, and the log "
     "has no cause",
     needs="an experiment: the provider supports the node in isolation; or it supports a changed node in a "
@@ -27,7 +27,7 @@ REASON = Reason(
         skipped=ChainEntry(provider="OpenVINOExecutionProvider", status="active"),
         probe=NodeProbe(
             "/Add",
-            (Trial("as_is", "", "taken", ""),),
+            (ProbeRun("as_is", "", "supported", ""),),
         ),
     ),
     steps=(RETARGET,),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from partita.diagnosis.evidence import Context, Finding, alone
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import SET_OPTION
-from partita.observations.facts import OPTION, NodeProbe, Swap, Trial
+from partita.observations.facts import OPTION, NodeProbe, ProbeRun, Swap
 from partita.observations.records import ChainEntry
 
 
@@ -20,7 +20,7 @@ REASON = Reason(
     code="option_needed",
     level="node",
     title="Provider option needed",
-    says="{provider} does not take {op} with {before}",
+    sentence="{provider} does not take {op} with {before}",
     condition="the provider supports the node only when one of its options has another value than in this run",
     needs="an experiment: the provider supports the unchanged node with another value of the option",
     remedy="set the provider option that the evidence names",
@@ -32,11 +32,11 @@ REASON = Reason(
         probe=NodeProbe(
             "/Range",
             (
-                Trial("as_is", "", "left", ""),
-                Trial(
+                ProbeRun("as_is", "", "rejected", ""),
+                ProbeRun(
                     OPTION,
                     "webgpu.enableInt64=1",
-                    "taken",
+                    "supported",
                     "",
                     swap=Swap("webgpu.enableInt64=1", "webgpu.enableInt64=0"),
                 ),

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from partita.diagnosis.evidence import Context, Finding, lines
-from partita.diagnosis.probe_verdict import conclusions
+from partita.diagnosis.probe_conclusions import conclusions
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import WITHOUT_OPTIONS
-from partita.observations.facts import NEIGHBOURS, NodeProbe, Trial
+from partita.observations.facts import NEIGHBOURS, NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
@@ -24,8 +24,8 @@ def find(context: Context) -> Iterator[Finding]:
     """
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
-    beside = [trial for trial in context.probe.trials if trial.factor == NEIGHBOURS] if context.probe else []
-    left_beside = any(trial.outcome == "left" for trial in beside)
+    beside = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
+    left_beside = any(trial.outcome == "rejected" for trial in beside)
     if context.budget and context.started and taken is not None and not left_beside:
         evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)
@@ -44,7 +44,7 @@ REASON = Reason(
     code="over_budget",
     level="node",
     title="Over the memory budget",
-    says="the memory budget of {provider} was used up before {op}",
+    sentence="the memory budget of {provider} was used up before {op}",
     condition="the provider's device memory budget was used up before this node",
     needs="the budget of the request, and an experiment without it; or a log line that names the node at "
     "which the budget ended",
@@ -54,7 +54,7 @@ REASON = Reason(
         op_type="MatMul",
         skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         budget="cuda.memory_budget_kb=1000",
-        probe=NodeProbe("model.layers.7.mlp.up_proj/MatMul", (Trial("as_is", "", "taken", ""),)),
+        probe=NodeProbe("model.layers.7.mlp.up_proj/MatMul", (ProbeRun("as_is", "", "supported", ""),)),
         session_log=(
             "[I:onnxruntime:, graph_partitioner.cc:2466 Partition] Resource estimation for EP 'CUDAExecutionProvider': "
             "non-workspace memory: 526336 bytes, workspace memory: 263168 bytes, persistent prepack memory: 0 bytes, "

@@ -15,8 +15,8 @@ def find(context: Context) -> Iterator[Finding]:
     if not inserted(context) or not context.started:
         return
     what = f"the ONNX file has no {context.op_type}"
-    if context.beside:
-        rewrote = name_some(context.beside, 3)
+    if context.rewritten_with:
+        rewrote = name_some(context.rewritten_with, 3)
         told = f"{what} here; ONNX Runtime added it when it rewrote {rewrote} for the provider they are on"
         yield Finding("derived", "origin", told)
     else:
@@ -27,7 +27,7 @@ REASON = Reason(
     code="runtime_inserted",
     level="node",
     title="Inserted by ONNX Runtime",
-    says="ONNX Runtime inserted {op}",
+    sentence="ONNX Runtime inserted {op}",
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy, a change of layout (Transpose, "
     "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
     needs="the exported graph, and a name of the form that ONNX Runtime gives its own nodes",

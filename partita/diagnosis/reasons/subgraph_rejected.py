@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.diagnosis.evidence import Context, Finding, alone, graph_lines, is_culprit, lines
-from partita.diagnosis.probe_verdict import conclusions
+from partita.diagnosis.probe_conclusions import conclusions
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import RETARGET, STANDARD
 from partita.observations.facts import RejectedPart
@@ -31,29 +31,31 @@ def find(context: Context) -> Iterator[Finding]:
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:
     """What bisection found, and whether this node is in it."""
-    if part.whole and part.untried:
-        untried = f"parts of it not tried: {part.untried}"
-        return f"the provider opens other graphs and fails over this one: {part.said}; {untried}"
+    if part.whole and part.untested:
+        untried = f"parts of it not tried: {part.untested}"
+        return f"the provider opens other graphs and fails over this one: {part.message}; {untried}"
     if part.whole:
-        return f"the provider loads other graphs and fails on this one, but on no part extracted from it: {part.said}"
+        return (
+            f"the provider loads other graphs and fails on this one, but on no part extracted from it: {part.message}"
+        )
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    fails = "fails with only an added Neg" if part.company else "fails alone"
+    fails = "fails with only an added Neg" if part.neg_added else "fails alone"
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
-    if part.minimal and part.untried:
-        size += f", of the parts that could be tried ({part.untried}),"
+    if part.minimal and part.untested:
+        size += f", of the parts that could be tried ({part.untested}),"
     if part.inside:
         named += f", as does {name_some(part.inside, MOST_NAMED)} in a control-flow subgraph of it"
-    named += _beside(part)
+    named += _rest_of_graph(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):
         return f"the provider fails on this graph; {size} is {named}; {shown.evidence}"
     own = not set(part.nodes).isdisjoint(context.names)
     here = "this node is in it" if own else "the graph fails as a whole, this node with it"
-    return f"the provider fails on this graph; {size} is {named}: {part.said}; {here}"
+    return f"the provider fails on this graph; {size} is {named}: {part.message}; {here}"
 
 
-def _beside(part: RejectedPart) -> str:
+def _rest_of_graph(part: RejectedPart) -> str:
     """What is known of the graph without the part."""
     others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.others]
     also = f", besides {'; '.join(others)}, which fail without it" if others else ""
@@ -66,7 +68,7 @@ REASON = Reason(
     code="subgraph_rejected",
     level="node",
     title="Subgraph rejected",
-    says="{provider} fails on {op}, or on the part of the graph that it is in",
+    sentence="{provider} fails on {op}, or on the part of the graph that it is in",
     condition="the provider fails on the graph or the node, or it compiles subgraphs and rejected part of the "
     "graph or all of it",
     needs="bisection to the smallest part that the provider does not load; an experiment in which it "

@@ -20,7 +20,11 @@ def find(context: Context) -> Iterator[Finding]:
     elif context.provider == UNKNOWN:
         yield Finding("none", "nowhere", "no source shows where this node runs")
     else:
-        why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
+        why = (
+            f"; experiments: {context.probe.missing_probes}"
+            if context.probe is not None and context.probe.missing_probes
+            else ""
+        )
         yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{why}")
 
 
@@ -28,7 +32,7 @@ REASON = Reason(
     code="unexplained",
     level="node",
     title="Unexplained",
-    says="no source shows why {provider} left {op}",
+    sentence="no source shows why {provider} left {op}",
     condition="no other reason applies",
     needs="nothing",
     remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",

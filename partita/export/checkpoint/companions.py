@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from partita.errors import CheckpointError, PackageError, PartitaError
 from partita.export.checkpoint.description import of_tokenizer
 from partita.export.checkpoint.weight_files import unreadable
-from partita.export.trace.fake_model import quiet, translated
+from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify.known_answer import PROMPT_TEXT
 from partita.package.folder import TokenizerKind
 from partita.tokenizer_limits import load_full
@@ -89,7 +89,7 @@ def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list
     except PartitaError as error:
         # A temporary folder is not named: it is renamed when the package is published.
         named = "" if error.where in (None, folder) else f"{error.where.name}: "
-        said = f"{named}{error.said}" + ("" if error.remedy is None else f"; {error.remedy}")
+        said = f"{named}{error.message}" + ("" if error.remedy is None else f"; {error.remedy}")
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     else:
@@ -131,7 +131,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
     from tokenizers import Tokenizer
 
     try:
-        with quiet(), translated("loading the tokenizer"):
+        with quiet(), translate_errors("loading the tokenizer"):
             full, _ = load_full(folder)
             if "tokenizer.json" not in names:
                 return Probed("transformers", loads=True)

@@ -25,10 +25,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
-from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.weight_files import read_json
 from partita.export.trace.fake_model import quiet
+from partita.untrusted_files import is_number
 
 HOW_TO_RUN = frozenset(
     {
@@ -73,7 +73,7 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     return config
 
 
-def corrected(folder: Path) -> str | None:
+def without_overridden_settings(folder: Path) -> str | None:
     """The text of config.json without overridden settings; None where transformers can read the file as it is."""
     kept = _without_how_to_run(raw := read_json(folder / "config.json"))
     if kept == raw:
@@ -164,7 +164,7 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
             yield from _entries(value, f"{path}{key}.")
 
 
-def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
+def with_setting_name(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
     """The error of building the model, with the setting that caused it where it is known.
 
     Known causes: a name that is not in a table of transformers, and a token outside the vocabulary.

@@ -15,14 +15,13 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values, stored_formats
-from partita.export.checkpoint.gguf import opening
+from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.gguf.header import GgufTensor
-from partita.export.checkpoint.original import classes, of_text
-from partita.export.checkpoint.quantised import BESIDE, Recognised, by_config, by_tensors
-from partita.export.checkpoint.stored_formats import Quantised
+from partita.export.checkpoint.model_class import classes, of_text
+from partita.export.checkpoint.quantisation_method import BESIDE, DetectedMethod, by_config, by_tensors
+from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
     LAYOUTS,
     TensorInfo,
@@ -35,6 +34,7 @@ from partita.export.checkpoint.weight_files import (
 )
 from partita.export.hub import HUB_ID, check_model, download, hub_error
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
+from partita.untrusted_files import check_size
 
 EMBEDDED = "adapter_config.json"
 """An adapter in the folder of a model, which transformers loads with it."""
@@ -68,9 +68,9 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     files: tuple[str, ...]
     """Weight files, sorted."""
-    quantised: Quantised | None = None
+    quantised: QuantisedTensors | None = None
     """How its weights are quantised; None when they are floats."""
-    unmerged: Mapping[str, TensorInfo] | None = None
+    without_adapter: Mapping[str, TensorInfo] | None = None
     """Its tensors without the adapter that is merged into `tensors`; None without a merged adapter."""
     absent: tuple[str, ...] = ()
     """Tensors listed in the index of the weight files and missing from the files."""
@@ -95,7 +95,7 @@ class Checkpoint:
     def dtype(self) -> str:
         """dtype of most weights, by element count."""
         counts: dict[str, int] = {}
-        for info in (self.tensors if self.unmerged is None else self.unmerged).values():
+        for info in (self.tensors if self.without_adapter is None else self.without_adapter).values():
             counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
         return max(counts, key=lambda name: counts[name])
 
@@ -122,7 +122,7 @@ def open_checkpoint(given: str) -> Checkpoint:
     try:
         folder = _locate(given)
         check_folder(folder, kind=CheckpointError)
-        if (file := opening.gguf_file(folder)) is not None:
+        if (file := conversion.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
         _refuse_by_config(folder, config)
@@ -157,13 +157,13 @@ def _check_companions(folder: Path) -> None:
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
-    prepared = opening.prepare(file)
+    prepared = conversion.prepare(file)
     folder = prepared.folder
     config, _ = _read_config(folder)
     _refuse_by_config(file, config)
     config_values.check_known(file, config)
     _check_sizes(file, config, prepared.header.tensors)  # before the model is built
-    quantised = opening.read(prepared, config)
+    quantised = conversion.read(prepared, config)
     tensors = dict(quantised.tensors)
     return Checkpoint(
         folder,
@@ -204,7 +204,7 @@ def _locate(given: str) -> Path:
                 "checkpoint it was exported from"
             )
         return path
-    if path.is_file() and opening.gguf_file(path) is not None:
+    if path.is_file() and conversion.gguf_file(path) is not None:
         return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that contains config.json")
@@ -218,7 +218,7 @@ def _locate(given: str) -> Path:
         raise hub_error(given, error) from error
 
 
-def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]:
     """The config, and the quantisation method that it names."""
     path = folder / "config.json"
     if not path.is_file():

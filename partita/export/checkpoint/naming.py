@@ -31,7 +31,16 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.trace.fake_model import FakeModel
 from partita.export.weights.element_types import CHECKPOINT, to_torch
-from partita.export.weights.origins import Computed, Cut, Joined, Origin, Picked, Stored, Widened, blocks
+from partita.export.weights.origins import (
+    ComputedOrigin,
+    ExpandedOrigin,
+    JoinedOrigin,
+    Origin,
+    PickedOrigin,
+    SlicedOrigin,
+    StoredTensor,
+    blocks,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +51,21 @@ class Sources:
     """Name in the model -> its tensor, or the computation from several."""
     failed: Mapping[str, str]
     """Name in the model -> why it cannot be made from its tensors."""
-    tied: Mapping[str, frozenset[str]]
+    tied_names: Mapping[str, frozenset[str]]
     """Name in the model -> every name of the same tensor."""
-    unmatched: tuple[str, ...]
+    unmatched_tensors: tuple[str, ...]
     """Tensors of the checkpoint without a name in the model, sorted."""
-    ignored: frozenset[str]
+    ignored_tensors: frozenset[str]
     """Unmatched tensors that transformers ignores on purpose; not in `unmatched`."""
 
     def of(self, name: str) -> Origin | None:
         """The origin of `name`, under that or a tied name; None where there is none."""
-        names = (name, *sorted(self.tied.get(name, ())))
+        names = (name, *sorted(self.tied_names.get(name, ())))
         return next((self.found[n] for n in names if n in self.found), None)
 
     def second_names(self) -> frozenset[str]:
         """Tensors of the checkpoint that hold a tied tensor, under any of its names."""
-        tied = (origin for name, origin in self.found.items() if len(self.tied.get(name, ())) > 1)
+        tied = (origin for name, origin in self.found.items() if len(self.tied_names.get(name, ())) > 1)
         return frozenset(info.name for origin in tied for info in origin.tensors())
 
 
@@ -80,7 +89,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
         if name not in state:
             (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
         elif pattern is None:
-            found.setdefault(name, Stored(stored[source]))
+            found.setdefault(name, StoredTensor(stored[source]))
         else:
             collected.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, stored[source]))
     failed = {}
@@ -146,9 +155,9 @@ def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
     result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
     kept = _replaced(arguments, lambda p: p.origin, tuple)
     if isinstance(result, torch.Tensor):
-        return Pending.of(Computed(operator, kept, None, tuple(result.shape)), result.dtype)
+        return Pending.of(ComputedOrigin(operator, kept, None, tuple(result.shape)), result.dtype)
     if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
-        return [Pending.of(Computed(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
+        return [Pending.of(ComputedOrigin(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
     raise NotImplementedError(f"{operator} does not return tensors")
 
 
@@ -164,19 +173,19 @@ def _axis(tensor: Pending, dim: int, extra: int = 0) -> int:
 
 
 def _cat(tensors: list[Pending], dim: int = 0) -> Origin:
-    return Joined.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim))
+    return JoinedOrigin.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim))
 
 
 def _stack(tensors: list[Pending], dim: int = 0) -> Origin:
     axis = _axis(tensors[0], dim, 1)
-    return Joined.of(tuple(Widened(t.origin, axis) for t in tensors), axis)
+    return JoinedOrigin.of(tuple(ExpandedOrigin(t.origin, axis) for t in tensors), axis)
 
 
 def _split_sizes(tensor: Pending, sizes: list[int], dim: int = 0) -> list[Origin]:
     axis, starts = _axis(tensor, dim), [sum(sizes[:i]) for i in range(len(sizes))]
     if sum(sizes) != tensor.shape[axis]:
         raise ValueError(f"{list(tensor.shape)} cannot be split into {sizes} along axis {axis}")
-    return [Cut(tensor.origin, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return [SlicedOrigin(tensor.origin, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
@@ -189,12 +198,12 @@ def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | N
     if step != 1:
         raise NotImplementedError(f"a slice with step {step} is not supported")
     begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
-    return Cut(tensor.origin, axis, begin, max(begin, stop))
+    return SlicedOrigin(tensor.origin, axis, begin, max(begin, stop))
 
 
 def _select(tensor: Pending, dim: int, index: int) -> Origin:
     axis = _axis(tensor, dim)
-    return Picked(tensor.origin, axis, index % tensor.shape[axis])
+    return PickedOrigin(tensor.origin, axis, index % tensor.shape[axis])
 
 
 def _unbind(tensor: Pending, dim: int = 0) -> list[Origin]:
@@ -206,7 +215,7 @@ def _squeeze(tensor: Pending, dim: int) -> Origin:
 
 
 def _unsqueeze(tensor: Pending, dim: int) -> Origin:
-    return Widened(tensor.origin, _axis(tensor, dim, 1))
+    return ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1))
 
 
 def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
@@ -259,7 +268,7 @@ def convert(
     fit.
     """
     for pattern, info in collected:
-        pending = Pending.of(Stored(info), _seen_as(info))
+        pending = Pending.of(StoredTensor(info), _seen_as(info))
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)

@@ -21,12 +21,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from partita import dtypes
-from partita.capped import check_size, irregular
 from partita.errors import CheckpointError
 from partita.export.weights.element_types import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
+from partita.untrusted_files import check_size, irregular
 
-FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}
+FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
 """safetensors name -> ONNX name of float dtypes."""
 LAYOUTS = (
     ("model.safetensors", "model.safetensors.index.json"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from partita.export.checkpoint.description import Checkpoint
-    from partita.export.checkpoint.stored_formats import Quantised
+    from partita.export.checkpoint.stored_formats import QuantisedTensors
     from partita.export.options import ExportOptions
     from partita.export.progress import Stage
     from partita.export.target import Target
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from partita.package.folder import AdapterRecord
     from partita.package.records import (
         Calibration,
-        NarrowWeights,
+        HalfPrecisionWeights,
         PackedKind,
         PackedWeights,
         PrefillChoice,
@@ -88,7 +88,7 @@ class Exported:
     """Switchable adapters."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Package name -> version, of tools that ran in another process."""
-    narrow: NarrowWeights | None = None
+    narrow: HalfPrecisionWeights | None = None
     """The record of weights stored in 16 bits and computed in float32."""
 
 
@@ -157,7 +157,7 @@ def exporter(name: str) -> Exporter:
     return found
 
 
-def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised | None = None) -> None:
+def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: QuantisedTensors | None = None) -> None:
     """Raise UsageError for adapters or quantised weights that the exporter does not support."""
     if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
         said = f"`{'with_adapters' if options.adapter is None else 'adapter'}`"

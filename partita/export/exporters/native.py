@@ -9,33 +9,33 @@ from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
-from partita.export.checkpoint.adapters.branches import Adapters, Switched, parameters, switched
+from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable, parameters
 from partita.export.checkpoint.adapters.files import Adapter, adapter_record, read_adapter
-from partita.export.checkpoint.adapters.merge import merged
-from partita.export.checkpoint.config_values import named
+from partita.export.checkpoint.adapters.merge import merge_adapter
+from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
-from partita.export.choosing import Choosing, Unasked, Variants
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters import Exported, Exporter, SwitchedAdapter
+from partita.export.lowering_choice import Choosing, UnprobedChoices, Variants
 from partita.export.options import ExportOptions, max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
 from partita.export.progress import stage
-from partita.export.quantise.keep import paths
-from partita.export.quantise.mixes import Mixes, check_size
+from partita.export.quantise.calibrate import calibration
+from partita.export.quantise.keep_setting import paths
+from partita.export.quantise.mixed_precision import Mixes, check_size
 from partita.export.quantise.plan import make_plan
-from partita.export.quantise.rounding import calibration
-from partita.export.quantise.write.as_stored import AsStored
 from partita.export.quantise.write.prefill import prefill_plan
 from partita.export.quantise.write.rewrite import summary
+from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import FakeModel, build_fake_model
-from partita.export.verify.running import CPU
+from partita.export.verify.smoke_run import CPU
 from partita.export.weights import external_data as weights
-from partita.export.work import Work, tell
+from partita.export.work import Work, add_note
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
 from partita.package.records import PrefillChoice
@@ -47,12 +47,12 @@ def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
     """The exported graphs, with the bits of weights chosen where there is a budget."""
     options = graphs.draft.work.options
     if not options.searches:
-        return _exported(graphs)
+        return _exported_model(graphs)
     if not graphs.packing.placed:  # no weight has a choice of bits
         check_size(graphs, options.max_weight_size, "and none of them can be quantised")
-        return _exported(graphs)
+        return _exported_model(graphs)
     mixed, record = mixes.take(graphs)
-    made = _exported(mixed)
+    made = _exported_model(mixed)
     assert made.packed is not None
     return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=mixes.widen)
 
@@ -74,15 +74,15 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
     for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):
         own = each.own_companions(checkpoint.folder)
         if own:
-            tell(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
+            add_note(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         except UnsupportedModelError as error:
-            raise named(error, checkpoint.folder, checkpoint.config) from error
+            raise with_setting_name(error, checkpoint.folder, checkpoint.config) from error
         work.notes += weights.absent_notes(checkpoint, fake.module)
         if adapter is not None:
-            checkpoint, notes = merged(checkpoint, fake.module, adapter)
+            checkpoint, notes = merge_adapter(checkpoint, fake.module, adapter)
             work.notes += notes
             check_merged(options, checkpoint)
         work.notes += untie(fake, checkpoint)
@@ -98,12 +98,12 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = prefill_plan(options, target, plan)
-    takes = work.takes if target is None else target.takes
+    takes = work.supports if target is None else target.supports
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
     draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
     write = partial(_with_mix, Mixes(draft))
-    kind = Unasked if target is None else Choosing
+    kind = UnprobedChoices if target is None else Choosing
     return kind(draft, options.attention, write, target)
 
 
@@ -116,11 +116,11 @@ def _check_fixed(options: ExportOptions, target: Target) -> None:
         )
 
 
-def _exported(graphs: Graphs) -> Exported:
+def _exported_model(graphs: Graphs) -> Exported:
     """The exporter's result for traced graphs."""
-    draft, first = graphs.draft, graphs.traced[0]
-    fewer = _takes_fewer_rows(graphs)
-    models = tuple(item.model for item in graphs.traced)
+    draft, first = graphs.draft, graphs.traced_graphs[0]
+    fewer = _make_batch_symbolic(graphs)
+    models = tuple(item.model for item in graphs.traced_graphs)
     return Exported(
         label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.way}`",
         attention=graphs.chosen.name,
@@ -146,8 +146,8 @@ def _exported(graphs: Graphs) -> Exported:
         calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
         prefill=_prefill(graphs),
         adapters=draft.adapters.merged,
-        switched=tuple(_switched(graphs, each) for each in draft.adapters.switched),
-        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models, graphs.packing.narrowed),
+        switched=tuple(_switchable_adapter(graphs, each) for each in draft.adapters.switched),
+        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models, graphs.packing.half_precision),
         caution=_caution(graphs),
     )
 
@@ -158,11 +158,11 @@ def _adapters(
     """The adapters of a package: merged, or switchable."""
     return Adapters(
         merged=() if merged is None else (adapter_record(merged, merged.folder.resolve().name, merged=True),),
-        switched=tuple(switched(checkpoint, fake.module, name, each) for name, each in beside),
+        switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in beside),
     )
 
 
-def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
+def _switchable_adapter(graphs: Graphs, each: SwitchableAdapter) -> SwitchedAdapter:
     """The exporter's result for a switchable adapter."""
     return SwitchedAdapter(
         record=adapter_record(each.adapter, each.name, merged=False),
@@ -173,13 +173,13 @@ def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
 
 def _prefill(graphs: Graphs) -> PrefillChoice | None:
     """The record of the prefill graph, with its final weights."""
-    asked, plan = graphs.draft.work.options.prefill_precision, graphs.draft.beside
+    asked, plan = graphs.draft.work.options.prefill_precision, graphs.draft.prefill_plan
     if asked is None or plan is None:
         return None
     return PrefillChoice(asked=asked, written=True, reason="requested", packed=summary(plan, graphs.prompts))
 
 
-def _takes_fewer_rows(graphs: Graphs) -> bool:
+def _make_batch_symbolic(graphs: Graphs) -> bool:
     """Make graphs of a batch run smaller batches, where possible; returns whether they do.
 
     Not with static shapes, nor with a growing cache.
@@ -189,7 +189,7 @@ def _takes_fewer_rows(graphs: Graphs) -> bool:
         return False
     if graphs.freed is None:
         on_host = draft.target is None or draft.target.provider == CPU
-        found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced]
+        found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
         graphs.freed = None not in found
         for each in found:
             if each is not None and graphs.freed:
@@ -220,7 +220,7 @@ def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
             outputs=_by_row(item.outputs, batch, rows),
             adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
         )
-        for (file, phase, length), item in zip(graphs.phases, graphs.traced, strict=True)
+        for (file, phase, length), item in zip(graphs.phases, graphs.traced_graphs, strict=True)
     )
 
 
@@ -231,7 +231,7 @@ def _caution(graphs: Graphs) -> str:
             "; its code needs the number of cached tokens as a Python int, which a graph does not have; "
             "this is not supported, and nothing was written"
         )
-    if any(item.routed for item in graphs.traced) and graphs.draft.work.options.computing is not EXACT:
+    if any(item.has_router for item in graphs.traced_graphs) and graphs.draft.work.options.computing is not EXACT:
         return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"
     return REPORT
 

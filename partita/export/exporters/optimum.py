@@ -86,7 +86,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     main_export = {"dtype": options.precision, "opset": options.opset}
     with stage(work.progress, "export", work.seconds, of=NAME):
         places = {"checkpoint": str(checkpoint.folder.resolve()), "out": str(folder.resolve())}
-        found = _ask(model_type=kind, options=main_export, **places)
+        found = _call_child(model_type=kind, options=main_export, **places)
     tools = {
         name if NAME in name else f"optimum model class {name}": version for name, version in found["versions"].items()
     }
@@ -119,7 +119,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     return _Attempt(exported, target)
 
 
-def _ask(**request: Any) -> dict[str, Any]:
+def _call_child(**request: Any) -> dict[str, Any]:
     """The child's answer. Raises InstallationError, and UnsupportedModelError when optimum or its process fails."""
     given, homes = os.environ.get(VARIABLE), (Path.cwd(), Path(__file__).parents[3])
     made = [home / FOLDER / name for home in homes for name in ("bin/python", "Scripts/python.exe")]
@@ -160,7 +160,7 @@ def _check(options: ExportOptions) -> None:
             raise UsageError(f"`exporter=optimum` does not support {said}; omit one of the two")
 
 
-def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
+def with_optimum_remedy(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
     """The error, with optimum as the remedy where it supports the type and the options."""
     of_option = isinstance(error, UnsupportedModelError) and error.option is not None
     if options.exporter == NAME or error.remedy is not None or of_option or checkpoint.file is not None:
@@ -169,10 +169,10 @@ def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> R
     try:
         refuse_unable(EXPORTER, asked, checkpoint.quantised)
         _check(asked)
-        covers = _ask(model_type=checkpoint.model_type)["covers"]
+        covers = _call_child(model_type=checkpoint.model_type)["covers"]
     except PartitaError:
         return error
-    return type(error)(error.said, where=error.where, remedy=USE) if covers else error
+    return type(error)(error.message, where=error.where, remedy=USE) if covers else error
 
 
 EXPORTER = Exporter(NAME, "optimum's exporter, in its own environment", _attempts, check=_check)

@@ -24,7 +24,7 @@ from partita.export.passes import (
 )
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import rewritten, run
-from partita.export.target import TakesEach
+from partita.export.target import NodeSupport
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -52,7 +52,7 @@ def optional() -> tuple[str, ...]:
     return tuple(each.name for each in ORDER if not each.required)
 
 
-def check_left_out(names: Collection[str]) -> None:
+def check_skipped(names: Collection[str]) -> None:
     """Raise UsageError for an unknown pass, or one that cannot be skipped."""
     for name in names:
         if name in optional():
@@ -63,7 +63,7 @@ def check_left_out(names: Collection[str]) -> None:
 
 
 def run_all(
-    model: ir.Model, context: PassContext, takes: TakesEach | None, without: Collection[str] = ()
+    model: ir.Model, context: PassContext, takes: NodeSupport | None, without: Collection[str] = ()
 ) -> tuple[ir.Model, dict[str, int]]:
     """Run every pass in order on a copy. Returns the copy, and the number of changes per pass. Raises PassError.
 

@@ -22,7 +22,7 @@ from partita.export.passes.arithmetic import (
     UnknownError,
     above,
     below,
-    computed,
+    compute_values,
     erf,
     nodes_between,
     same_type,
@@ -92,14 +92,14 @@ def run(model: ir.Model, context: PassContext) -> int:
 def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
     """Rewrite the activation around a node; False where there is none."""
     for source, result, nodes in _candidates(curve):
-        found = recognised(nodes, source, result)
+        found = match_activation(nodes, source, result)
         if found is None:
             continue
         new = (found.contrib if context.fused == "contrib" else found.standard)(context.spec.opset)
         if new is None:
             return False
         new.replace_input_with(0, source)
-        if not context.takes(new):
+        if not context.supports(new):
             discard(new)
             return False
         stand_in(graph, result, new)
@@ -122,10 +122,10 @@ def _candidates(curve: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.No
                 yield source, result, nodes
 
 
-def recognised(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -> Activation | None:
+def match_activation(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -> Activation | None:
     """The known activation that `nodes` compute; None for other functions."""
     try:
-        found = computed(nodes, {source: GRID})[result]
+        found = compute_values(nodes, {source: GRID})[result]
     except UnknownError:
         return None
     if found.shape != GRID.shape:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 Array = npt.NDArray[Any]
 Compute = Callable[[ir.Node, list[Array]], Array | list[Array]]
@@ -28,7 +28,7 @@ class UnknownError(Exception):
     """The result of a node cannot be computed here."""
 
 
-def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+def compute_values(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
     """Every value that `nodes`, in their order, compute from the values in `given` and from constants.
 
     Raises UnknownError for an operator that is not in `OPERATORS`, and for a value without data.
@@ -51,7 +51,7 @@ def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[
 def _value_of(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
     if value in known:
         return known[value]
-    if value.const_value is None or stored(value) is not None:
+    if value.const_value is None or weight_part(value) is not None:
         raise UnknownError(f"{value.name} is not known")
     return _wide(value.const_value.numpy())
 
@@ -248,14 +248,14 @@ def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = M
 def weights_in(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     """The checkpoint weights that the nodes read, without duplicates."""
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
-    return [value for value in read if stored(value) is not None]
+    return [value for value in read if weight_part(value) is not None]
 
 
 def numbers_in(nodes: Sequence[ir.Node]) -> Iterator[float]:
     """The scalar float constants that the nodes read."""
     for value in dict.fromkeys(value for node in nodes for value in node.inputs if value is not None):
         tensor = value.const_value
-        if tensor is not None and stored(value) is None and tensor.size == 1 and tensor.dtype.is_floating_point():
+        if tensor is not None and weight_part(value) is None and tensor.size == 1 and tensor.dtype.is_floating_point():
             yield float(tensor.numpy().reshape(-1)[0])
 
 

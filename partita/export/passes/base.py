@@ -43,7 +43,7 @@ class PassContext:
     """The provider of the package; None where it is not probed."""
     fused: Fused = "none"
     """The operators that a pass may fuse nodes into."""
-    takes: Callable[[ir.Node], bool] = nothing
+    supports: Callable[[ir.Node], bool] = nothing
     """Whether the provider of the package supports a node."""
 
     def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
@@ -57,7 +57,7 @@ class PassContext:
         True where the provider supports `new`, or neither: then the CPU provider runs both. False without a provider to
         probe.
         """
-        return self.takes is not nothing and (self.takes(new) or not self.takes(old))
+        return self.supports is not nothing and (self.supports(new) or not self.supports(old))
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
         """Every state of the graph with its input and output values, which share a buffer."""

@@ -43,7 +43,7 @@ from partita.export.verify.quality import RANDOM, OpenScorer, measured_tokens
 from partita.export.verify.texts import WINDOW_TOKENS, Text, Tokens
 from partita.export.weights.element_types import to_ir
 from partita.package.folder import Graph, Manifest, record_file
-from partita.package.records import RoundedCache
+from partita.package.records import QuantisedCache
 
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 ROUNDED = "int8"
@@ -64,9 +64,9 @@ Scales = Mapping[str, npt.NDArray[np.float32]]
 
 def ask(options: ExportOptions, target: Target | None) -> None:
     """Raise ProviderError where the target does not support the node, before anything is written."""
-    if options.cache_precision is None or target is None or target.takes is None:
+    if options.cache_precision is None or target is None or target.supports is None:
         return
-    if not target.takes([question(options.computing.dtype)])[0]:
+    if not target.supports([question(options.computing.dtype)])[0]:
         raise ProviderError(
             f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
             f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; "
@@ -87,7 +87,7 @@ def ask_window(options: ExportOptions, target: Target | None) -> None:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
-    if target.takes is not None and not target.takes([window_question(options.computing.dtype)])[0]:
+    if target.supports is not None and not target.supports([window_question(options.computing.dtype)])[0]:
         raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
 
 
@@ -175,7 +175,7 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
         node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")
         for value in (past, node.outputs[PRESENT + place]):
             value.type = ir.TensorType(ir.DataType.INT8)
-    node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", dtypes.named(ROUNDED).bits or 0)
+    node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", dtypes.dtype_named(ROUNDED).bits or 0)
 
 
 def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
@@ -193,8 +193,8 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     length = min(WINDOW_TOKENS, manifest.graph.max_length)
     found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)
     if options.calibrate is not None:
-        found = texts.asked_for(found, FEWEST_TOKENS, path, option)
-    useless = found is not None and texts.says_nothing(found, FEWEST_TOKENS)
+        found = texts.chosen_text(found, FEWEST_TOKENS, path, option)
+    useless = found is not None and texts.is_useless(found, FEWEST_TOKENS)
     if found is None or (useless and not chosen):
         ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
@@ -293,7 +293,7 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     found = manifest.verification
     twin = TWIN if found.twin is None else f"{found.twin}, {TWIN}"
     verification = found.model_copy(update={"twin": twin, "detail": f"{found.detail}; {TWIN}"})
-    cache = RoundedCache(
+    cache = QuantisedCache(
         dtype=ROUNDED,
         states=len(named),
         kept=tuple(state.past for state in kept),

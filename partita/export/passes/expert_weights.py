@@ -17,7 +17,7 @@ import math
 import onnx_ir as ir
 
 from partita.export.passes.base import Pass, PassContext, constant, drop_unused_initializers, only_consumer, over
-from partita.export.weights.sources import StoredPart, stored
+from partita.export.weights.sources import StoredPart, weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -34,7 +34,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     """Fold one node, or the interleaving that starts with it, into its weight; False where that is impossible."""
     value = node.inputs[0]
-    weight = stored(value)
+    weight = weight_part(value)
     if value is None or weight is None or len(value.uses()) != 1 or weight.is_reshaped:
         return False
     if node.op_type == "Transpose":

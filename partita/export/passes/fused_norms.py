@@ -28,7 +28,7 @@ from partita.export.passes.arithmetic import (
     UnknownError,
     above,
     below,
-    computed,
+    compute_values,
     last_size,
     nodes_between,
     numbers_in,
@@ -45,7 +45,7 @@ from partita.export.passes.base import (
     over,
     stand_in,
 )
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 Array = npt.NDArray[Any]
 REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceL2"})
@@ -65,7 +65,7 @@ TOLERANCE = 1e-7
 class Norm:
     """The norm of a subgraph: (x - mean) / sqrt(variance + epsilon) * scale + shift, or without the mean."""
 
-    centred: bool
+    is_centred: bool
     epsilon: float
     weight: ir.Value | None
     factor: float
@@ -92,7 +92,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
     """Rewrite the norm around a reduction; False where there is none."""
     for source, result, nodes in _candidates(reduce):
-        norm = recognised(nodes, source, result)
+        norm = match_norm(nodes, source, result)
         if norm is not None:
             return _replace_nodes(graph, source, result, norm, context)
     return False
@@ -119,7 +119,7 @@ def _takes_last_axis(reduce: ir.Node, rank: int) -> bool:
     return axes in ([-1], [rank - 1]) and reduce.attributes.get_int("keepdims", 1) == 1
 
 
-def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> Norm | None:
+def match_norm(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> Norm | None:
     """The norm that `nodes` compute; None for other functions."""
     width, weights = last_size(source), weights_in(nodes)
     if width is None or width < NARROWEST or any(list(w.shape or ()) != [width] for w in weights):
@@ -130,7 +130,7 @@ def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> 
     rows = _rows(random, numbers := [n for n in numbers_in(nodes) if 0 < n < LARGEST_EPSILON], width)
     rows = rows.reshape(*[1] * (source.shape.rank() - 2), *rows.shape)
     try:
-        found = computed(nodes, {**given, source: rows})[result]
+        found = compute_values(nodes, {**given, source: rows})[result]
     except UnknownError:
         return None
     if found.shape != rows.shape or not np.isfinite(found[..., :-1, :]).all():
@@ -199,8 +199,8 @@ def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: No
     operator = "SimplifiedLayerNormalization" if context.fused == "contrib" else "RMSNormalization"
     attributes = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
     inputs = [source, scale, *([shift] if shift is not None else [])]
-    new = ir.node("LayerNormalization" if norm.centred else operator, inputs, attributes)
-    if not context.takes(new):
+    new = ir.node("LayerNormalization" if norm.is_centred else operator, inputs, attributes)
+    if not context.supports(new):
         discard(new)
         return False
     if scale.const_value is not None and graph.initializers.get(scale.name or "") is not scale:
@@ -221,7 +221,7 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
         called = "ones" if number == 1.0 else f"all.{number:.8g}"
         name = f"{called}.{size}.{source.dtype.name}" if same else f"{source.name}.scale"
         return _value(ir.tensor(numbers.astype(source.dtype.numpy()), dtype=source.dtype, name=name), name)
-    weight = stored(norm.weight)
+    weight = weight_part(norm.weight)
     assert weight is not None
     if (norm.factor, norm.offset, weight.dtype) == (1.0, 0.0, source.dtype):
         return norm.weight

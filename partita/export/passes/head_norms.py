@@ -78,7 +78,7 @@ def _by_branches(graph: ir.Graph, each: HeadNorm, context: PassContext) -> bool:
         return False
     attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", each.epsilon)]
     new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [each.source, scale], attributes)
-    if not context.takes(new):
+    if not context.supports(new):
         discard(new)
         return False
     stand_in(graph, each.result, new)

@@ -22,8 +22,8 @@ import onnx_ir as ir
 from partita.errors import PartitaError
 from partita.export.passes.base import OverNodeError, Pass, PassContext
 from partita.export.passes.cleaning import MODULE
-from partita.export.target import Question, TakesEach
-from partita.export.weights.sources import stored
+from partita.export.target import NodeSupport, Question
+from partita.export.weights.sources import weight_part
 
 Face = tuple[tuple[str | None, str, str], ...]
 """Name, type and shape of every input and output of a graph."""
@@ -33,16 +33,16 @@ class PassError(PartitaError):
     """A pass failed or broke an invariant."""
 
     def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
-        over = "" if node is None else f" over node {_called(node)!r} ({node.op_type})"
+        over = "" if node is None else f" over node {_node_text(node)!r} ({node.op_type})"
         super().__init__(
             f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model and the traceback"
         )
         self.name = name
-        self.node = None if node is None else _called(node)
+        self.node = None if node is None else _node_text(node)
         """The name of the node at which it failed; None where unknown."""
 
 
-def _called(node: ir.Node) -> str | None:
+def _node_text(node: ir.Node) -> str | None:
     """The name of a node for users: module and operator where the node has no final name yet."""
     module = node.metadata_props.get(MODULE, "")
     return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
@@ -55,7 +55,7 @@ def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[s
     for each in passes:
         counts[each.name] = _run_one(model, each, context)
         _put_in_order(model.graph, each.name)
-        for broken in _promises_broken(model.graph, face):
+        for broken in _broken_invariants(model.graph, face):
             raise PassError(each.name, broken)
     return counts
 
@@ -103,7 +103,7 @@ def _face_of(graph: ir.Graph) -> Face:
     return tuple((value.name, str(value.type), str(value.shape)) for value in (*graph.inputs, *graph.outputs))
 
 
-def _promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
+def _broken_invariants(graph: ir.Graph, face: Face) -> Iterator[str]:
     """The broken invariants of a graph after a pass, in sentences; `face`: its inputs and outputs before."""
     now = _face_of(graph)
     for before, after in zip(face, now, strict=False):
@@ -182,7 +182,7 @@ class Supposing:
 
 
 def rewritten(
-    model: ir.Model, context: PassContext, run: Run, takes: TakesEach | None
+    model: ir.Model, context: PassContext, run: Run, takes: NodeSupport | None
 ) -> tuple[ir.Model, dict[str, int]]:
     """Run passes on a copy of `model`. Returns the copy, and the number of changes per pass.
 
@@ -192,7 +192,7 @@ def rewritten(
     while True:
         supposing = Supposing(context.spec.opset, known)
         attempt = model.clone()
-        counts = run(attempt, context if takes is None else replace(context, takes=supposing))
+        counts = run(attempt, context if takes is None else replace(context, supports=supposing))
         if takes is None or not supposing.supposed:
             return attempt, counts
         answers = takes(list(supposing.supposed.values()))
@@ -241,7 +241,7 @@ def _light(value: ir.Value, name: str) -> ir.TensorProtocol:
     """A constant with its values where they are few, else a reference to a file that does not exist."""
     tensor = value.const_value
     assert tensor is not None
-    if stored(value) is None and tensor.size <= SMALL:
+    if weight_part(value) is None and tensor.size <= SMALL:
         return ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype, name=name)
     return ir.ExternalTensor(
         "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""

@@ -10,7 +10,7 @@ dtype. Vectors (norms and biases) stay float32.
 
 `--keep MODULE=fp16` or `bf16` in a quantised package: weights stored in 16 bits and cast on loading.
 
-A package that computes in 16 bits needs no change (see `narrow_weights.py`).
+A package that computes in 16 bits needs no change (see `half_precision.py`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
+from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.rounding.reference import parameter_names
 from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
-from partita.export.target import Question, TakesEach
+from partita.export.target import NodeSupport, Question
 from partita.export.weights.element_types import to_ir, to_torch
-from partita.export.weights.origins import Rescaled
-from partita.export.weights.sources import Plain, StoredPart, stored
-from partita.export.weights.spilled import let_go
-from partita.package.records import NarrowWeights
+from partita.export.weights.memory_map import let_go
+from partita.export.weights.origins import RescaledOrigin
+from partita.export.weights.sources import FloatSource, StoredPart, weight_part
+from partita.package.records import HalfPrecisionWeights
 
 WIDE = "float32"
 OPSET, IR_VERSION = 21, 10
@@ -57,7 +57,7 @@ class Narrow:
     """Only weights that the checkpoint has in that dtype are stored in it, without rounding."""
 
 
-def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
+def narrow(computing: Precision, takes: NodeSupport | None) -> Narrow | None:
     """How weights are stored; None where they have the dtype of the activations.
 
     `takes` probes the provider.
@@ -67,12 +67,12 @@ def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
     return Narrow(computing.stored, looks_up(takes, computing.stored))
 
 
-def looks_up(takes: TakesEach | None, dtype: str) -> bool:
+def looks_up(takes: NodeSupport | None, dtype: str) -> bool:
     """Whether the provider supports Gather on a matrix of `dtype`."""
     return takes is not None and all(takes([question("Gather", dtype)]))
 
 
-def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach | None) -> Narrow | None:
+def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: NodeSupport | None) -> Narrow | None:
     """How the float weights of a quantised checkpoint are stored: in their own 16 bits.
 
     None unless most have 16 bits and the graph computes in float32.
@@ -98,7 +98,7 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
     def run(model: ir.Model, context: PassContext) -> int:
         count = 0
         for value in list(model.graph.initializers.values()):
-            part = stored(value)
+            part = weight_part(value)
             if part is not None and _fits(part, how):
                 with over(next(iter(value.uses())).node):
                     behind_cast(model.graph, value, part, how)
@@ -109,10 +109,10 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
     return run_passes(model, (Pass("narrow_weights", run),), context)
 
 
-def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> NarrowWeights:
+def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> HalfPrecisionWeights:
     """The manifest record. `narrowed`: the weights that the source model gets in rounded form."""
     sources = [source for source, _ in _narrow_parts(how, models)]
-    return NarrowWeights(
+    return HalfPrecisionWeights(
         dtype=how.dtype,
         weights=len({source.key for source in sources}),
         rounded=len({source.key for source in sources if _is_rounded(source, how)}),
@@ -121,7 +121,7 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[objec
 
 
 def rounded_weights(
-    how: Narrow, models: Sequence[ir.Model], movable: Callable[[Plain], bool]
+    how: Narrow, models: Sequence[ir.Model], movable: Callable[[FloatSource], bool]
 ) -> dict[object, Narrowed]:
     """Weight key -> the weights that the source model can get in rounded form.
 
@@ -139,11 +139,11 @@ def rounded_weights(
     return found
 
 
-def _narrow_parts(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
+def _narrow_parts(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[FloatSource, list[str]]]:
     """The 16-bit weights of `models`, with their modules."""
     for value in (value for model in models for value in model.graph.initializers.values()):
-        part = stored(value)
-        if part is None or not isinstance(part.source, Plain) or part.dtype != to_ir(how.dtype):
+        part = weight_part(value)
+        if part is None or not isinstance(part.source, FloatSource) or part.dtype != to_ir(how.dtype):
             continue
         readers = [reader for use in value.uses() for reader in _readers(use.node)]
         parameters = [name.rpartition(".")[0] for name in part.source.parameters]
@@ -155,7 +155,7 @@ def _readers(node: ir.Node) -> list[ir.Node]:
     return [use.node for use in node.outputs[0].uses()] if node.op_type == "Cast" else [node]
 
 
-def _is_rounded(source: Plain, how: Narrow) -> bool:
+def _is_rounded(source: FloatSource, how: Narrow) -> bool:
     """Whether storing rounds its values: quantised weights count, even with 16-bit scales."""
     return any(info.dtype != how.dtype or not _is_float(info) for info in source.origin.tensors())
 
@@ -163,7 +163,7 @@ def _is_rounded(source: Plain, how: Narrow) -> bool:
 def _fits(part: StoredPart, how: Narrow) -> bool:
     """Whether it is to be stored in 16 bits."""
     source = part.source
-    if how.exactly and isinstance(source, Plain):
+    if how.exactly and isinstance(source, FloatSource):
         infos = list(source.origin.tensors())
         if any(info.dtype != how.dtype or not _is_float(info) for info in infos):
             return False
@@ -173,13 +173,17 @@ def _fits(part: StoredPart, how: Narrow) -> bool:
 def is_matrix(part: StoredPart) -> bool:
     """Whether it is a matrix, or a stack of matrices, as in the checkpoint."""
     source = part.source
-    is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
+    is_plain = (
+        isinstance(source, FloatSource)
+        and source.dtype == to_ir(WIDE)
+        and not isinstance(source.origin, RescaledOrigin)
+    )
     return is_plain and len(part.part.shape) >= 2
 
 
 def behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
     """Insert a Cast between a weight and its consumers, or after a Gather of its rows."""
-    assert isinstance(part.source, Plain)
+    assert isinstance(part.source, FloatSource)
     kind = to_ir(how.dtype)
     kept = StoredPart(replace(part.source, dtype=kind), shape=tuple(part.shape.numpy()) if part.is_reshaped else None)
     name = f"{value.name}.{how.dtype}"
@@ -234,7 +238,7 @@ def question(operator: str, dtype: str) -> Question:
 
 
 def keep_narrow(
-    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: TakesEach | None
+    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: NodeSupport | None
 ) -> dict[str, int]:
     """Store the weights that the plan names in 16 bits, in place. Returns the pass name with their number.
 
@@ -248,7 +252,7 @@ def keep_narrow(
     def run(model: ir.Model, context: PassContext) -> int:
         found = list(_matrices_to_narrow(model.graph, plan))  # all of them before the first change
         for value, part, nodes, narrowed in found:
-            outcome.narrowed[part.source.key] = narrowed
+            outcome.half_precision[part.source.key] = narrowed
             with over(nodes[0]):
                 behind_cast(model.graph, value, part, ways[narrowed.dtype])
         drop_unused_initializers(model.graph)
@@ -260,12 +264,12 @@ def keep_narrow(
 def _matrices_to_narrow(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
     """Matrices to store in 16 bits, with their consumers."""
     for value in graph.initializers.values():
-        part, nodes = stored(value), [use.node for use in value.uses()]
+        part, nodes = weight_part(value), [use.node for use in value.uses()]
         if part is None or not nodes or not is_matrix(part):
             continue
-        assert isinstance(part.source, Plain)
+        assert isinstance(part.source, FloatSource)
         modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-        kind = plan.kept_type(modules)
+        kind = plan.half_precision_of(modules)
         if kind is not None:
             yield value, part, nodes, Narrowed(part.source.tensors, modules, kind)
 

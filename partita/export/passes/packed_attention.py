@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import UnknownError, above, computed, last_size, nodes_between
+from partita.export.passes.arithmetic import UnknownError, above, compute_values, last_size, nodes_between
 from partita.export.passes.base import (
     Pass,
     PassContext,
@@ -33,7 +33,7 @@ from partita.export.passes.base import (
 )
 from partita.export.passes.rotary_attention import ATTENTION
 from partita.export.passes.views import VIEWS
-from partita.export.weights.sources import StoredPart, stored
+from partita.export.weights.sources import StoredPart, weight_part
 
 CUTS = frozenset({"Slice", "Split", "Gather", *VIEWS})
 BETWEEN = frozenset({"SimplifiedLayerNormalization", "BranchwiseRMSNorm", *VIEWS})
@@ -58,12 +58,12 @@ def run(model: ir.Model, context: PassContext) -> int:
     count = 0
     for node in [n for n in model.graph if n.op_type == ATTENTION]:
         with over(node):
-            count += _packed(model.graph, node, context) or _split_again(model.graph, node)
+            count += _pack_inputs(model.graph, node, context) or _split_after_norms(model.graph, node)
     drop_unused_initializers(model.graph)
     return count
 
 
-def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
     """Give the node all three in one input; False where they are not projections, or the target does not support it."""
     three = node.inputs[:3]
     whole = _uncut(three) if None not in three else None
@@ -83,7 +83,7 @@ def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
         return False
     before = [value.producer() for value in three if value is not None]
     if products is not None:
-        made = _multiplied(graph, products, node)
+        made = _join_projections(graph, products, node)
         if made is None:
             discard(new)
             return False
@@ -94,12 +94,12 @@ def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
     return True
 
 
-def _split_again(graph: ir.Graph, node: ir.Node) -> bool:
+def _split_after_norms(graph: ir.Graph, node: ir.Node) -> bool:
     """Join projections that are followed by norms, and split the result; False where there are none."""
     products = _projections(node.inputs[:3], through=BETWEEN)
     if products is None or all(each.result is value for each, value in zip(products, node.inputs[:3], strict=True)):
         return False
-    made = _multiplied(graph, products, node)
+    made = _join_projections(graph, products, node)
     if made is None:
         return False
     widths = [last_size(each.result) for each in products]
@@ -148,7 +148,7 @@ def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection |
             if bias is None or node is None:
                 return None
         source, weight = (*node.inputs, None, None)[:2]
-        part = stored(weight)
+        part = weight_part(weight)
         if node.op_type != "MatMul" or source is None or weight is None or part is None or len(weight.uses()) != 1:
             return None
         return Projection(source, weight, bias, value) if part.shape.rank() == 2 else None
@@ -157,7 +157,7 @@ def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection |
 
 def _is_vector(bias: ir.Value | None, value: ir.Value) -> bool:
     """Whether `bias` is a weight [n] for a value [..., n]."""
-    return stored(bias) is not None and bias is not None and bias.shape == ir.Shape([last_size(value)])
+    return weight_part(bias) is not None and bias is not None and bias.shape == ir.Shape([last_size(value)])
 
 
 def _joined_type(products: Sequence[Projection]) -> ir.Value | None:
@@ -169,10 +169,10 @@ def _joined_type(products: Sequence[Projection]) -> ir.Value | None:
     return ir.Value(name="packed", shape=shape, type=first.type)
 
 
-def _multiplied(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) -> ir.Value | None:
+def _join_projections(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) -> ir.Value | None:
     """The projections as one, computed at the first of them; None where the weights cannot be joined."""
-    weight = _joined([each.weight for each in products], 1)
-    bias = None if products[0].bias is None else _joined([each.bias for each in products], 0)
+    weight = _concatenate_weights([each.weight for each in products], 1)
+    bias = None if products[0].bias is None else _concatenate_weights([each.bias for each in products], 0)
     kind = _joined_type(products)
     if weight is None or kind is None or (bias is None and products[0].bias is not None):
         return None
@@ -190,9 +190,9 @@ def _multiplied(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) ->
     return nodes[-1].outputs[0]
 
 
-def _joined(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
+def _concatenate_weights(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
     """The weights concatenated along `axis`; None where they cannot be stored so."""
-    parts = [part for part in map(stored, values) if part is not None]
+    parts = [part for part in map(weight_part, values) if part is not None]
     if len(parts) != len(values) or any(part.is_reshaped or len(part.source.parts) != 1 for part in parts):
         return None
     return parts[0].joined(parts[1:], axis, _common_name([part.source.name for part in parts]))
@@ -228,7 +228,7 @@ def _are_cuts(whole: ir.Value, three: Sequence[ir.Value | None], widths: Sequenc
         if value is None or nodes is None:
             return False
         try:
-            seen = computed(nodes, {whole: numbers})[value]
+            seen = compute_values(nodes, {whole: numbers})[value]
         except UnknownError:
             return False
         if not np.array_equal(seen, part):

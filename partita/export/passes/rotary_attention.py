@@ -56,7 +56,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
     if node.attributes.get_int("do_rotary", 0):
         return False
     length = context.spec.max_length
-    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _turned(node, index)) is not None]
+    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
     pair = [each for each in found if each is not None]
     if len(pair) != 2 or not _same_rotation(*pair) or not _fits(pair[0]):
         return False
@@ -85,7 +85,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
     return True
 
 
-def _turned(node: ir.Node, index: int) -> ir.Value | None:
+def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
     """The value that an input of the node is a view of, if nothing else reads the values in between."""
     value = node.inputs[index]
     while value is not None and only_consumer(value) is not None:

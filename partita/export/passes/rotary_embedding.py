@@ -30,7 +30,7 @@ from partita.export.passes.base import (
     stand_in,
     take_names,
 )
-from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in, unscaled
+from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in, without_factor
 from partita.export.passes.views import VIEWS
 
 CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
@@ -89,7 +89,7 @@ def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value,
         if found is not None and found.axis == POSITIONS_AXIS and not found.result.is_graph_output():
             yield found
             return
-    if maker is not None and (maker.op_type in CARRIERS or unscaled(views[-1]) is not None):
+    if maker is not None and (maker.op_type in CARRIERS or without_factor(views[-1]) is not None):
         for each in dict.fromkeys(maker.inputs):
             if each is not None and each in touched:
                 yield from _embeddings_in(each, touched, positions, length)
@@ -107,7 +107,7 @@ def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: P
         new = ir.Node(
             "com.microsoft", "RotaryEmbedding", [source, _wide(graph, positions), *tables], _attributes(found)
         )
-    if not all(context.takes(node) for node in (before, new) if node is not None):
+    if not all(context.supports(node) for node in (before, new) if node is not None):
         made = [each.producer() for each in new.inputs[1:] if each is not None]
         discard(new)
         if before is not None:

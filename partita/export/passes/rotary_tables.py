@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, stand_in
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 WAVES = frozenset({"Cos", "Sin"})
 MOVES = frozenset(
@@ -117,7 +117,7 @@ def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
 
 def _is_constant(value: ir.Value) -> bool:
     """Whether the value is known now; checkpoint weights are not read."""
-    return value.const_value is not None and stored(value) is None
+    return value.const_value is not None and weight_part(value) is None
 
 
 def _is_row(value: ir.Value, positions: ir.Value) -> bool:

@@ -21,9 +21,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, UnknownError, above, computed, last_size, nodes_between, same_type
+from partita.export.passes.arithmetic import (
+    Array,
+    UnknownError,
+    above,
+    compute_values,
+    last_size,
+    nodes_between,
+    same_type,
+)
 from partita.export.passes.base import added
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 PARTS = frozenset(
     {
@@ -83,17 +91,17 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
         tables = list(_tables(nodes, positions, length))
         if not tables:
             continue  # the input is multiplied by a number
-        inner = unscaled(source)
+        inner = without_factor(source)
         if inner is not None and same_type(inner, source) and all(use.node in nodes for use in source.uses()):
             scaled = nodes_between({inner, positions}, result)
-            found = scaled and _recognised(_Trial(scaled, inner, result, positions, length), tables)
+            found = scaled and _recognised(_DrawnRuns(scaled, inner, result, positions, length), tables)
             if found:
                 return found
-        return _recognised(_Trial(nodes, source, result, positions, length), tables)
+        return _recognised(_DrawnRuns(nodes, source, result, positions, length), tables)
     return None
 
 
-def unscaled(value: ir.Value) -> ir.Value | None:
+def without_factor(value: ir.Value) -> ir.Value | None:
     """The other factor of a product with one number; None where `value` is no such product."""
     node = value.producer()
     if node is None or node.op_type != "Mul":
@@ -118,11 +126,11 @@ def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
     if node.op_type != "Gather" or node.inputs[1] is not positions or node.attributes.get_int("axis", 0) != 0:
         return False
     table = node.inputs[0]
-    return table is not None and table.const_value is not None and stored(table) is None
+    return table is not None and table.const_value is not None and weight_part(table) is None
 
 
 @dataclass(slots=True)
-class _Trial:
+class _DrawnRuns:
     """Runs of the nodes at positions drawn once."""
 
     nodes: Sequence[ir.Node]
@@ -146,10 +154,10 @@ class _Trial:
 
     def run(self, x: Array, where: Array) -> Array:
         """The result for x at the positions `where` [B, S]."""
-        return computed(self.nodes, {self.source: x, self.positions: where})[self.result]
+        return compute_values(self.nodes, {self.source: x, self.positions: where})[self.result]
 
 
-def _recognised(trial: _Trial, tables: Sequence[Array]) -> Rotation | None:
+def _recognised(trial: _DrawnRuns, tables: Sequence[Array]) -> Rotation | None:
     sizes = trial.sizes
     for axis in (2, 1):
         rounds = -(-TRIED // sizes[axis])
@@ -163,7 +171,7 @@ def _recognised(trial: _Trial, tables: Sequence[Array]) -> Rotation | None:
     return None
 
 
-def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence[Array]) -> Rotation | None:
+def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequence[Array]) -> Rotation | None:
     """The rotation if `axis` is the position axis; `places`: positions [B, S] of several runs."""
     width = last_size(trial.source)
     if width is None or width % 2:
@@ -182,7 +190,7 @@ def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence
             ones[..., order[first]] = 1.0
             waves = [_by_position(trial.run(ones, where), axis) for where in places]
             pairs = [(wave[..., first], wave[..., second]) for wave in waves]
-            expected = [turn(x[..., order], *pair, axis, interleaved=interleaved) for pair in pairs]
+            expected = [rotary_embedding(x[..., order], *pair, axis, interleaved=interleaved) for pair in pairs]
             if not turned or not all(np.abs(a - b).max() <= TOLERANCE for a, b in zip(expected, shown, strict=True)):
                 continue
             where = np.concatenate([each.reshape(-1) for each in places])
@@ -219,7 +227,7 @@ def _pairs(turned: int, *, interleaved: bool) -> tuple[Array, Array]:
     return np.arange(turned // 2), np.arange(turned // 2, turned)
 
 
-def turn(x: Array, cos: Array, sin: Array, axis: int, *, interleaved: bool) -> Array:
+def rotary_embedding(x: Array, cos: Array, sin: Array, axis: int, *, interleaved: bool) -> Array:
     """The rotary embedding of x, 4-D with positions along `axis`; cosines and sines [B, S, R/2]."""
     first, second = _pairs(2 * cos.shape[-1], interleaved=interleaved)
     cos, sin = (np.expand_dims(each, 3 - axis) for each in (cos, sin))

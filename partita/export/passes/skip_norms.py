@@ -56,7 +56,7 @@ def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
         [ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))],
         outputs=[ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()][: SUM + 1 if wants_sum else 1],
     )
-    if not context.takes(new):
+    if not context.supports(new):
         discard(new)
         return False
     take_names(new, norm)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import Pass, PassContext, only_consumer, over, replace, take_names
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -28,7 +28,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
     """Rewrite the MatMul that alone reads a transposed weight; False where there is none."""
     weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
-    kept = stored(weight)
+    kept = weight_part(weight)
     if weight is None or kept is None or matmul is None:
         return False
     if matmul.op_type != "MatMul" or matmul.inputs[1] is not turn.outputs[0]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -27,7 +27,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 def _folded(graph: ir.Graph, node: ir.Node) -> bool:
     """Replace a Transpose by the weight stored transposed; False where it reads no weight."""
     value = node.inputs[0]
-    weight = stored(value)
+    weight = weight_part(value)
     if value is None or weight is None or len(value.uses()) != 1:
         return False
     if weight.shape.rank() != 2 or list(node.attributes.get_ints("perm", [1, 0])) != [1, 0]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, UnknownError, computed
+from partita.export.passes.arithmetic import Array, UnknownError, compute_values
 from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, remove_unread, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
@@ -83,7 +83,7 @@ def _keeps(chain: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> str:
             return ""
         numbers: Array = np.arange(np.prod(sizes)).reshape(sizes)
         try:
-            seen = computed(chain, {source: numbers})[result]
+            seen = compute_values(chain, {source: numbers})[result]
         except UnknownError:
             return ""
         if not np.array_equal(seen.ravel(), numbers.ravel()):

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 
 from partita.errors import UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantise.asking import PROBED_WIDTH, refused, refused_experts, settled, smaller_blocks
+from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.form_probes import (
+    PROBED_WIDTH,
+    first_supported,
+    refusal_reason,
+    refused_experts,
+    smaller_blocks,
+)
 from partita.export.quantise.forms import Form, candidates
-from partita.export.quantise.keep import Keep, check_modules, read_keep
-from partita.export.quantise.rounders import Grid
-from partita.export.quantise.rounding.stored import Rounded
-from partita.export.quantise.write.as_stored import AsStored
-from partita.export.quantise.write.packed import Packing
+from partita.export.quantise.keep_setting import Keep, check_modules, read_keep
+from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.write.stored_integers import AsStored
+from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
 
@@ -31,7 +37,7 @@ class Plan:
     keep: tuple[Keep, ...] = ()
     activations: str = "fp32"
     """The activation precision of quantised products, as --activations."""
-    rounded: Rounded | None = None
+    rounded: CalibratedWeights | None = None
     """Calibrated weights; None without calibration."""
     stored: AsStored | None = None
     """Keeps stored integers; other weights stay floats unless a setting matches. None: every weight is quantised."""
@@ -46,7 +52,7 @@ class Plan:
         bits = said[-1].bits if said else left
         if bits is None:
             return None
-        return self.looked_up(bits, width) if embedding else self.packed(bits, width)
+        return self.embedding_packing(bits, width) if embedding else self.packed(bits, width)
 
     def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
         """The packing of one layer's expert stacks, with rows of `widths`; None where they stay floats."""
@@ -57,17 +63,17 @@ class Plan:
         size = next(self._dividing(bits, *widths), None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
-    def kept_type(self, modules: Iterable[str]) -> str | None:
+    def half_precision_of(self, modules: Iterable[str]) -> str | None:
         """The 16-bit storage dtype of a weight of `modules`, where a setting requests it."""
         said = self._matching(modules)
         return said[-1].stored if said else None
 
-    def bits_said(self, modules: Iterable[str]) -> int | None:
+    def requested_bits(self, modules: Iterable[str]) -> int | None:
         """The bits that a setting requests for one of `modules`; None without one, or for floats."""
         said = self._matching(modules)
         return said[-1].bits if said else None
 
-    def asked_to_stay(self, modules: Iterable[str]) -> bool:
+    def kept_by_setting(self, modules: Iterable[str]) -> bool:
         """Whether a setting keeps the weights of one of `modules` unquantised."""
         said = self._matching(modules)
         return bool(said) and said[-1].bits is None
@@ -84,7 +90,7 @@ class Plan:
         size = next(self._dividing(bits, width), BLOCK_SIZES[0] if self.form.fills_up else None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
-    def looked_up(self, bits: int, width: int) -> Packing | None:
+    def embedding_packing(self, bits: int, width: int) -> Packing | None:
         """A packing for an embedding."""
         if not self.form.look_up.symmetric:
             return self.packed(bits, width)
@@ -98,7 +104,7 @@ class Plan:
         return (size for size in (wanted, *smaller) if not any(width % size for width in widths))
 
     @property
-    def rounded_bits(self) -> tuple[int, ...]:
+    def calibration_bits(self) -> tuple[int, ...]:
         """All bits to which weights may be quantised: of the package, of the settings, and of embeddings.
 
         With stored integers, those of the settings only.
@@ -137,13 +143,13 @@ def make_plan(
         standard=kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains),
     )
     forms = _fitting(forms, options, keep)
-    rounded = None if options.calibrate is None else Rounded()
+    rounded = None if options.calibrate is None else CalibratedWeights()
     activations = options.activations or "fp32"
     plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, activations, rounded, stored)
     if target is None:
         return plan
     taken = [] if stored is None else stored.packings()
-    multiplied_bits = plan.rounded_bits if options.searches else plan.multiplied_bits
+    multiplied_bits = plan.calibration_bits if options.searches else plan.multiplied_bits
 
     def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
@@ -153,13 +159,13 @@ def make_plan(
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
-        found = [tried.looked_up(each, PROBED_WIDTH) for each in plan.rounded_bits]
-        as_they_are = [each for each in taken if looks_up_stored(form, each)]
+        found = [tried.embedding_packing(each, PROBED_WIDTH) for each in plan.calibration_bits]
+        as_they_are = [each for each in taken if supports_stored_lookup(form, each)]
         return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
 
     dtype = options.computing.dtype
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
-    form, found = settled(target, forms, multiplied, looked_up, dtype, option=option)
+    form, found = first_supported(target, forms, multiplied, looked_up, dtype, option=option)
     if found.symmetric != kernels.symmetric:
         told(
             f"{target.provider} supports quantised weights {'without' if found.symmetric else 'with'} zero points only"
@@ -167,7 +173,7 @@ def make_plan(
     if form is not forms[0]:
         told(f"{target.provider} does not support {forms[0].summary}; quantised weights are stored for {form.summary}")
     if stored is not None:
-        stored = _taken_by(target, form, found, stored, dtype)
+        stored = _supported_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
     if has_experts and found.experts and form.experts is not None:
         why = refused_experts(target, form, found, multiplied(form, found), dtype)
@@ -177,7 +183,7 @@ def make_plan(
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan
-    most = max((plan.block_size or found.block_sizes[each] for each in plan.rounded_bits), default=0)
+    most = max((plan.block_size or found.block_sizes[each] for each in plan.calibration_bits), default=0)
 
     def in_blocks(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
@@ -187,18 +193,22 @@ def make_plan(
 
     def looked_up_in(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
-        return list(dict.fromkeys(each for bits in plan.rounded_bits if (each := tried.looked_up(bits, PROBED_WIDTH))))
+        return list(
+            dict.fromkeys(
+                each for bits in plan.calibration_bits if (each := tried.embedding_packing(bits, PROBED_WIDTH))
+            )
+        )
 
     smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))
 
 
-def looks_up_stored(form: Form, packing: Packing) -> bool:
+def supports_stored_lookup(form: Form, packing: Packing) -> bool:
     """Whether an embedding with this packing can be looked up in a form."""
     return not form.look_up.symmetric or (packing.grid.symmetric and packing.grid.bits == 8)
 
 
-def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dtype: str) -> AsStored:
+def _supported_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dtype: str) -> AsStored:
     """Stored integers with the block sizes that `target` supports."""
     if target.ask is None or form.one_scale:
         return stored
@@ -207,7 +217,7 @@ def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dt
     def in_blocks(size: int) -> list[Packing]:
         return [replace(each, block_size=size) for each in packings]
 
-    sizes = tuple(size for size in stored.blocks() if not refused(target, form, kernels, in_blocks(size), dtype))
+    sizes = tuple(size for size in stored.blocks() if not refusal_reason(target, form, kernels, in_blocks(size), dtype))
     return replace(stored, sizes=sizes)
 
 

@@ -79,7 +79,7 @@ def quick_export() -> Iterator[None]:
 def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
     """Whether every operator stays as it is: none is in `table`, writes in place or contains a graph."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or _respelled(node):
+        if node.op != "call_function" or _is_rewritten(node):
             continue
         schema = getattr(node.target, "_schema", None)
         if schema is None:
@@ -90,7 +90,7 @@ def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
     return True
 
 
-def _respelled(node: Any) -> bool:
+def _is_rewritten(node: Any) -> bool:
     """Whether `_respell` rewrites the operator."""
     return _name(node) in ALIASES or node.target is torch.ops.aten.__and__.Tensor
 

@@ -18,11 +18,11 @@ from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint.original import auto_class
+from partita.export.checkpoint.model_class import auto_class
 from partita.export.trace import experts
 from partita.export.trace.hooks import IMPLEMENTATION, register
 from partita.export.trace.rope import rereads_at, rope_by_length, static_up_to
-from partita.export.trace.state import Probed, probe, text_config
+from partita.export.trace.state import ModelStates, probe, text_config
 from partita.export.weights.element_types import to_torch
 
 
@@ -33,7 +33,7 @@ class FakeModel:
     module: torch.nn.Module
     mode: FakeTensorMode
     dtype: str
-    probed: Probed
+    probed: ModelStates
     vocab_size: int
     rope_by_length: bool
     """Rotary frequencies depend on the sequence length, within the cache length."""
@@ -101,7 +101,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
     handle = register_module_parameter_registration_hook(fake_parameter)
     try:
-        with quiet(), translated("building the model from config.json"), _constructors_may_convert():
+        with quiet(), translate_errors("building the model from config.json"), _constructors_may_convert():
             module = _build(config, dtype).eval()
             _refuse_by_modules(module)
             limit = static_up_to(module)
@@ -109,7 +109,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             rereads = rereads_at(module) if by_length else None
         with (
             quiet(),
-            translated("running the model once on fake tensors"),
+            translate_errors("running the model once on fake tensors"),
             rope_by_length(module, None),
             experts.experts_form("standard", None),
         ):
@@ -217,7 +217,7 @@ LACKING = {
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Convert any exception of the traced model code into UnsupportedModelError; PartitaErrors pass through.
 
     A lack of memory or threads becomes a ResourceError.

@@ -146,7 +146,7 @@ _ones: list[_Ones] = []
 
 
 @contextmanager
-def plugged(plug: Plug) -> Iterator[None]:
+def connect_plug(plug: Plug) -> Iterator[None]:
     """Connect the registered functions to `plug` in the block.
 
     Models that choose attention by class use transformers' own names; these get our masks.
@@ -154,7 +154,7 @@ def plugged(plug: Plug) -> Iterator[None]:
     _active.append(plug)
     _ones.append(_Ones())
     try:
-        with _ones[-1], _replaced(lambda _: _mask):
+        with _ones[-1], _replace_mask_functions(lambda _: _mask):
             yield
     finally:
         _ones.pop()
@@ -180,12 +180,12 @@ def mask_functions() -> Iterator[list[MaskFunction]]:
         found.append(mask_function)
         return make(*args, mask_function=mask_function, **kwargs)
 
-    with _replaced(lambda make: partial(collecting, make)):
+    with _replace_mask_functions(lambda make: partial(collecting, make)):
         yield found
 
 
 @contextmanager
-def _replaced(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def _replace_mask_functions(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Replace the mask functions of eager and sdpa attention in the block."""
     masks: Any = AttentionMaskInterface._global_mapping
     own = {name: masks[name] for name in ("eager", "sdpa")}

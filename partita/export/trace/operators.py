@@ -19,7 +19,7 @@ CONTRIB = frozenset({"MoE", "LinearAttention"})
 """The operators of the form `contrib`."""
 
 
-def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
+def pad_last_axis(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """The tensor with its last axis padded with zeros to `width`."""
     import torch
 
@@ -27,7 +27,7 @@ def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def look_up_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Rows of `table`, for an int32 index."""
     import torch.onnx.ops as onnx_ops
 
@@ -44,7 +44,7 @@ def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return onnx_ops.symbolic("onnx::MatMul", (left, right), dtype=left.dtype, shape=shape, version=13)
 
 
-def reshaped(tensor: torch.Tensor, sizes: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
+def reshape(tensor: torch.Tensor, sizes: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
     """Reshape to `sizes`, of which one may be -1; `shape`: the resulting shape."""
     import torch
     import torch.onnx.ops as onnx_ops

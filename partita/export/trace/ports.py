@@ -13,7 +13,7 @@ import torch
 
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.trace.attention import Cursor, Lowering
-from partita.export.trace.emitting import Key
+from partita.export.trace.emitter import Key
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.rope import static_up_to
 from partita.export.trace.state import LayerState

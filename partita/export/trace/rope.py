@@ -126,12 +126,12 @@ def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Itera
         sets.setdefault(rotary.module, {})[rotary.layer_type] = rotary
     with ExitStack() as stack:
         for module, by_layer_type in sets.items():
-            stack.enter_context(patched(module, _forward_by_length(module, by_layer_type, length)))
+            stack.enter_context(replace_forward(module, _forward_by_length(module, by_layer_type, length)))
         yield
 
 
 @contextmanager
-def patched(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of one module."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
@@ -147,7 +147,7 @@ def _forward_by_length(
     module: torch.nn.Module, sets: dict[str | None, Rotary], length: torch.Tensor | None
 ) -> Callable[..., Any]:
     """The forward of a rotary module without transformers' wrapper."""
-    forward = _unwrapped(module)
+    forward = _inner_forward(module)
     long = {key: _long_frequencies(rotary) for key, rotary in sets.items() if rotary.kind == "longrope"}
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ def _forward_by_length(
             return forward(module, x, position_ids, **named)
 
         def wave(frequencies: torch.Tensor) -> Any:
-            stand_in = StandIn(module, rotary.buffer, frequencies)
+            stand_in = RotaryModule(module, rotary.buffer, frequencies)
             result = forward(stand_in, x, position_ids, **named)
             if not stand_in.read:
                 raise UnsupportedModelError(
@@ -184,7 +184,7 @@ def _long_frequencies(rotary: Rotary) -> torch.Tensor:
         return rotary.at(rotary.context + 1)
 
 
-def _unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
+def _inner_forward(module: torch.nn.Module) -> Callable[..., Any]:
     """The forward of a module's class below `dynamic_rope_update`."""
     function: Any = type(module).forward
     while function is not None:
@@ -199,7 +199,7 @@ def _unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
     )
 
 
-class StandIn:
+class RotaryModule:
     """A rotary module with other frequencies, for its forward."""
 
     def __init__(self, module: torch.nn.Module, buffer: str, frequencies: torch.Tensor) -> None:

@@ -12,7 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask, classify_mask, plugged
+from partita.export.trace.hooks import (
+    AttentionRequest,
+    MaskFunction,
+    MaskRule,
+    additive_mask,
+    classify_mask,
+    connect_plug,
+)
 from partita.export.trace.plug_cache import PlugCache, call
 
 PROBE_TOKENS = 4
@@ -56,7 +63,7 @@ class ExtraState:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ModelStates:
     """The states of a model, and its masks in order."""
 
     layers: tuple[LayerState, ...]
@@ -64,9 +71,9 @@ class Probed:
     masks: tuple[MaskRule | None, ...]
     length_as_tensor: bool
     """The model reads the number of cached tokens as a tensor; otherwise it needs a number, and gets 0."""
-    kept_outside: tuple[str, ...] = ()
+    outside_cache: tuple[str, ...] = ()
     """Tensors that modules of the model keep between steps, outside of transformers' cache."""
-    takes_ones: bool = False
+    needs_ones_mask: bool = False
     """The model counts keys by its padding mask (ALiBi of falcon): it gets a mask of ones over all N."""
 
     @property
@@ -158,7 +165,7 @@ class Recorder:
         self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]
 
 
-def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> Probed:
+def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> ModelStates:
     """Run `model` under `fake` and return its states.
 
     Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
@@ -187,7 +194,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
     layers = tuple(first.found[layer] for layer in sorted(first.found))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
     outside = tuple(name for name in _own_tensors(model) if name not in before)
-    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)
+    return ModelStates(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)
 
 
 def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[Recorder, bool]:
@@ -237,7 +244,7 @@ def _run(
         ids = torch.zeros(batch, min(PROBE_TOKENS, max_length), dtype=torch.long)
         positions = torch.zeros(ids.shape, dtype=torch.int32)
         recorder = Recorder(batch, positions, max_length, layer_count(model), length_as_tensor, extras)
-        with plugged(recorder):
+        with connect_plug(recorder):
             call(
                 model,
                 ids,

@@ -1,6 +1,6 @@
 """Trace a Hugging Face decoder on fake tensors to an ONNX graph with a static cache.
 
-transformers' modelling code runs with our attention function and cache (`hooks.py`, `emitting.py`). Parameters become
+transformers' modelling code runs with our attention function and cache (`hooks.py`, `emitter.py`). Parameters become
 initializers without data, named as in the model; buffers (rotary frequencies, scales) are real.
 """
 
@@ -22,10 +22,10 @@ from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
 from partita.export.trace.attention import Lowering
 from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
-from partita.export.trace.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
+from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form, has_stacked
-from partita.export.trace.fake_model import FakeModel, quiet, translated
-from partita.export.trace.hooks import plugged
+from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
+from partita.export.trace.hooks import connect_plug
 from partita.export.trace.operators import DOMAINS
 from partita.export.trace.plug_cache import PlugCache, call
 from partita.export.trace.ports import (
@@ -38,7 +38,7 @@ from partita.export.trace.ports import (
     ports_of,
     state_table,
 )
-from partita.export.trace.recurrence import read_states, replaced
+from partita.export.trace.recurrence import read_states, replace_recurrences
 from partita.export.trace.replacements import complex_as_pairs, rows_by_position
 from partita.export.trace.rope import rope_by_length
 from partita.export.trace.state import layer_count
@@ -53,7 +53,7 @@ TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedGraph:
     """A graph with its inputs, outputs and states."""
 
     model: ir.Model
@@ -61,7 +61,7 @@ class Traced:
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
     spec: TraceSpec
-    routed: bool
+    has_router: bool
     """It has experts and a router."""
     notes: tuple[str, ...]
     """Notes for the user."""
@@ -71,7 +71,7 @@ class FixedLengthError(UnsupportedModelError):
     """A model whose code can be traced only for a fixed number of tokens."""
 
 
-class Granted:
+class RecordedGuards:
     """The guards that a trace records on symbolic sizes.
 
     A separate class, because torch reverts changes of module attributes.
@@ -92,7 +92,7 @@ class _Wrapper(torch.nn.Module):
         setattr(self, ROOT, fake.module)
         self.fake, self.lowering, self.keys, self.spec = fake, lowering, tuple(table), spec
         self.rolling = frozenset(state.layer for state in table.values() if state.rolls)
-        self.granted = Granted()
+        self.recorded_guards = RecordedGuards()
 
     def forward(
         self,
@@ -106,7 +106,7 @@ class _Wrapper(torch.nn.Module):
         model = getattr(self, ROOT)
         size: Any = input_ids.shape[1]
         if isinstance(size, torch.SymInt):
-            self.granted.shapes.append(size.node.shape_env)
+            self.recorded_guards.shapes.append(size.node.shape_env)
         keys: Any = self.spec.max_length
         places = position_ids
         if self.lowering.grows:
@@ -124,15 +124,17 @@ class _Wrapper(torch.nn.Module):
         )
         length = lengths[0] if lengths else None
         with (
-            plugged(plug),
+            connect_plug(plug),
             complex_as_pairs(),
             rope_by_length(model, length),
-            replaced(model, self.spec.form),
+            replace_recurrences(model, self.spec.form),
             rows_by_position(model, places, keys),
         ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
             wanted = rows[0] if rows else None
-            logits = call(model, input_ids, position_ids, cache, wanted, keys if self.fake.probed.takes_ones else None)
+            logits = call(
+                model, input_ids, position_ids, cache, wanted, keys if self.fake.probed.needs_ones_mask else None
+            )
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
 
@@ -143,7 +145,7 @@ def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
     return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
 
 
-def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> Traced:
+def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> TracedGraph:
     """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. `progress` counts layers.
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
@@ -158,13 +160,13 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
     with (
         quiet(),
         torch.no_grad(),
-        translated("tracing the model"),
+        translate_errors("tracing the model"),
         experts_form(spec.form, spec.tokens, stacked=has_stacked(fake.module)) as forms,
         quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
-            _exported(wrapper, arguments, spec, progress or SilentStage()),
+            _trace_with_torch(wrapper, arguments, spec, progress or SilentStage()),
             tuple(arguments.values()),
             dynamo=True,
             opset_version=spec.opset,
@@ -184,7 +186,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
     assert onnx_program is not None
     model = _apart(onnx_program.model)
     del onnx_program
-    with quiet(), translated("cleaning the graph"):
+    with quiet(), translate_errors("cleaning the graph"):
         _strip_weights(model, fake.module)
         _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, spec.opset)
         clean(model)
@@ -193,7 +195,9 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
-    return Traced(model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
+    return TracedGraph(
+        model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.chosen), tuple(forms.notes)
+    )
 
 
 def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def _each_layer(model: torch.nn.Module, progress: Stage) -> Iterator[None]:
             hook.remove()
 
 
-def _exported(
+def _trace_with_torch(
     wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec, progress: Stage
 ) -> torch.export.ExportedProgram:
     """The wrapper as torch traces it. Raises FixedLengthError when a symbolic size turns out to be no such thing."""
@@ -267,13 +271,13 @@ def _exported(
         if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
             raise
         raise FixedLengthError("the model's code specialises on one number of tokens") from error
-    if guard := broken_guard(wrapper.granted, spec.max_length):
+    if guard := broken_guard(wrapper.recorded_guards, spec.max_length):
         raise FixedLengthError(f"the model's code specialises on one number of tokens ({guard})")
     skip_decompositions(program)
     return program
 
 
-def broken_guard(taken: Granted, max_length: int) -> str | None:
+def broken_guard(taken: RecordedGuards, max_length: int) -> str | None:
     """A guard that does not hold for every size; None when all hold.
 
     All small sizes are tested, for guards on remainders, and those around powers of two, for bounds.
@@ -373,7 +377,7 @@ def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> 
     model.opset_imports.update(domains)
 
 
-def without_unread(item: Traced) -> Traced:
+def without_unread(item: TracedGraph) -> TracedGraph:
     """The graph without inputs that no node reads, e.g. positions."""
     states = {state.past for state in item.states}
     gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}

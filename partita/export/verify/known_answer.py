@@ -30,19 +30,19 @@ from transformers import PreTrainedConfig, modeling_utils
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.original import auto_class, of_text
+from partita.export.checkpoint.model_class import auto_class, of_text
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, read_json
-from partita.export.trace.fake_model import quiet, translated
+from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
 from partita.export.trace.plug_cache import CACHE_ARGUMENTS, cache_argument
 from partita.export.trace.replacements import is_table
 from partita.export.trace.rope import static_up_to
 from partita.export.trace.state import text_config
-from partita.export.weights import spilled
+from partita.export.weights import memory_map
 from partita.observations.text_format import human_bytes
 from partita.package.folder import KNOWN_ANSWER, Manifest
-from partita.process import address_space_left, give_back
-from partita.signals import received
+from partita.process import address_space_free, give_back
+from partita.signals import received_signal
 from partita.tokenizer_limits import load_full
 
 SCHEMA = "partita.known_answer/1"
@@ -132,10 +132,10 @@ def check_run_memory(manifest: Manifest) -> None:
 
 def free_bytes() -> float:
     """Available memory in bytes, within the container's and the process's limit (ulimit -v)."""
-    return min(psutil.virtual_memory().available, _cgroup_bytes_left(), address_space_left())
+    return min(psutil.virtual_memory().available, _cgroup_bytes_free(), address_space_free())
 
 
-def _cgroup_bytes_left() -> float:
+def _cgroup_bytes_free() -> float:
     """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit.
 
     Cached files count as used, including freshly written weights, and are reclaimed when needed.
@@ -168,9 +168,9 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with (
         quiet(),
-        translated("loading the source model"),
+        translate_errors("loading the source model"),
         _read_and_not_mapped(),
-        spilled.spilling(checkpoint.tensors, scratch),
+        memory_map.spilling(checkpoint.tensors, scratch),
     ):
         if any(info.decoder is not None for info in checkpoint.tensors.values()):
             loaded = _load_dequantised(checkpoint, config)
@@ -189,7 +189,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
         raise UnsupportedModelError(
             f"{sorted(info['missing_keys'])[:5]} has no weights for {checkpoint.where}; download the checkpoint again"
         )
-    spilled.watch(model)
+    memory_map.watch(model)
     return model
 
 
@@ -244,8 +244,8 @@ def compute(
     model = load(checkpoint, scratch)
     if prepare is not None:
         prepare(model)
-        spilled.let_go(model)
-    with quiet(), torch.no_grad(), translated("running the source model"):
+        memory_map.let_go(model)
+    with quiet(), torch.no_grad(), translate_errors("running the source model"):
         with mask_functions() as masks:
             last = last_logits(model, sequence, 1)
         caution = _unlike_eager(model, sequence, last)
@@ -301,7 +301,7 @@ def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: to
     try:
         return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
     except Exception as error:
-        signalled = received()
+        signalled = received_signal()
         if signalled is not None:
             raise signalled from error
     for _ in range(steps):
@@ -394,7 +394,7 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
     ids: list[int] = []
     if checkpoint.tokenizes:
         # The tokenizer probe reports loading errors.
-        with suppress(PartitaError), quiet(), translated("loading the tokenizer"):
+        with suppress(PartitaError), quiet(), translate_errors("loading the tokenizer"):
             tokenizer, _ = load_full(checkpoint.folder)
             ids = [i for i in tokenizer(PROMPT_TEXT)["input_ids"] if 0 <= i < vocab_size][:length]
     if len(ids) < length:

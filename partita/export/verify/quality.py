@@ -28,7 +28,7 @@ from partita.errors import ParityError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.options import ExportOptions
 from partita.export.progress import Stage
-from partita.export.trace.fake_model import quiet, translated
+from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import clear_for, load
 from partita.export.verify.texts import WINDOW_TOKENS, Text, Tokens
@@ -258,7 +258,7 @@ def read_text(
     text, sha256 = texts.read(path, "quality_text")
     fewest = min(SHORTEST_TEXT, count)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    useless = found is not None and texts.says_nothing(found.part(0, count), fewest)
+    useless = found is not None and texts.is_useless(found.part(0, count), fewest)
     if found is None or (useless and not chosen):
         why = (
             "the checkpoint's tokenizer has no tokens for it"
@@ -292,7 +292,7 @@ class _Blocks:
         float32 sum exceeds the loss of 16-bit rounding."""
         self.at: tuple[list[int], list[int]] = ([], [])
 
-    def hear(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
+    def store_logits(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
         """Store the logits [vocab] of both for the token after a position."""
         count = len(self.at[0])
         np.copyto(self.kept[0, count].numpy(), ours)
@@ -344,12 +344,12 @@ def measure(
     return quality_of(text, found, provider).model_copy(update={"phases": phases_of(found, goes_on), "twin": twin})
 
 
-def opens_beside(text: Text, vocab_size: int) -> bool:
+def fits_in_memory(text: Text, vocab_size: int) -> bool:
     """Whether package and source model are in memory together: the logits of all windows do not fit on disk."""
-    return len(text.windows) > _windows_kept(text.windows.shape[1] - 1, vocab_size)
+    return len(text.windows) > _windows_stored(text.windows.shape[1] - 1, vocab_size)
 
 
-def _windows_kept(length: int, vocab_size: int) -> int:
+def _windows_stored(length: int, vocab_size: int) -> int:
     """Number of windows whose source-model logits are stored at a time."""
     return max(1, KEPT_BYTES // (length * vocab_size * 4))
 
@@ -362,7 +362,7 @@ def _compare(
         taken = windows[first : first + scorer.rows]
 
         def hear(row: int, position: int, logits: Logits, first: int = first) -> None:
-            blocks.hear(start + first + row, position, logits, kept.at(first + row, position))
+            blocks.store_logits(start + first + row, position, logits, kept.at(first + row, position))
             stage.advance(1)
 
         # The last token has no successor and is not run.
@@ -386,13 +386,13 @@ class _LogitsFile:
     @property
     def windows(self) -> int:
         """Capacity in windows."""
-        return _windows_kept(self.length, self.vocab_size)
+        return _windows_stored(self.length, self.vocab_size)
 
     def fill(self, model: Any, windows: npt.NDArray[np.int64], stage: Stage) -> None:
         """Store the logits of `model` for `windows`. Raises OSError when the disk is full."""
         self.file.seek(0)
         for window in windows:
-            with quiet(), torch.no_grad(), translated("running the source model"):
+            with quiet(), torch.no_grad(), translate_errors("running the source model"):
                 logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
             self.file.write(logits.contiguous().numpy().data.cast("B"))
             del logits  # before the next ones are made

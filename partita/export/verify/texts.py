@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from partita.errors import PartitaError, UsageError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.trace.fake_model import quiet, translated
+from partita.export.trace.fake_model import quiet, translate_errors
 from partita.tokenizer_limits import load_full
 
 WINDOW_TOKENS = 512
@@ -91,7 +91,7 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     if not checkpoint.tokenizes:
         return None
     try:
-        with quiet(), translated("loading the tokenizer"):
+        with quiet(), translate_errors("loading the tokenizer"):
             tokenizer, _ = load_full(checkpoint.folder)
             first = tokenizer.bos_token_id
             ids = tokenizer(text, verbose=False)["input_ids"]
@@ -102,13 +102,13 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
 
 
-def says_nothing(found: Tokens, fewest: int) -> bool:
+def is_useless(found: Tokens, fewest: int) -> bool:
     """Whether a text has fewer tokens than `fewest`, or mostly unknown ones."""
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
 
 
-def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tokens:
+def chosen_text(found: Tokens | None, fewest: int, path: Path, option: str) -> Tokens:
     """The tokens of a text that the user chose. Raises UsageError where no tokenizer loads, and as `refuse_useless`."""
     if found is None:
         raise UsageError(

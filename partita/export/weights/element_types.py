@@ -30,12 +30,12 @@ def of_torch(dtype: torch.dtype) -> str:
 
 def to_ir(name: str) -> ir.DataType:
     """`float32` -> `ir.DataType.FLOAT`."""
-    return ir.DataType(dtypes.named(name).number)
+    return ir.DataType(dtypes.dtype_named(name).number)
 
 
 def of_ir(dtype: ir.DataType) -> str:
     """`ir.DataType.FLOAT` -> `float32`."""
-    return dtypes.numbered(int(dtype)).name
+    return dtypes.dtype_numbered(int(dtype)).name
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -23,11 +23,11 @@ from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, 
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
 from partita.export.weights.element_types import CHECKPOINT, COMPUTING, to_ir
-from partita.export.weights.origins import Origin, Stored
-from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, stored
+from partita.export.weights.origins import Origin, StoredTensor
+from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
-from partita.remedies import what_to_do
+from partita.remedies import fix_for
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -106,12 +106,12 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
 
 def _unknown(sources: Sources) -> list[str]:
     """Tensors without a place in the model."""
-    return [name for name in sources.unmatched if not name.endswith(COMPUTED)]
+    return [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
 
 
 def _name_of(origin: Origin, name: str) -> str:
     """The weight's name for users: that of the checkpoint, or of the model for a weight from several tensors."""
-    return origin.info.name if isinstance(origin, Stored) else name
+    return origin.info.name if isinstance(origin, StoredTensor) else name
 
 
 def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
@@ -133,7 +133,7 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
     Second names of tied tensors and tensors that transformers computes are not listed.
     """
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
-    used |= sources.ignored
+    used |= sources.ignored_tensors
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
     modules = {prefix for name in used for prefix in _modules(name)}
     groups: dict[str, list[TensorInfo]] = {}
@@ -164,7 +164,7 @@ def parameter_count(models: Iterable[ir.Model]) -> int:
 
 def _weights(model: ir.Model) -> Iterator[StoredPart]:
     """Weight parts that are not written yet."""
-    return (part for value in model.graph.initializers.values() if (part := stored(value)) is not None)
+    return (part for value in model.graph.initializers.values() if (part := weight_part(value)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def file_bytes(models: Iterable[ir.Model]) -> int:
     """Size of the external data file in bytes."""
     position, placed = 0, set()
     for value in (value for model in models for value in model.graph.initializers.values()):
-        tensor, part = value.const_value, stored(value)
+        tensor, part = value.const_value, weight_part(value)
         assert tensor is not None, value.name
         key: object = tensor.tobytes() if part is None and tensor.nbytes >= INLINE_BYTES else None
         if part is not None:
@@ -220,7 +220,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
     """The error for an OSError while the package in `folder` is written, in one line."""
-    if remedy := what_to_do(error, "", folder.parent):
+    if remedy := fix_for(error, "", folder.parent):
         where = error.filename or tempfile.tempdir or "TMPDIR"
         return ResourceError(f"{where}: cannot write a temporary file ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
@@ -242,7 +242,7 @@ class _Writer:
     def place(self, value: ir.Value, folder: Path) -> None:
         tensor = value.const_value
         assert tensor is not None, value.name
-        part = stored(value)
+        part = weight_part(value)
         if part is not None:
             if part.key not in self.placed:
                 self._append_weight(part.source)

@@ -55,7 +55,7 @@ class Origin(ABC):
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor: ...
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return Permuted(self, order)
+        return PermutedOrigin(self, order)
 
 
 def _whole_region(shape: tuple[int, ...]) -> Region:
@@ -78,7 +78,7 @@ def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
 
 
 @dataclass(frozen=True)
-class Stored(Origin):
+class StoredTensor(Origin):
     """One tensor of the checkpoint."""
 
     info: TensorInfo
@@ -104,7 +104,7 @@ class _Of(Origin):
 
 
 @dataclass(frozen=True)
-class Permuted(_Of):
+class PermutedOrigin(_Of):
     """Axis `order[i]` of `whole` is axis i."""
 
     order: tuple[int, ...]
@@ -125,7 +125,7 @@ class Permuted(_Of):
 
 
 @dataclass(frozen=True)
-class Interleaved(_Of):
+class InterleavedOrigin(_Of):
     """Two halves [a; b] along `axis` as a0, b0, a1, b1, ..."""
 
     axis: int
@@ -152,11 +152,11 @@ class Interleaved(_Of):
         return self.whole.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return Interleaved(self.whole.permuted(order), order.index(self.axis))
+        return InterleavedOrigin(self.whole.permuted(order), order.index(self.axis))
 
 
 @dataclass(frozen=True)
-class Cut(_Of):
+class SlicedOrigin(_Of):
     """`start` .. `stop` along `axis`."""
 
     axis: int
@@ -174,7 +174,7 @@ class Cut(_Of):
 
 
 @dataclass(frozen=True)
-class Picked(_Of):
+class PickedOrigin(_Of):
     """The values at `index` of `axis`, which is removed."""
 
     axis: int
@@ -189,7 +189,7 @@ class Picked(_Of):
 
 
 @dataclass(frozen=True)
-class Widened(_Of):
+class ExpandedOrigin(_Of):
     """With a new axis of size 1 before `axis`."""
 
     axis: int
@@ -202,7 +202,7 @@ class Widened(_Of):
 
 
 @dataclass(frozen=True)
-class Reordered(_Of):
+class ReorderedOrigin(_Of):
     """The value at `order[i]` of `axis` is at i."""
 
     axis: int
@@ -219,7 +219,7 @@ class Reordered(_Of):
 
 
 @dataclass(frozen=True)
-class Flattened(_Of):
+class FlattenedOrigin(_Of):
     """A stack [E, N, K] as one matrix [E * N, K]."""
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ class Flattened(_Of):
 
 
 @dataclass(frozen=True)
-class Rescaled(_Of):
+class RescaledOrigin(_Of):
     """Every value times `factor` plus `offset`, in float32."""
 
     factor: float
@@ -258,11 +258,11 @@ class Rescaled(_Of):
         return self.whole.read(region, files).to(torch.float32) * self.factor + self.offset
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return Rescaled(self.whole.permuted(order), self.factor, self.offset)
+        return RescaledOrigin(self.whole.permuted(order), self.factor, self.offset)
 
 
 @dataclass(frozen=True)
-class Joined(Origin):
+class JoinedOrigin(Origin):
     """Several origins concatenated along `axis`."""
 
     parts: tuple[Origin, ...]
@@ -273,7 +273,7 @@ class Joined(Origin):
         return self.size
 
     @classmethod
-    def of(cls, parts: tuple[Origin, ...], axis: int) -> Joined:
+    def of(cls, parts: tuple[Origin, ...], axis: int) -> JoinedOrigin:
         """Concatenate. Raises ValueError when the parts differ in another axis."""
         others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
         if len(others) != 1 or len({len(part.shape) for part in parts}) != 1:
@@ -302,7 +302,7 @@ class Joined(Origin):
 
 
 @dataclass(frozen=True)
-class Computed(Origin):
+class ComputedOrigin(Origin):
     """The result of a torch operator on other origins; computed whole, once while the files are open."""
 
     operator: Callable[..., Any]

@@ -19,7 +19,7 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights.element_types import of_ir, to_torch
-from partita.export.weights.origins import Interleaved, Joined, Origin, Rescaled, Stored, blocks
+from partita.export.weights.origins import InterleavedOrigin, JoinedOrigin, Origin, RescaledOrigin, StoredTensor, blocks
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size, in bytes."""
@@ -71,7 +71,7 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class FloatSource:
     """The values of an origin, cast to the dtype of the package."""
 
     checkpoint: Checkpoint
@@ -101,20 +101,20 @@ class Plain:
         """One part: the values."""
         return (Part(self.origin.shape, self.dtype),)
 
-    def permuted(self, order: tuple[int, ...]) -> Plain:
+    def permuted(self, order: tuple[int, ...]) -> FloatSource:
         """The same weight with axis `order[i]` as axis i."""
         return replace(self, origin=self.origin.permuted(order))
 
-    def interleaved(self, axis: int) -> Plain:
+    def interleaved(self, axis: int) -> FloatSource:
         """The same weight with its halves along `axis` interleaved."""
-        return replace(self, origin=Interleaved(self.origin, axis))
+        return replace(self, origin=InterleavedOrigin(self.origin, axis))
 
-    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> Plain:
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> FloatSource:
         """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
-        origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
+        origin = self.origin if (factor, offset) == (1.0, 0.0) else RescaledOrigin(self.origin, factor, offset)
         return replace(self, origin=origin, dtype=dtype)
 
-    def joined(self, others: Sequence[Plain], axis: int, name: str) -> Plain | None:
+    def joined(self, others: Sequence[FloatSource], axis: int, name: str) -> FloatSource | None:
         """This weight and the others concatenated along `axis`; None for another dtype."""
         parts, parameters = [self.origin], [*self.parameters]
         for other in others:
@@ -122,7 +122,7 @@ class Plain:
                 return None
             parts.append(other.origin)
             parameters += other.parameters
-        return replace(self, origin=Joined.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
+        return replace(self, origin=JoinedOrigin.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The values in consecutive pieces. Raises CheckpointError for a value outside the range of the dtype."""
@@ -135,7 +135,7 @@ class Plain:
                     yield 0, cast.contiguous()
                     continue
                 if not torch.isfinite(piece).all():
-                    found = broken(self.origin, self.name, files)
+                    found = non_finite_message(self.origin, self.name, files)
                     raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is damaged")
                 if target is torch.float16:
                     raise CheckpointError(
@@ -146,7 +146,7 @@ class Plain:
                 yield 0, cast.contiguous()
 
 
-def broken(origin: Origin, name: str, files: OpenFiles) -> str:
+def non_finite_message(origin: Origin, name: str, files: OpenFiles) -> str:
     """A message on the tensor of the weight `name` that holds NaN or infinity."""
     for info in dict.fromkeys(origin.tensors()):
         for region in blocks(info.shape, SLICE_BYTES // 4):
@@ -189,7 +189,9 @@ class StoredPart(ir.LazyTensor):
 
     def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
         """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
-        everyone = [each.source for each in (self, *others) if not each.is_reshaped and isinstance(each.source, Plain)]
+        everyone = [
+            each.source for each in (self, *others) if not each.is_reshaped and isinstance(each.source, FloatSource)
+        ]
         if len(everyone) != 1 + len(others):
             return None
         plain = everyone[0].joined(everyone[1:], axis, name)
@@ -206,11 +208,11 @@ class StoredPart(ir.LazyTensor):
         """Whether its shape differs from that of the part."""
         return tuple(self.shape.numpy()) != self.part.shape
 
-    def _plain(self) -> Plain | None:
+    def _plain(self) -> FloatSource | None:
         """The plain source, whose axes can be changed; None where it is quantised. Raises ValueError if reshaped."""
         if self.is_reshaped:
             raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
-        return self.source if isinstance(self.source, Plain) else None
+        return self.source if isinstance(self.source, FloatSource) else None
 
     def _whole(self) -> ir.TensorProtocol:
         """The whole part in memory, for tests and tools."""
@@ -219,7 +221,7 @@ class StoredPart(ir.LazyTensor):
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
 
 
-def stored(value: ir.Value | None) -> StoredPart | None:
+def weight_part(value: ir.Value | None) -> StoredPart | None:
     """The weight part of `value`; None where it is no checkpoint weight."""
     tensor = None if value is None else value.const_value
     return tensor if isinstance(tensor, StoredPart) else None
@@ -251,6 +253,6 @@ def checkpoint_weight(
 
     `parameter`: the name in the model, where it differs from `name`.
     """
-    origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
+    origin = StoredTensor(checkpoint.tensors[source]) if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())
-    return StoredPart(Plain(checkpoint, origin, dtype, name, (parameter or name,)))
+    return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

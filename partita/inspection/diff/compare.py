@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from partita.inspection.diff.records import Difference, InspectedSide, InspectionDiff, Subject
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
-from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
+from partita.inspection.texts import adapter_text, domain_name, shape_text, storage_text, summary
 from partita.observations.text_format import human_bytes, listing, plural
 
 Fact = tuple[Subject, str, str | None]
@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint file "
 
 def compare(first: Inspection, second: Inspection) -> InspectionDiff:
     """Differences of `second` from `first`."""
-    before, after = (dict(_facts(each)) for each in _hashed_alike(first, second))
+    before, after = (dict(_facts(each)) for each in _with_common_hashes(first, second))
     names = dict.fromkeys((*before, *after))
     found = tuple(
         Difference(subject=subject, name=name, before=before.get((subject, name)), after=after.get((subject, name)))
@@ -33,7 +33,7 @@ def compare(first: Inspection, second: Inspection) -> InspectionDiff:
     )
 
 
-def _hashed_alike(first: Inspection, second: Inspection) -> tuple[Inspection, Inspection]:
+def _with_common_hashes(first: Inspection, second: Inspection) -> tuple[Inspection, Inspection]:
     """Both inspections, with hashes only for files that have one in both; other files are compared by size."""
     known = [{name for name, file in _every_file(each) if file.sha256} for each in (first, second)]
     both = known[0] & known[1]
@@ -64,7 +64,7 @@ def _every_file(found: Inspection) -> Iterator[tuple[str, FileFacts]]:
 
 
 def _side(found: Inspection) -> InspectedSide:
-    return InspectedSide(path=found.path, what=verdict(found), created=found.provenance.created)
+    return InspectedSide(path=found.path, what=summary(found), created=found.provenance.created)
 
 
 def _is_hashed(found: Inspection) -> bool:
@@ -148,7 +148,7 @@ def _weights(found: Inspection) -> Iterator[Fact]:
         yield "weights", kind.dtype, f"{plural(kind.tensors, 'tensor')}, {human_bytes(kind.size_bytes)}"
     ways: dict[str, dict[str, None]] = {}
     for module in found.modules:
-        ways.setdefault(module.module or "(no module)", {})[how_kept(module)] = None
+        ways.setdefault(module.module or "(no module)", {})[storage_text(module)] = None
     for name, kept in ways.items():
         yield "modules", name, " + ".join(sorted(kept))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from partita.inspection.diff.records import Difference, InspectionDiff
 from partita.observations.text_format import families, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
+from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, text_column
 
 ROWS = 40
 """Maximum rows of a table; --json has all."""
@@ -37,7 +37,7 @@ def _subjects(found: InspectionDiff) -> Iterator[Section]:
     """A section for each subject with differences."""
     for subject in dict.fromkeys(each.subject for each in found.differences):
         rows = list(_rows([each for each in found.differences if each.subject == subject]))
-        heads = (words("property"), words("A"), words("B"))
+        heads = (text_column("property"), text_column("A"), text_column("B"))
         shown = table(subject.capitalize(), heads, rows, obvious=True, most=ROWS, rest=_more)
         yield Section(subject.replace(" ", "-"), subject.capitalize(), (shown,))
 

@@ -27,8 +27,8 @@ from partita import __version__
 from partita.errors import PackageError, PartitaError, ProviderError, UsageError
 from partita.extras import explain
 from partita.foreign.folder import Choice, open_folder
-from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
-from partita.library.batches.running import WorkerFact, answers
+from partita.library.batches.batch_run import WorkerFact, run_rows
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.contents import contents_hash
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
@@ -133,13 +133,13 @@ class Worker:
         text = None if setup.token_ids else model.tokenizer
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers
-        self._answers = partial(answers, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
+        self._answers = partial(run_rows, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
         """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""
         import pyarrow
 
-        result: list[RowAnswer] | PartitaError
+        result: list[AnswerRow] | PartitaError
         try:
             rows = [pickle.loads(row) for row in table[ROW].to_pylist()]
             result = self._failed or list(self._answers(rows))
@@ -166,12 +166,12 @@ class Cluster:
     facts: dict[tuple[str, int], WorkerFact] = field(default_factory=dict)
     """Workers that have answered rows."""
 
-    def __call__(self, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[RowAnswer]:
+    def __call__(self, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[AnswerRow]:
         """Yield answers as blocks finish.
 
         Raises UsageError without a cluster, errors of a worker's package or provider, and ProviderError if Ray fails.
         """
-        with connected(self.address) as ray:
+        with connect_ray(self.address) as ray:
             try:
                 for block in self._results(ray, rows, defaults):
                     fact, found = pickle.loads(block)
@@ -234,7 +234,7 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connect_ray(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster while the block runs. Raises UsageError."""
     ray = import_ray()
     before = signal.getsignal(signal.SIGTERM)

@@ -21,9 +21,9 @@ from typing import IO, Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from partita.errors import ResourceError, UsageError
-from partita.files import resolved
+from partita.files import resolve_path
 from partita.library.audience import LOGGER
-from partita.library.batches.rows import RowAnswer
+from partita.library.batches.rows import AnswerRow
 from partita.observations.text_format import listing, plural
 
 SCHEMA = "partita.batch/1"
@@ -33,7 +33,7 @@ SYNC_SECONDS = 5.0
 """Seconds between syncs to disk: a power failure costs these answers, the end of the process none."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GOES_ON = "the answers so far are kept there; run the same command again to continue"
-ANSWER = TypeAdapter(RowAnswer)
+ANSWER = TypeAdapter(AnswerRow)
 
 
 def journal_path(output: Path) -> Path:
@@ -41,7 +41,7 @@ def journal_path(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
 
 
-def kept_words(output: Path, done: int, total: int) -> str:
+def interrupted_text(output: Path, done: int, total: int) -> str:
     """`3 of 10 rows answered in out.jsonl.partial; …`, the message of a run that ended early."""
     return f"{done:,} of {plural(total, 'row')} answered in {journal_path(output)}; {GOES_ON}"
 
@@ -94,7 +94,7 @@ class Journal:
         """Indices of rows without an answer."""
         return [index for index, place in enumerate(self._places) if place < 0]
 
-    def append(self, answer: RowAnswer) -> None:
+    def append(self, answer: AnswerRow) -> None:
         """Write the answer of a row; further answers of the row are dropped.
 
         Raises ResourceError for a full disk, which damages no answer.
@@ -120,7 +120,7 @@ class Journal:
         created the output, ResourceError for a full disk.
         """
         self.sync()
-        target = resolved(self.output)
+        target = resolve_path(self.output)
         # One temporary name per journal, so that a killed run's file is overwritten; short, because the output's name
         # may already have the maximum length.
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.engine.requests import Answer, Work, conversations, is_list, stops_in
+from partita.library.engine.requests import CompletionResult, Work, conversations, is_list, stops_in
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
-from partita.options.fields import checked, described
+from partita.options.fields import check_fields, describe_fields
 from partita.options.sampling import GREEDY
 from partita.runtime.generate.choice.logprobs import TokenLogprobs
-from partita.runtime.generate.prefix_file import Said, ids_after, prompt_after, system_of
+from partita.runtime.generate.prefix_file import PrefixContent, ids_after, prompt_after, system_of
 from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import Text
@@ -29,7 +29,7 @@ PROMPTS = ("prompt", "messages", "tokens")
 IDS = ("id", "custom_id", "key")
 """Names of the id field; the first one present counts."""
 SAMPLED = tuple(GREEDY.figures())
-WHOLE = tuple(each.name for each in described(Sampling) if each.type is int)
+WHOLE = tuple(each.name for each in describe_fields(Sampling) if each.type is int)
 """Integer options."""
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 """OpenAI's names."""
@@ -74,12 +74,12 @@ class RowDefaults:
     chat: bool = False
     """Prompts are user messages."""
     system: str | None = None
-    prefix: Said | None = None
+    prefix: PrefixContent | None = None
     """Text or token ids before every prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowAnswer:
+class AnswerRow:
     """A row of an answer file."""
 
     index: int
@@ -153,9 +153,11 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
     )
 
 
-def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | None, *, with_text: bool) -> RowAnswer:
+def answer_row(
+    row: InputRow, answer: CompletionResult, logprobs: Sequence[TokenLogprobs] | None, *, with_text: bool
+) -> AnswerRow:
     """The answer row of a finished request. `with_text`: the package has a tokenizer."""
-    return RowAnswer(
+    return AnswerRow(
         row.index,
         row.key,
         answer.text if with_text else None,
@@ -168,11 +170,11 @@ def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | 
     )
 
 
-def failed(row: InputRow, error: PartitaError) -> RowAnswer:
+def error_row(row: InputRow, error: PartitaError) -> AnswerRow:
     """The answer row for an error, whose message uses the row's field names."""
     given = [value for value in row.data.values() if isinstance(value, str)]
     message = rename_options(str(error), row.fields, as_field, given)
-    return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
+    return AnswerRow(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
 
 
 def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Text | None) -> tuple[int, ...]:
@@ -238,7 +240,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
             raise UsageError(f"{name} is {value}, but another name of the same option has {named[option]}")
         named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
-    asked = checked(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
+    asked = check_fields(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
     full = asked.over(defaults.sampling)
     if not full.temperature or asked.seed is not None:
         return full

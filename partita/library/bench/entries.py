@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from partita.errors import GenerationError, ReportError, UsageError
-from partita.files import claim, refuse_same
+from partita.files import refuse_same, reserve
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
 from partita.library.chain import ChainOptions, read_by, read_chain_options
 from partita.library.engine.requests import prompt_rows
@@ -162,7 +162,7 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
         for number, entry in enumerate(entries, start=1)
     }
     for file in files.values():
-        claim(file, "report", reads, option="`reports`")
+        reserve(file, "report", reads, option="`reports`")
     return files
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 
 from partita.check.limits import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.edge import ArgumentError
+from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.library.sampling import Sampling
@@ -36,7 +36,7 @@ BUSY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedPackage:
     """Facts of a package after its sessions were opened."""
 
     chain: tuple[ChainEntry, ...]
@@ -131,7 +131,7 @@ class Engine(Protocol):
 
     folder: Path
     manifest: Manifest
-    opened: Opened
+    opened: OpenedPackage
     chunk: Chunk
     """Prompt tokens per run of the open batch."""
     lost_by: PartitaError | None

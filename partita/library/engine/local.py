@@ -19,7 +19,7 @@ from partita.library.engine.base import (
     BUSY,
     BatchOptions,
     Chunk,
-    Opened,
+    OpenedPackage,
     PrefixRequest,
     PrefixSaved,
     ReportRequest,
@@ -28,7 +28,7 @@ from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
-from partita.library.run_report import Asked, make_report, said_of
+from partita.library.run_report import RequestOptions, make_report, option_texts
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
@@ -43,12 +43,12 @@ from partita.runtime.generate.choice.drafting import (
     DraftLength,
     DraftModel,
     NgramDrafter,
-    why_no_draft,
-    why_not,
+    no_draft_reason,
+    no_speculation_reason,
 )
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.generate.loop import Engine as Loop
-from partita.runtime.generate.prefix_file import Said, identity, read_prefix, read_said, write_prefix
+from partita.runtime.generate.prefix_file import PrefixContent, identity, read_content, read_prefix, write_prefix
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.record.run_facts import run_facts, with_optimised
 from partita.runtime.generate.request import Drafter, Prefix, Request
@@ -102,7 +102,7 @@ class LocalEngine(Scheduler):
         self._drafters = Drafters(folder, target, threads)
         self._closing = weakref.finalize(self, _free, self.runner, self._drafters, self._process)
         graphs = self.runner.graphs
-        self.opened = Opened(
+        self.opened = OpenedPackage(
             chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
             idle=tuple(sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
@@ -113,7 +113,9 @@ class LocalEngine(Scheduler):
         """The partition report of the steps since `open`. Raises ReportError without steps."""
         return make_report(self.folder, self.manifest, *self.report_facts(request))
 
-    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked]:
+    def report_facts(
+        self, request: ReportRequest
+    ) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, RequestOptions]:
         """The data of the report. Steps wait while it is collected, but not while the report is built."""
         with self._stepping:
             last, runner = self._recorded, self.runner
@@ -133,7 +135,7 @@ class LocalEngine(Scheduler):
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
             recorder = runner.recorder
             adapters = " / ".join(name or "none" for name in recorder.adapters) if any(recorder.adapters) else None
-            asked = Asked(
+            asked = RequestOptions(
                 verb="generate",
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
@@ -142,7 +144,7 @@ class LocalEngine(Scheduler):
                     **request.options,
                     **({} if adapters is None else {"adapter": adapters}),
                     **last.speculation.as_options,
-                    **said_of(self.target, self._choice),
+                    **option_texts(self.target, self._choice),
                 },
                 threads=self.threads,
                 prompt_tokens=recorder.longest,
@@ -167,7 +169,7 @@ class LocalEngine(Scheduler):
             row, seconds = loop.join(Request(request.tokens)), 0.0
             while (step := loop.step()) is not None:
                 seconds += step.run_seconds
-            said = Said(request.tokens, request.text, request.system, request.adapter)
+            said = PrefixContent(request.tokens, request.text, request.system, request.adapter)
             saved = loop.saved(row)
             size = write_prefix(Path(request.file), saved, said, self._identity(request.adapter))
             return PrefixSaved(len(request.tokens), size, seconds)
@@ -238,7 +240,7 @@ class LocalEngine(Scheduler):
     def _prefix(self, file: str, adapter: str | None) -> Prefix:
         """The prefix in a file for this adapter. Raises GenerationError for a prefix of another package."""
         if (file, adapter) not in self._prefixes:
-            shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
+            shapes = self.runner.cache.row_shapes(len(read_content(Path(file)).tokens))
             found = read_prefix(Path(file), self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
             self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
         return self._prefixes[file, adapter]
@@ -259,7 +261,7 @@ def _chunk_tokens(options: BatchOptions) -> int:
 
 def _rules(runner: Runner) -> RowRules:
     """Which requests can share the batch."""
-    alone = (runner.contract.rereads_at or 0) if runner.takes_rope_length else None
+    alone = (runner.contract.rereads_at or 0) if runner.has_rope_length else None
     return RowRules(
         runner.rows,
         keep_cache=runner.rows == 1 or (runner.cache.padding_is_safe and alone is None),
@@ -294,7 +296,7 @@ class Drafters:
         """
         if not asked:
             return None, None
-        why = why_not(runner)
+        why = no_speculation_reason(runner)
         if why is not None:
             option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
             raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
@@ -312,7 +314,11 @@ class Drafters:
     def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
         """The package's provider options, adjusted for two packages that alternate."""
         options = self._target.options
-        turns = {provider.name: provider.in_turns for provider in self._target.chain if provider.in_turns}
+        turns = {
+            provider.name: provider.alternating_options
+            for provider in self._target.chain
+            if provider.alternating_options
+        }
         return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
 
     def _draft(self, path: str) -> Runner:
@@ -327,7 +333,7 @@ class Drafters:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, 0.0) from error
-        why = why_no_draft(runner)
+        why = no_draft_reason(runner)
         if why is not None:
             runner.close()
             raise UsageError(f"`draft={path}`: this package cannot be a draft package: {why}")

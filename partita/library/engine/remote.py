@@ -27,7 +27,7 @@ from partita.library.engine.base import (
     BatchOptions,
     Chunk,
     EngineState,
-    Opened,
+    OpenedPackage,
     PrefixRequest,
     PrefixSaved,
     ReportRequest,
@@ -37,7 +37,16 @@ from partita.library.engine.base import (
     completion_of,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
+from partita.library.engine.requests import (
+    Completion,
+    Listener,
+    RequestOutput,
+    Ticket,
+    Work,
+    check_work,
+    notify_listeners,
+    weak,
+)
 from partita.library.engine.worker_loop import Update
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
@@ -86,7 +95,7 @@ class RemoteEngine(EngineState):
         """
         super().__init__(manifest)
         self.folder = folder
-        self._load = folder, where.resolved(target), choice
+        self._load = folder, where.with_names(target), choice
         self._load_options = {
             "observe": observe,
             "refusal_seconds": refusal_seconds,
@@ -116,7 +125,7 @@ class RemoteEngine(EngineState):
         self._worker = Worker(PROCESS, on_event=self._inbox.put, on_lost=self._inbox.put)
         self._closing = weakref.finalize(self, self._worker.close)
         try:
-            self.opened: Opened = self._worker.call("load", *self._load, **self._load_options)
+            self.opened: OpenedPackage = self._worker.call("load", *self._load, **self._load_options)
         except BaseException as error:
             self._worker.kill()
             self._inbox.events.clear()
@@ -175,7 +184,7 @@ class RemoteEngine(EngineState):
         ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
         with self._sending:
             if self._worker_error is not None and self.restarts is None:
-                raise self._again()
+                raise self._ended_error()
             self._requests[ticket.number] = ticket
             if self._worker_error is None and self._restarting in (None, get_ident()):
                 self._send(ticket)
@@ -194,7 +203,7 @@ class RemoteEngine(EngineState):
             elif not self._requests and (self.restarts is None or self._failed is not None):
                 return False
             elif self.restarts is None or self._restarting is not None:
-                self._end([*self._requests.values()], self._again())
+                self._end([*self._requests.values()], self._ended_error())
             else:
                 self._restart(self.restarts)
             return True
@@ -291,7 +300,7 @@ class RemoteEngine(EngineState):
         """Call a verb of the worker. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
         self._check_open()
         if self._worker_error is not None:
-            raise self._again()
+            raise self._ended_error()
         try:
             call = self._worker.submit(verb, *args, **kwargs)
             try:
@@ -332,18 +341,18 @@ class RemoteEngine(EngineState):
                 ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
                 self.copied_tokens += ticket.copied_tokens
                 del requests[number]
-            pieces.append((ticket, Piece(text, tokens, logprobs, finish)))
+            pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
         try:
-            tell(pieces)
+            notify_listeners(pieces)
         finally:
             for on_step in observers:
                 if on_step is not None and update.step is not None:
                     on_step(Step._make(update.step))
 
-    def _again(self) -> ProviderError:
+    def _ended_error(self) -> ProviderError:
         """The error for a worker that has already ended."""
         assert self._worker_error is not None
-        return ProviderError(self._worker_error.said, remedy=LOAD_AGAIN)
+        return ProviderError(self._worker_error.message, remedy=LOAD_AGAIN)
 
     def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
         """The error for a worker that ended during an operation."""
@@ -394,7 +403,7 @@ class RemoteEngine(EngineState):
                     self._cancel(ticket)
         if self._failed is not None:
             error = self._failed[0]
-            said = f"{error.said}; retrying every {RETRY_SECONDS:g} s"
+            said = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
             self._end([*self._requests.values()], ProviderError(said, where=error.where))
         elif failed is not None:
             restarts.tell("it is loaded again and accepts requests")
@@ -416,7 +425,7 @@ class RemoteEngine(EngineState):
             self._requests.pop(ticket.number, None)
             ticket.state, ticket.error, ticket.ended, ticket.row = "over", error, time.perf_counter(), None
             ticket.completion.finish = "error"
-        tell([(ticket, Piece("", (), (), "error")) for ticket in tickets])
+        notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
 
 
 class _Inbox:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from partita.errors import PartitaError, UsageError
+from partita.library.api import ArgumentError
 from partita.library.audience import LOGGER
-from partita.library.edge import ArgumentError
-from partita.library.sampling import CHECKPOINT, Sampling, completed_for
+from partita.library.sampling import CHECKPOINT, Sampling, complete_sampling_for
 from partita.observations.text_format import plural
-from partita.options.fields import MAX_SEED, checked
+from partita.options.fields import MAX_SEED, check_fields
 from partita.options.generation import AdapterNames, TokenIds
 from partita.package.folder import Manifest
 from partita.runtime.generate.checks import check_budget, check_prompt
@@ -44,14 +44,14 @@ class Work:
     log-probabilities."""
     adapter: str | None = None
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
-    trial: bool = False
+    is_warm_up: bool = False
     """A warm-up request, whose adapter reports omit."""
     stays: bool = False
     """Keep its row and cache for a next turn when it ends, until released. If running rows would change the cache of a
     finished row, the next turn prefills everything again."""
 
 
-class Piece(NamedTuple):
+class RequestOutput(NamedTuple):
     """The output of one step for a request. A tuple for speed: every token makes one."""
 
     text: str
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CompletionResult:
     """The answer to one prompt, complete or not."""
 
     text: str
@@ -151,11 +151,11 @@ class Ticket:
         self._earlier: tuple[int, ...] = ()
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> CompletionResult:
         """The answer of this turn so far."""
         done = self.completion
         reason: Any = done.finish
-        return Answer(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
+        return CompletionResult(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ class Ticket:
         self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
 
 
-Listener = Callable[[Ticket, Piece], object]
+Listener = Callable[[Ticket, RequestOutput], object]
 
 
 def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
@@ -210,7 +210,7 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
     vocab_size = manifest.graph.vocab_size
     check_prompt(work.prompt, manifest.graph, name, answered=True)
     check_budget(work.sampling.max_new_tokens or 0)
-    checked(work.sampling)
+    check_fields(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
         raise UsageError(f"`logprobs` is {work.logprobs}; it must be between 0 and the vocabulary size, {vocab_size}")
     names = [record.name for record in manifest.switchable]
@@ -219,7 +219,7 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
         raise UsageError(f"`adapter={work.adapter}`: the package has no adapter of this name; {there}")
 
 
-def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
+def notify_listeners(pieces: Sequence[tuple[Ticket, RequestOutput]]) -> None:
     """Pass listeners their pieces.
 
     A listener that raises gets no more, and its request is cancelled; the first exception is raised at the end.
@@ -341,7 +341,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     return [_completed_for(folder, one.over(asked)) for one in each]
 
 
-def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
+def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
     """The options of each prompt: with a common seed, prompt i (from 0) has seed + i."""
     if len(samplings) != 1:
         return [*samplings]
@@ -354,7 +354,7 @@ def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
 
 def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:
     """The options with all values set; missing options are off, or as suggested by the package in `folder`."""
-    full, notes = completed_for(wanted, folder, of_rows=of_rows)
+    full, notes = complete_sampling_for(wanted, folder, of_rows=of_rows)
     for line in notes:
         LOGGER.warning(line)
     return full

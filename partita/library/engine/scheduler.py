@@ -28,10 +28,19 @@ from partita.library.engine.base import (
     check_turn,
     completion_of,
 )
-from partita.library.engine.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
+from partita.library.engine.requests import (
+    Completion,
+    Listener,
+    RequestOutput,
+    Ticket,
+    Work,
+    check_work,
+    notify_listeners,
+    weak,
+)
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
-from partita.runtime.generate.choice.logprobs import Watched
+from partita.runtime.generate.choice.logprobs import RecordingSampler
 from partita.runtime.generate.choice.sampling import make_sampler
 from partita.runtime.generate.loop import Engine as Loop
 from partita.runtime.generate.record.recorder import Step
@@ -231,7 +240,7 @@ class Scheduler(EngineState, ABC):
             self._rows = [None] * len(self._rows)
             self._loop = None
             with suppress(Exception):  # exceptions of listeners
-                tell(pieces)
+                notify_listeners(pieces)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -250,9 +259,9 @@ class Scheduler(EngineState, ABC):
         """Whether a row is free, or can be freed, and may begin while others are running."""
         if not self.running:
             return True
-        return None in self._rows and self._goes_beside()
+        return None in self._rows and self._is_independent()
 
-    def _goes_beside(self) -> bool:
+    def _is_independent(self) -> bool:
         """Whether the first waiting request is independent of running requests. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
@@ -273,7 +282,7 @@ class Scheduler(EngineState, ABC):
                 self._queue.remove(ticket)
         gone += [ticket for ticket in self._rows if ticket is not None and ticket.cancelled]
         gone = [ticket for ticket in gone if ticket.state != "over"]
-        tell([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
+        notify_listeners([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
         return len(gone)
 
     def _admit(self) -> int:
@@ -283,11 +292,11 @@ class Scheduler(EngineState, ABC):
         """
         if not self._queue or not self._can_begin():
             return 0
-        if not self.running and not (None in self._rows and self._goes_beside()):
+        if not self.running and not (None in self._rows and self._is_independent()):
             for resting in filter(None, list(self._rows)):
                 self._free(resting)
         done = 0
-        while None in self._rows and self._goes_beside():
+        while None in self._rows and self._is_independent():
             with self._changed:
                 ticket = self._queue.popleft() if self._queue else None
             if ticket is None:
@@ -306,12 +315,12 @@ class Scheduler(EngineState, ABC):
             its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # PackageError: its adapter's file
             if not its_own or (isinstance(error, PackageError) and self._loop is None):
                 self._lose(error)
-            tell([(ticket, self._over(ticket, "error", error))])
+            notify_listeners([(ticket, self._over(ticket, "error", error))])
             return
         except Exception as error:  # e.g. out of memory
             said = GenerationError(f"it could not start: {type(error).__name__}: {error}")
             self.lost_by = self.lost_by or said  # not specific to this request
-            tell([(ticket, self._over(ticket, "error", said))])
+            notify_listeners([(ticket, self._over(ticket, "error", said))])
             raise
         except BaseException:  # Ctrl-C: the batch may already have given it the row
             with self._changed:
@@ -326,13 +335,13 @@ class Scheduler(EngineState, ABC):
         work, sampler = ticket.work, make_sampler(ticket.sampling)
         return Request(
             ticket.history,
-            sampler if work.logprobs is None else Watched(sampler, work.logprobs),
+            sampler if work.logprobs is None else RecordingSampler(sampler, work.logprobs),
             ticket.sampling.max_new_tokens or 0,
             frozenset(work.stop_ids),
             fails_alone=True,
             shares=self._shared(ticket),
             adapter=work.adapter,
-            trial=work.trial,
+            is_warm_up=work.is_warm_up,
         )
 
     def _shared(self, ticket: Ticket) -> int:
@@ -350,7 +359,7 @@ class Scheduler(EngineState, ABC):
 
     def _pass_on(self, step: Step) -> None:
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
-        pieces = list[tuple[Ticket, Piece]]()
+        pieces = list[tuple[Ticket, RequestOutput]]()
         if step.copied:
             self.copied_tokens += sum(step.copied)
         stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
@@ -364,13 +373,13 @@ class Scheduler(EngineState, ABC):
             if piece is not None:
                 pieces.append((ticket, piece))
         try:
-            tell(pieces)
+            notify_listeners(pieces)
         finally:
             for on_step in dict.fromkeys([ticket.on_step for ticket in stepped]):
                 if on_step is not None:
                     on_step(step)
 
-    def _take(self, ticket: Ticket, step: Step) -> Piece | None:
+    def _take(self, ticket: Ticket, step: Step) -> RequestOutput | None:
         """The output of a step for a request; None without any."""
         row, completion = ticket.row, ticket.completion
         assert row is not None
@@ -384,14 +393,14 @@ class Scheduler(EngineState, ABC):
         text = "".join(completion.pieces[before:])
         logprobs = step.logprobs[row][: len(taken)] if step.logprobs else ()
         if completion.finish is None:
-            return Piece(text, taken, logprobs, None) if taken or text else None
+            return RequestOutput(text, taken, logprobs, None) if taken or text else None
         wrong = step.errors[row] if step.errors else None
         self._over(
             ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(taken)
         )
-        return Piece(text, taken, logprobs, completion.finish)
+        return RequestOutput(text, taken, logprobs, completion.finish)
 
-    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> Piece:
+    def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> RequestOutput:
         """End a request and free its row unless it is kept; return its last piece.
 
         `surplus`: tokens of its row after the end of its answer.
@@ -406,7 +415,7 @@ class Scheduler(EngineState, ABC):
                 self._halt(ticket.row, loop, surplus)
             else:
                 self._free(ticket)
-        return Piece("".join(completion.pieces[before:]), (), (), reason)
+        return RequestOutput("".join(completion.pieces[before:]), (), (), reason)
 
     def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
         """End a row at the end of its request's answer."""
@@ -433,7 +442,7 @@ class Scheduler(EngineState, ABC):
         for ticket in lost:
             ticket.row = None
         reason = "interrupted" if error is None else "error"
-        tell([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
+        notify_listeners([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
 
     @contextmanager
     def _lost_if_interrupted(self) -> Iterator[None]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from partita.capped import read_json_value
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.observations.facts import SpeculationFact
 from partita.options.generation import SpeculationOptions
 from partita.package.folder import Manifest
+from partita.untrusted_files import read_json_value
 
 NGRAM: Literal["ngram"] = "ngram"
 

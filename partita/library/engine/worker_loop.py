@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine.base import Opened
+from partita.library.engine.base import OpenedPackage
 from partita.library.engine.jobs import pushing_audience
-from partita.library.engine.requests import Piece, Ticket, Work
+from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.runtime.generate.choice.logprobs import TokenLogprobs
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text, load_text
-from partita.runtime.worker.child import Channel, answer
+from partita.runtime.worker.child import Channel, handle_message
 
 if TYPE_CHECKING:
     from partita.library.engine.local import LocalEngine
@@ -49,7 +49,7 @@ def run(channel: Channel) -> None:
         try:
             message = channel.receive(timeout=0 if busy else None)
             if message is not None:
-                answer(channel, message, host.handlers)
+                handle_message(channel, message, host.handlers)
                 host.push()
                 busy = bool(host.tickets)
             elif busy:
@@ -102,7 +102,7 @@ class Host:
 
     def load(
         self, folder: Path, where: ChainOptions, choice: Choice, *, observe: bool, refusal_seconds: float, text: bool
-    ) -> Opened:
+    ) -> OpenedPackage:
         """Open the package, and with `text` its tokenizer. Then other verbs are methods of the engine."""
         from partita.library.engine.local import LocalEngine
 
@@ -132,7 +132,7 @@ class Host:
     def submit(self, number: int, work: Work, with_text: bool, with_steps: bool) -> None:
         """Queue a request."""
 
-        def hear(ticket: Ticket, piece: Piece) -> None:
+        def hear(ticket: Ticket, piece: RequestOutput) -> None:
             end = None
             if piece.finish_reason is not None:
                 end = ticket.error, ticket.ended or 0.0, ticket.row, ticket.copied_tokens

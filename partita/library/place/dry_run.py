@@ -45,7 +45,7 @@ def simulated_device(name: str | None) -> Device:
 
 def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
     """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
     device = simulated_device(name)
     return child_environment(prepare(provider_library()), device, os.environ), device.name
@@ -53,7 +53,7 @@ def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
 
 def dry_run_facts(name: str | None) -> DryRunFacts:
     """The simulated device and its libraries. Raises ProviderError when this process has no stub libraries."""
-    from partita.providers.cuda_dry_run.standins import ensure_child, prepare, provider_library, runtime_version
+    from partita.providers.cuda_dry_run.stub_build import ensure_child, prepare, provider_library, runtime_version
 
     build, library, device = ensure_child(), provider_library(), simulated_device(name)
     return DryRunFacts(
@@ -73,7 +73,7 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
 
 def check_dry_run(report: Report, *, started: bool) -> None:
     """Raise ProviderError when the stub libraries were not used; with `started`, also when the provider is inactive."""
-    from partita.providers.cuda_dry_run.standins import ensure_child
+    from partita.providers.cuda_dry_run.stub_build import ensure_child
 
     ensure_child()
     first = report.chain[0]

@@ -14,8 +14,8 @@ from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
 from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
-from partita.library.place.probing import decode_sizes, why_refused, with_probes
-from partita.library.run_report import Asked, join, said_of
+from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
+from partita.library.run_report import RequestOptions, join, option_texts
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
@@ -30,7 +30,7 @@ from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
-from partita.runtime.place.run_phases import Placed, Where, place_model, place_package, with_shapes
+from partita.runtime.place.run_phases import OpenOptions, PlacementFacts, place_model, place_package, with_shapes
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
@@ -42,10 +42,10 @@ FAILED_DRY = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _PlacedModel:
     """A placed model, with its ONNX files and the shapes of their inputs, by file name."""
 
-    placed: Placed
+    placed: PlacementFacts
     models: Mapping[str, OnnxModel]
     sizes: Mapping[str, Mapping[str, Shape]]
     """Input shapes for experiments; of a package, those of a decode step."""
@@ -63,7 +63,7 @@ def place(
     Raises PackageError, UsageError, ProviderError, ResourceError.
     """
     device = dry_run_facts(options.device) if options.dry_run else None
-    where = Where(
+    where = OpenOptions(
         target.chain,
         target.options,
         parse_pins(target.pins, target.chain),
@@ -102,7 +102,7 @@ def place(
     return report, error
 
 
-def _place_folder(options: PlaceOptions, where: Where, audience: Audience) -> _Opened:
+def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
     """Place a package or a foreign folder."""
     path = Path(options.model)
     manifest = open_folder(path, Choice.of(options))
@@ -110,13 +110,13 @@ def _place_folder(options: PlaceOptions, where: Where, audience: Audience) -> _O
         placed = place_package(path, where, manifest)
     except (ChainError, NoKernelError) as error:
         refused = read_onnx(error.path)
-        raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
+        raise explain_refusal(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
     models = {session.file: read_onnx(path / session.file) for session in placed.facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}
-    return _Opened(placed, models, sizes, package=package_facts(path, manifest))
+    return _PlacedModel(placed, models, sizes, package=package_facts(path, manifest))
 
 
-def _place_file(options: PlaceOptions, where: Where, audience: Audience) -> _Opened:
+def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
     """Place an ONNX file."""
     path = Path(options.model)
     model, files = read_onnx(path), options.inputs or {}
@@ -126,7 +126,7 @@ def _place_file(options: PlaceOptions, where: Where, audience: Audience) -> _Ope
     try:
         placed = place_model(model, sizes, replace(where, values=values))
     except (ChainError, NoKernelError, NotOpenedError) as error:
-        raise why_refused(error, model, sizes, options.probe_seconds, audience) from error
+        raise explain_refusal(error, model, sizes, options.probe_seconds, audience) from error
     facts = ModelFacts(
         file=path.name,
         sha256=sha256_of(path),
@@ -134,22 +134,22 @@ def _place_file(options: PlaceOptions, where: Where, audience: Audience) -> _Ope
         ir_version=model.proto.ir_version,
         opsets=dict(model.opsets),
         nodes=len(model.nodes),
-        inputs=tuple(ModelInput.taken_from(port, shape=sizes.get(port.name)) for port in model.inputs),
+        inputs=tuple(ModelInput.copy_of(port, shape=sizes.get(port.name)) for port in model.inputs),
     )
     by_file = {path.name: sizes}
-    return _Opened(placed, {path.name: model}, by_file, by_file, model=facts)
+    return _PlacedModel(placed, {path.name: model}, by_file, by_file, model=facts)
 
 
-def _request_of(options: PlaceOptions, target: Target) -> Asked:
+def _request_of(options: PlaceOptions, target: Target) -> RequestOptions:
     """The request, for the report."""
     shapes = [size_text(name, sizes) for name, sizes in (options.shapes or {}).items()]
     files = [f"{name}={os.fspath(path)}" for name, path in (options.inputs or {}).items()]
-    return Asked(
+    return RequestOptions(
         verb="place",
         path=Path(options.model),
         chain=tuple(provider.ort_name for provider in target.chain),
         chain_source=target.source,
-        options=said_of(target, Choice.of(options), shape=shapes, input=files),
+        options=option_texts(target, Choice.of(options), shape=shapes, input=files),
         threads=options.threads,
         runs=options.runs,
         limits=Limits.of(options),

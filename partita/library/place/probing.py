@@ -53,7 +53,7 @@ def probe_package(
     return with_probes(facts, resolutions, models, sizes, seconds, audience)
 
 
-def why_refused(
+def explain_refusal(
     error: ChainError | NoKernelError | NotOpenedError,
     model: OnnxModel,
     sizes: Mapping[str, tuple[int, ...]],
@@ -88,7 +88,7 @@ def package_refused(
 ) -> ProviderError:
     """The refusal of a package's graph, explained within `seconds`, at most `REFUSAL_SECONDS`."""
     refused = read_onnx(error.path)
-    return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
+    return explain_refusal(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.target import Answer, Ask, Kernels, Question, ReplayTarget, Smoke, TakesEach, Target
+from partita.export.target import Kernels, NodeSupport, Probe, ProbeResult, Question, ReplayTarget, Smoke, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
 from partita.options.fields import PathText
@@ -76,7 +76,7 @@ def find_target(
         return target(
             how="directly",
             ask=_asker(resolution),
-            takes=_taker(resolution),
+            supports=_taker(resolution),
             replay=_as_verified(provider),
             smoke=_smoker(provider, {}),
             unpacks=unpacks_weights,
@@ -86,7 +86,7 @@ def find_target(
         return target(
             how="directly",
             ask=_asker(tried),
-            takes=_taker(tried),
+            supports=_taker(tried),
             replay=_replayer(provider, named),
             smoke=_smoker(provider, named),
         )
@@ -133,27 +133,27 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
+def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Probe:
     """A function that probes the provider with a graph."""
 
-    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
-        from partita.runtime.lab.tables import ask as query
+    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
+        from partita.runtime.lab.tables import measure_graph as query
 
         with _lab(resolution, environment) as lab:
             found = query(model, sizes, lab)
-        return Answer(found.nodes, found.left, found.fails, found.unasked)
+        return ProbeResult(found.nodes, found.left, found.fails, found.unasked)
 
     return ask
 
 
-def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> TakesEach:
+def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> NodeSupport:
     """A function that probes the provider with nodes, each in its own model."""
 
     def takes(questions: Sequence[Question]) -> list[bool]:
-        from partita.runtime.lab.tables import takes_each
+        from partita.runtime.lab.tables import supports_each
 
         with _lab(resolution, environment) as lab:
-            return takes_each(questions, lab)
+            return supports_each(questions, lab)
 
     return takes
 
@@ -169,7 +169,7 @@ def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Itera
         raise ProviderError(f"`target={resolution.provider.name}`: it could not be probed: {lab.unusable}")
 
 
-def taken_by_cpu(questions: Sequence[Question]) -> list[bool]:
+def supported_by_cpu(questions: Sequence[Question]) -> list[bool]:
     """Whether the CPU provider supports each of these nodes, for a package without a target."""
     from partita.runtime.ort.registry import available_ort_names
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from partita.observations.text_format import clean
-from partita.partition_reports.render.cutting import shown_blocks, shown_rows
+from partita.partition_reports.render.shortening import shown_blocks, shown_rows
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
@@ -65,7 +65,7 @@ def _literal(text: str) -> str:
     return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
 
 
-def say(line: Cell | Command) -> str:
+def cell_text(line: Cell | Command) -> str:
     """A sentence or a command in a cell."""
     # GitHub does not search code for mentions.
     return f"<code>{_literal(line.text)}</code>" if isinstance(line, Command) else safe(text_of(line))

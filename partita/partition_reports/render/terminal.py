@@ -19,7 +19,7 @@ from rich.text import Text
 from partita.observations.text_format import clean
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import Column
-from partita.remedies import quoted
+from partita.remedies import quote
 
 FILE_COLUMNS = 100
 """Width of a view in a file."""
@@ -87,7 +87,7 @@ class Page:
 
     def command(self, words: Sequence[str], style: Style, *, indent: int = INDENT) -> None:
         """Print a shell command in lines that can be copied, broken between words with a backslash."""
-        for line in _command_lines([quoted(self.harmless(word)) for word in words], self.width - indent):
+        for line in _command_lines([quote(self.harmless(word)) for word in words], self.width - indent):
             self.console.print(Text(" " * indent + line, style=style), soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:

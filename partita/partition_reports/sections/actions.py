@@ -41,9 +41,9 @@ def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[A
     return steps_for(
         situation_of(report),
         code,
-        entries[0].wanted,
-        unprobed=any(entry.unprobed for entry in entries),
-        trials=[entry.trials for entry in entries],
+        entries[0].preferred_provider,
+        unprobed=any(entry.missing_probes for entry in entries),
+        trials=[entry.variants for entry in entries],
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.alike import finding_key
+from partita.partition_reports.sections.similar_nodes import finding_key
 from partita.partition_reports.verdict import merge_phases
 
 
@@ -23,7 +23,7 @@ def node_groups(report: Report) -> dict[str, str]:
     return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
 
 
-def stray_anchors(report: Report) -> dict[tuple[str, str, str], str]:
+def fallback_anchors(report: Report) -> dict[tuple[str, str, str], str]:
     """(phase, node, provider) -> anchor of its fallback, for nodes with a fallback.
 
     The provider distinguishes nodes in control-flow subgraphs from plan nodes of the same name. Phases with equal

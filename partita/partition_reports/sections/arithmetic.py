@@ -10,7 +10,7 @@ from partita.observations.text_format import listing, plural, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import NodePlacement, Phase, Report
-from partita.partition_reports.sections.model import Block, Column, Line, Section, table, words
+from partita.partition_reports.sections.model import Block, Column, Line, Section, table, text_column
 
 TITLE = "16-bit arithmetic"
 CAST = "Cast"
@@ -64,10 +64,10 @@ def section(report: Report) -> Section | None:
     ]
     if kinds:
         heads = (
-            words("operator"),
-            words("computes in"),
-            words("weight in file"),
-            words("on"),
+            text_column("operator"),
+            text_column("computes in"),
+            text_column("weight in file"),
+            text_column("on"),
             *(Column(f"{phase.name} nodes") for phase in phases),
         )
         ordered = sorted(kinds, key=lambda kind: (bits_of(kind[1]) or 0, kind[2] in ("", kind[1]), kind))

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.observations.text_format import in_phases, name_some, plural, short_provider
-from partita.partition_reports.outcome import active_of, main_phase, wanted_of
+from partita.partition_reports.outcome import active_of, main_phase, preferred_of
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_words, say_cost
-from partita.partition_reports.sections.glance import Glance, find_flags, glance
+from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, reason_text
 from partita.partition_reports.sections.model import Command, text_of
-from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside, say_speed
-from partita.partition_reports.verdict import say_cache, say_placed
+from partita.partition_reports.sections.overview import Overview, find_flags, glance
+from partita.partition_reports.sections.shared import count_and_bytes, placements, speed_text, subgraph_suffix
+from partita.partition_reports.verdict import cache_text, placement_text
 
 NAMED = 1
 """Maximum named families of nodes, for one line."""
@@ -26,25 +26,25 @@ def brief(report: Report) -> list[tuple[str, str]]:
     lines = [("", f"{top.name}: {top.state.headline}")]
     flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
     lines += [("note", flags)] if flags else []
-    lines += [*where(report), *why(report), *_what_to_do(top)]
+    lines += [*placement_line(report), *reason_line(report), *_action_text(top)]
     lines += [("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
-        lines.append(("cache", say_cache(report.cache)))
+        lines.append(("cache", cache_text(report.cache)))
     lines += [("speed", speed) for speed in _speed(report)]
     passed = sum(check.passed for check in report.checks)
     return [*lines, ("checks", f"{passed} of {len(report.checks)} passed")]
 
 
-def where(report: Report) -> Iterator[tuple[str, str]]:
+def placement_line(report: Report) -> Iterator[tuple[str, str]]:
     """Nodes per provider, of each placement; with phases if they differ."""
     found = placements(report)[:MOST_PLACEMENTS]
     for phases in found:
-        placed = say_placed(phases, wanted_of(report), short_provider)
+        placed = placement_text(phases, preferred_of(report), short_provider)
         same = in_phases(phase.name for phase in phases) if len(found) == 1 else ""
         yield "where", placed.removesuffix(same)
 
 
-def why(report: Report) -> Iterator[tuple[str, str]]:
+def reason_line(report: Report) -> Iterator[tuple[str, str]]:
     """An unavailable provider, then the reason with the highest cost, its nodes, and the number of other reasons."""
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     texts = []
@@ -53,9 +53,9 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
         texts.append(f"{short_provider(missing[0].provider)} is unavailable: {why}")
     groups = by_reason(report)
     if missing:  # covered above
-        groups = [group for group in groups if group[1][0].wanted in active_of(report)]
+        groups = [group for group in groups if group[1][0].preferred_provider in active_of(report)]
     if groups:
-        texts.append(_say_reason(groups))
+        texts.append(_render_reason(groups))
     if texts:
         yield "fallbacks", "; ".join(texts)
     if groups:
@@ -64,12 +64,12 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
         yield from _cost(report, entries)
 
 
-def _say_reason(groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
+def _render_reason(groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
     """The first reason with the number of its nodes, and the number of other reasons."""
     (reason, provider), entries = groups[0]
     nodes = plural(len({entry.node for entry in entries}), "node")
     others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
-    return f"{nodes} on {short_provider(provider)}: {reason_words(reason, entries)} ({reason}){others}"
+    return f"{nodes} on {short_provider(provider)}: {reason_text(reason, entries)} ({reason}){others}"
 
 
 def _cost(report: Report, entries: Sequence[Fallback]) -> Iterator[tuple[str, str]]:
@@ -78,10 +78,10 @@ def _cost(report: Report, entries: Sequence[Fallback]) -> Iterator[tuple[str, st
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
     for phase in report.phases:
         if costs and phase.name == last:
-            yield "cost", say_cost(costs, phase)
+            yield "cost", cost_text(costs, phase)
 
 
-def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
+def _action_text(top: Overview) -> Iterator[tuple[str, str]]:
     """A command with what it does, or else the remedy."""
     first = top.answers[-1].lines[0]
     if top.state.name not in ("all", "nearly"):
@@ -93,7 +93,7 @@ def _copies(phase: Phase) -> str:
     """Copies and partitions of one run."""
     cost, parts = phase.cost, plural(len(phase.partitions), "partition")
     where = "" if phase.name == "run" else f" of {phase.name}"
-    inside = said_inside(phase)
+    inside = subgraph_suffix(phase)
     if cost is None:
         return f"{len(phase.copies):,}{inside}; {parts}"
     counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
@@ -102,7 +102,7 @@ def _copies(phase: Phase) -> str:
 
 def _speed(report: Report) -> Iterator[str]:
     """Tokens per second, or time per run, of every phase, decode first."""
-    speeds = [(*say_speed(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
+    speeds = [(*speed_text(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
     known = [f"{speed}{where} ({of})" for speed, *basis, where in speeds if speed for of in basis]
     if known:
         yield ", ".join(known)

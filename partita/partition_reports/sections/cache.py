@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.observations.text_format import human_bytes, name_some, plural
 from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.records import Cache, Report
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, words
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, text_column
 
 NAMED = 12
 
@@ -21,18 +21,18 @@ def section(report: Report) -> Section | None:
     blocks += (
         [Line("No step was observed, so it is unknown whether it stayed in place.")]
         if status == "not_checked"
-        else _say_in_place(cache)
+        else _render_in_place(cache)
     )
     rows = [
         (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
         for entry in cache.entries
     ]
-    heads = (words("state"), words("kind"), words("memory"), Column("size"), words("in place"))
+    heads = (text_column("state"), text_column("kind"), text_column("memory"), Column("size"), text_column("in place"))
     blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
     return Section("cache", "KV cache", tuple(blocks))
 
 
-def _say_in_place(cache: Cache) -> list[Block]:
+def _render_in_place(cache: Cache) -> list[Block]:
     """Number of states that stayed in place, and names of the others."""
     steps = (
         "every observed step"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, text_column
 
 NAMED = 12
 """Maximum named nodes with conflicting sources; the fold has all."""
@@ -28,7 +28,7 @@ def _all_checks(report: Report) -> Table:
     """Every check, failed ones first."""
     ranked = sorted(report.checks, key=lambda check: check.passed)
     rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
-    return table("Checks", [words(title) for title in ("check", "result", "detail")], rows)
+    return table("Checks", [text_column(title) for title in ("check", "result", "detail")], rows)
 
 
 def _disagreements(report: Report) -> Iterator[Block]:
@@ -45,7 +45,7 @@ def _disagreements(report: Report) -> Iterator[Block]:
             (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
             for entry in report.disagreements
         ]
-        heads = [words(title) for title in ("node", "phase", "detail", "sources")]
+        heads = [text_column(title) for title in ("node", "phase", "detail", "sources")]
         yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))
 
 

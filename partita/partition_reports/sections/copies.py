@@ -28,9 +28,9 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     table,
-    words,
+    text_column,
 )
-from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements, said_inside
+from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements, subgraph_suffix
 from partita.partition_reports.verdict import merge_phases
 
 TIMED = (
@@ -47,8 +47,8 @@ def section(report: Report) -> Section | None:
         return None
     copying = tuple(phase for phases in placed for phase in phases if phase.copies)
     if not copying:
-        inside = "".join(dict.fromkeys(said_inside(phase) for phases in placed for phase in phases))
-        return Section("copies", "Copies", (Line(_say_none(report, inside)),))
+        inside = "".join(dict.fromkeys(subgraph_suffix(phase) for phases in placed for phase in phases))
+        return Section("copies", "Copies", (Line(_render_none(report, inside)),))
     blocks: list[Block] = []
     for phases in merge_phases(copying):
         blocks += [_family_table(report, phases), Fold(f"All copies{_where(phases)}", (_copy_table(report, phases),))]
@@ -56,7 +56,7 @@ def section(report: Report) -> Section | None:
     return Section("copies", "Copies", tuple(blocks))
 
 
-def _say_none(report: Report, inside: str) -> str:
+def _render_none(report: Report, inside: str) -> str:
     """Text for no copies, as far as known. `inside`: text about copies in control flow."""
     known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
     bound = "every session input and output is bound in the memory that ONNX Runtime expects"
@@ -83,24 +83,24 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
         wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
         time = [decimals(wait, 1e-3)] if timed else []
         rows.append((tensor, way, f"{len(copies):,}", copied_bytes(copies), *time, cause))
-    heads = [words("tensor"), words("direction"), Column("copies"), Column("bytes")]
+    heads = [text_column("tensor"), text_column("direction"), Column("copies"), Column("bytes")]
     heads += [Column("wait, ms")] if timed else []
     caption = (
         f"{plural(len(phase.copies), 'copy')} between devices{_where(phases)}; bytes{' and wait' if timed else ''}"
     )
     caption += f" {per_run(phase.name)}"
-    return table(caption, [*heads, words("caused by")], rows, rest=rest)
+    return table(caption, [*heads, text_column("caused by")], rows, rest=rest)
 
 
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
     """Copies by tensor, cause and direction; names that differ only in numbers are merged."""
     names = families(_tensor_of(copy) for copy in copies)
     family_of = {member: name for name, members in names.items() for member in members}
-    causes = families(_say_cause(copy) for copy in copies)
+    causes = families(_render_cause(copy) for copy in copies)
     cause_of = {member: name for name, members in causes.items() for member in members}
     alike: dict[tuple[str, str, str], list[Copy]] = {}
     for copy in copies:
-        key = (family_of[_tensor_of(copy)], cause_of[_say_cause(copy)], _way_of(copy))
+        key = (family_of[_tensor_of(copy)], cause_of[_render_cause(copy)], _way_of(copy))
         alike.setdefault(key, []).append(copy)
     return alike
 
@@ -115,7 +115,7 @@ def _way_of(copy: Copy) -> str:
     return way if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {way}"
 
 
-def _say_cause(copy: Copy) -> str:
+def _render_cause(copy: Copy) -> str:
     """The nodes that require a copy, or why they are unknown."""
     if not copy.caused_by:
         return f"unknown: {copy.cause_unknown}" if copy.cause_unknown else "session input or output"
@@ -128,8 +128,13 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     phase, anchors = best_observed(phases), node_anchors(report)
     targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
     timed = is_timed(report)
-    heads = [words("tensor"), words("direction"), Column("bytes"), *([Column("wait and copy, ms")] if timed else [])]
-    heads += [words("made by"), words("caused by")]
+    heads = [
+        text_column("tensor"),
+        text_column("direction"),
+        Column("bytes"),
+        *([Column("wait and copy, ms")] if timed else []),
+    ]
+    heads += [text_column("made by"), text_column("caused by")]
     caption = f"Copies{_where(phases)}, in execution order"
     return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
 
@@ -137,7 +142,7 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
 def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
     """One copy. `targets`: node -> anchor of its row."""
     made_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
-    cause = _linked(_say_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
+    cause = _linked(_render_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
     cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
     cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
     return Row((*cells, made_by, cause))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.observations.text_format import human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture
-from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
+from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, text_column
 
 NAMED = 6
 """Maximum families of blocking nodes named in a sentence."""
@@ -50,7 +50,7 @@ def _capture(verdict: GraphCapture) -> Group:
         blocks.append(Line(name_some((node.node for node in nodes), NAMED), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
-        heads = [words(title) for title in ("node", "operator", "on", "reason")]
+        heads = [text_column(title) for title in ("node", "operator", "on", "reason")]
         title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
         blocks.append(Fold(title, (table(title, heads, rows),)))
     return Group(f"CUDA graph capture of {verdict.file}: {answer}", tuple(blocks))

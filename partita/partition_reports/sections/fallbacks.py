@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.actions import Action, steps_for_provider
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diagnosis.records import Fallback, FallbackCost, Trial
+from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.observations.records import Probing
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -22,12 +22,11 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import provider_of, share, total_us
-from partita.partition_reports.outcome import fallbacks_of, is_folded, used_phases, wanted_of
+from partita.partition_reports.groups import provider_of, share_of, total_us
+from partita.partition_reports.outcome import fallbacks_of, is_folded, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import for_reason, situation_of
-from partita.partition_reports.sections.alike import finding_key, first_of
-from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
+from partita.partition_reports.sections.anchors import fallback_anchors, node_anchors, reason_anchor
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -41,36 +40,37 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     table,
-    words,
+    text_column,
 )
 from partita.partition_reports.sections.shared import copied_bytes
+from partita.partition_reports.sections.similar_nodes import finding_key, first_of
 
 NAMED = 8
 """Maximum families of nodes, or nodes of a cell, that are named."""
 NAMED_WORDS = 3
-HELPED = frozenset({"taken", "placed"})
+HELPED = frozenset({"supported", "placed"})
 HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 GroupKey = tuple[str, str]
 
 
 def section(report: Report) -> Section:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
-    wanted = wanted_of(report)
+    wanted = preferred_of(report)
     blocks: list[Block] = [*unavailable(report), *_rejected(report)]
     blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
-        blocks.append(Line(_say_none(report)))
+        blocks.append(Line(_render_none(report)))
     if report.probing is not None:
-        blocks.append(Line(_say_probing(report.probing), "probes", "quiet"))
+        blocks.append(Line(_render_probing(report.probing), "probes", "quiet"))
     nodes = len({entry.node for entry in report.fallbacks})
     about = f"{plural(nodes, 'node')} not on {wanted}" if nodes else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
-def _say_none(report: Report) -> str:
+def _render_none(report: Report) -> str:
     """Text for a report without fallbacks."""
     if used_phases(report):
-        return f"None: every node is on {wanted_of(report)}, the first provider of the chain."
+        return f"None: every node is on {preferred_of(report)}, the first provider of the chain."
     return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
 
 
@@ -103,21 +103,21 @@ def reason_title(code: str) -> str:
     return f"{title} ({code})" if title else code
 
 
-def reason_words(code: str, entries: Sequence[Fallback]) -> str:
+def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
     reason = next((reason for reason in load_reasons() if reason.code == code), None)
     if reason is None:
         return code
     helped = [
-        {each.now: each.before for each in entry.trials if each.outcome in HELPED and each.factor in reason.factors}
+        {each.now: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
         for entry in entries
     ]
     befores = {before for changes in helped for before in changes.values()}
-    if not reason.says or (reason.names_change and (len(befores) != 1 or "" in befores)):
+    if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
-    text = reason.says.format(
-        provider=short_provider(entries[0].wanted), op=first_names(operators), before="".join(befores)
+    text = reason.sentence.format(
+        provider=short_provider(entries[0].preferred_provider), op=first_names(operators), before="".join(befores)
     )
     works = [now for now in helped[0] if all(now in each for each in helped)]
     if not reason.names_change or not works:
@@ -154,21 +154,21 @@ def _rejected(report: Report) -> Iterator[Table]:
         )
         for part in report.rejected
     ]
-    heads = [words(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
+    heads = [text_column(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
     if rows:
         yield table(
-            "Rejected parts of the graph, found by bisection", [*heads, words("minimal"), Column("tries")], rows
+            "Rejected parts of the graph, found by bisection", [*heads, text_column("minimal"), Column("tries")], rows
         )
 
 
-def _say_probing(taken: Probing) -> str:
+def _render_probing(taken: Probing) -> str:
     """Number and time of the probes."""
     text = (
         f"{taken.experiments + taken.cached:,}: {taken.experiments:,} in this run, in {decimals(taken.seconds)} s "
         f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} from the cache; "
         f"{plural(taken.crashes, 'crash')}"
     )
-    return text + (f"; incomplete for {plural(len(taken.unprobed), 'node')}" if taken.unprobed else "")
+    return text + (f"; incomplete for {plural(len(taken.missing_probes), 'node')}" if taken.missing_probes else "")
 
 
 def commands(actions: Iterable[Action]) -> list[Block]:
@@ -188,7 +188,7 @@ class Writer:
             for phase in report.phases
             for node in phase.nodes
         }
-        self.anchors = stray_anchors(report)
+        self.anchors = fallback_anchors(report)
         self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
@@ -200,7 +200,7 @@ class Writer:
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         blocks: list[Block] = [
-            Line(reason_words(reason, entries), "why"),
+            Line(reason_text(reason, entries), "why"),
             self.cost(last),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
@@ -223,7 +223,7 @@ class Writer:
         costs = [entry.cost for entry in entries if entry.cost is not None]
         if phase is None or not costs:
             return Line("unknown: these nodes are not in the figures of any phase", "cost")
-        return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
+        return Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
         """Evidence with its nodes."""
@@ -232,16 +232,20 @@ class Writer:
             by_node.setdefault(entry.node, []).append(entry)
         first = members[0]
         evidence = first_of(entry.evidence for entry in members)
-        blocks: list[Block] = [Line(text, "nodes") for text in _say_nodes(by_node)]
+        blocks: list[Block] = [Line(text, "nodes") for text in _render_nodes(by_node)]
         blocks.append(Line(evidence, f"evidence ({first.evidence_kind})"))
         if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == first.reason}) > 1:
             blocks.append(Line(first.remedy, "remedy", "good"))
-        if first.unprobed:
-            blocks.append(Line(first.unprobed, "missing probes"))
+        if first.missing_probes:
+            blocks.append(Line(first.missing_probes, "missing probes"))
         blocks += _other_providers(members)
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
-            blocks.append(Fold("Evidence node by node", (table("Evidence", (words("node"), words("evidence")), rows),)))
+            blocks.append(
+                Fold(
+                    "Evidence node by node", (table("Evidence", (text_column("node"), text_column("evidence")), rows),)
+                )
+            )
         nodes = self.nodes(by_node)
         blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
         blocks += _experiments(members)
@@ -250,10 +254,10 @@ class Writer:
     def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
         """Each node with its cost."""
         heads = (
-            *(words(title) for title in ("node", "operator", "in", "source line")),
+            *(text_column(title) for title in ("node", "operator", "in", "source line")),
             *(Column(title) for title in ("host ms", "copies", "copied")),
-            words("harmless"),
-            words("why"),
+            text_column("harmless"),
+            text_column("why"),
         )
         return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
 
@@ -280,7 +284,7 @@ def _count_in_phases(entries: Sequence[Fallback]) -> str:
     return listing(f"{plural(count, 'node')}{in_phases(names)}" for count, names in phases.items())
 
 
-def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
+def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
     """Names of the nodes, grouped by source line."""
     lines: dict[str, list[str]] = {}
     for name, entries in by_node.items():
@@ -289,24 +293,24 @@ def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
         yield name_some(names, NAMED) + (f" ({line})" if line else "")
 
 
-def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
+def cost_text(costs: Sequence[FallbackCost], phase: Phase) -> str:
     """Cost of fallbacks in one run of their phase; a copy with several causes counts once."""
     names = {name for cost in costs for name in cost.copies}
     caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
     parts = [plural(len(caused), "copy") if caused else "no copies"]
     if caused:
         wait = waiting_us(caused)
-        part = share(wait, total_us(phase.nodes))
+        part = share_of(wait, total_us(phase.nodes))
         waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
         waited += f", {percent(part)} of the node time" if part is not None else ""
         parts = [f"{parts[0]} ({copied_bytes(caused)}{waited})"]
     shares = [cost.time_share for cost in costs if cost.time_share is not None]
     if shares:
         parts.append(f"{'the nodes themselves: ' if caused else ''}{percent(sum(shares))} of the node time")
-    return f"{', '.join(parts)}; {say_harm(costs)}"
+    return f"{', '.join(parts)}; {harm_text(costs)}"
 
 
-def say_harm(costs: Sequence[FallbackCost]) -> str:
+def harm_text(costs: Sequence[FallbackCost]) -> str:
     """Number of nodes that cause copies, take significant time, are harmless, or may not be."""
     copying = sum(cost.harmless is False and bool(cost.copies) for cost in costs)
     slow = sum(cost.harmless is False and not cost.copies for cost in costs)
@@ -351,9 +355,9 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The probes of each node; equal probes are shown once."""
-    alike: dict[tuple[Trial, ...], list[Fallback]] = {}
+    alike: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
     for entry in members:
-        for trials in (entry.trials, *(each.trials for each in entry.skipped)):
+        for trials in (entry.variants, *(each.variants for each in entry.skipped)):
             if trials:
                 alike.setdefault(trials, []).append(entry)
     firsts = [entries[0].node for entries in alike.values()]
@@ -367,11 +371,11 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
                 trial.change or "unchanged",
                 trial.factor.replace("_", " "),
                 trial.outcome.replace("_", " "),
-                trial.said or NOT_KNOWN,
+                trial.message or NOT_KNOWN,
                 "yes" if trial.cached else "no",
             )
             for trial in trials
         ]
-        heads = [words(title) for title in ("changed", "kind of change", "outcome", "message")]
+        heads = [text_column(title) for title in ("changed", "kind of change", "outcome", "message")]
         title = f"{plural(len(trials), 'probe')} of {nodes[0]}{more}"
-        yield Fold(title, (table(title, [*heads, words("from the cache")], rows),))
+        yield Fold(title, (table(title, [*heads, text_column("from the cache")], rows),))

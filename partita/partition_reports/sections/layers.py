@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.naming import module_group
-from partita.partition_reports.groups import provider_of, share, total_us
-from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
+from partita.partition_reports.groups import provider_of, share_of, total_us
+from partita.partition_reports.outcome import is_timed, preferred_of, used_phases
 from partita.partition_reports.records import GroupShare, NodePlacement, Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section
 from partita.partition_reports.sections.placement import TIMES, group_table
@@ -82,7 +82,7 @@ def section(report: Report) -> Section | None:
     def shares(phase: Phase) -> list[GroupShare]:
         return [_layer_share(row, row.nodes[number[phase.name]], phase) for row in rows]
 
-    wanted = wanted_of(report) if mixed else None
+    wanted = preferred_of(report) if mixed else None
     blocks: list[Block] = [group_table("layer", phases, shares, wanted, timed=is_timed(report))]
     blocks += [Line(text, tone="quiet") for text in _notes(phases, timed=is_timed(report))]
     return Section("layers", "Layers", tuple(blocks))
@@ -95,7 +95,7 @@ def _layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) ->
         nodes=len(nodes),
         nodes_by_provider=dict(Counter(provider_of(node) for node in nodes).most_common()),
         host_us_per_run=total_us(nodes),
-        time_share=share(total_us(nodes), total_us(phase.nodes)),
+        time_share=share_of(total_us(nodes), total_us(phase.nodes)),
     )
 
 

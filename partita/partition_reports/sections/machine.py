@@ -16,12 +16,12 @@ Pair = tuple[str, tuple[str, ...]]
 
 def section(report: Report) -> Section:
     """Memory and environment."""
-    memory = _say_memory(report.memory, of_package=report.cache is not None)
-    rows = (*memory, *_say_cpu(report.cpu), *_say_environment(report.environment, report))
+    memory = _render_memory(report.memory, of_package=report.cache is not None)
+    rows = (*memory, *_render_cpu(report.cpu), *_render_environment(report.environment, report))
     return Section("machine", "Machine", (Pairs("Memory and machine", rows),))
 
 
-def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
+def _render_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     """Memory of the weights, the cache and the process."""
     held = f"weights {human_bytes(memory.weight_bytes)}"
     if of_package:
@@ -37,7 +37,7 @@ def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     return (("memory", tuple(lines)),)
 
 
-def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
+def _render_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads and attention algorithm of the CPU provider, per file if they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
     paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
@@ -79,7 +79,7 @@ def _path(choice: AttentionChoice) -> str:
     return f"{choice.path} path: {choice.detail}"
 
 
-def _say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
+def _render_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
     """Machine and software."""
     cores = plural(env.logical_cores, "logical core")
     return (

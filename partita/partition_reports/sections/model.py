@@ -155,7 +155,7 @@ def table(
     return Table(caption, tuple(columns), made, name, rest, obvious, most)
 
 
-def words(title: str) -> Column:
+def text_column(title: str) -> Column:
     """A column of text."""
     return Column(title, number=False)
 

@@ -11,8 +11,8 @@ from partita.observations.text_format import decimals, human_bytes, in_phases, l
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
-from partita.partition_reports.sections.anchors import node_anchors, stray_anchors
-from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, words
+from partita.partition_reports.sections.anchors import fallback_anchors, node_anchors
+from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, text_column
 from partita.partition_reports.sections.shared import placements
 
 NAMED = 8
@@ -33,8 +33,8 @@ def section(report: Report) -> Section | None:
 
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases with equal placement."""
-    anchors, stray = node_anchors(report), stray_anchors(report)
-    reasons = {(entry.phase, entry.node, entry.provider): _say_reasons(entry) for entry in fallbacks_of(report)}
+    anchors, stray = node_anchors(report), fallback_anchors(report)
+    reasons = {(entry.phase, entry.node, entry.provider): _render_reasons(entry) for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
     last = phases[-1]
@@ -52,12 +52,19 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
             why,
-            _say_replaced(node),
+            _render_replaced(node),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
-    heads = [Column("position"), words("node"), words("operator"), words("on"), Column("layer"), words("module")]
+    heads = [
+        Column("position"),
+        text_column("node"),
+        text_column("operator"),
+        text_column("on"),
+        Column("layer"),
+        text_column("module"),
+    ]
     heads += [Column(f"{phase.name} host ms") for phase in timed]
-    heads += [Column("output"), words("reason"), words("replaces")]
+    heads += [Column("output"), text_column("reason"), text_column("replaces")]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
 
@@ -72,14 +79,14 @@ def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tupl
     return listing(f"{text}{in_phases(names) if len(said) > 1 else ''}" for text, names in said.items())
 
 
-def _say_reasons(entry: Fallback) -> str:
+def _render_reasons(entry: Fallback) -> str:
     """The reason, or the reason of each skipped preferred provider if there are several."""
     if not entry.skipped:
         return entry.reason
     return "; ".join(f"{short_provider(each.provider)}: {each.reason}" for each in entry.preferred)
 
 
-def _say_replaced(node: NodePlacement) -> str:
+def _render_replaced(node: NodePlacement) -> str:
     """The file nodes that a node replaces."""
     made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
     return made + name_some(node.replaces, NAMED)

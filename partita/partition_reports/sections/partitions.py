@@ -14,7 +14,7 @@ from partita.observations.text_format import (
     short_provider,
 )
 from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, words
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, text_column
 from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
 
 
@@ -27,7 +27,7 @@ def section(report: Report) -> Section | None:
         blocks.append(_partition_table(phase, where))
         blocks += _crossing_blocks(phase, where)
         if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
-            blocks.append(Line(_say_cost(phase.cost), f"cost {per_run(phase.name)}"))
+            blocks.append(Line(_render_cost(phase.cost), f"cost {per_run(phase.name)}"))
     if any(phase.partitions for phase in report.phases):
         blocks.append(Line("other: other partitions; session: inputs and outputs of the model.", tone="quiet"))
     return Section("partitions", "Partitions", tuple(blocks)) if blocks else None
@@ -35,7 +35,7 @@ def section(report: Report) -> Section | None:
 
 def _partition_table(phase: Phase, where: str) -> Table:
     """One row per partition."""
-    heads = (Column("#"), words("provider"), Column("nodes"), Column("positions"))
+    heads = (Column("#"), text_column("provider"), Column("nodes"), Column("positions"))
     parts = phase.partitions
 
     def rest(shown: int) -> str:
@@ -44,17 +44,17 @@ def _partition_table(phase: Phase, where: str) -> Table:
 
     caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
     rows = [_partition_row(part) for part in parts]
-    return table(caption, (*heads, words("tensors in"), words("tensors out")), rows, rest=rest)
+    return table(caption, (*heads, text_column("tensors in"), text_column("tensors out")), rows, rest=rest)
 
 
 def _partition_row(part: Partition) -> tuple[str, ...]:
     ways = ("in", "out")
-    borders = [_say_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
+    borders = [_render_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
     where = span(part.first_position, part.nodes)
     return (str(part.index), short_provider(part.provider), f"{part.nodes:,}", where, *borders)
 
 
-def _say_border(tensors: Sequence[BoundaryTensor]) -> str:
+def _render_border(tensors: Sequence[BoundaryTensor]) -> str:
     """Number and bytes of tensors that cross the border, by side (session, other)."""
     if not tensors:
         return "none"
@@ -95,7 +95,7 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
 
     caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
     rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]
-    yield table(caption, (words("tensor"), Column("tensors"), Column("bytes")), rows, rest=rest)
+    yield table(caption, (text_column("tensor"), Column("tensors"), Column("bytes")), rows, rest=rest)
     names = {str(part.index): f"{part.index} ({short_provider(part.provider)})" for part in phase.partitions}
     each = [
         (
@@ -106,11 +106,11 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
         )
         for tensor, origin in crossing
     ]
-    heads = (words("tensor"), words("from partition"), words("to partition"), Column("bytes"))
+    heads = (text_column("tensor"), text_column("from partition"), text_column("to partition"), Column("bytes"))
     yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
 
 
-def _say_cost(cost: PhaseCost) -> str:
+def _render_cost(cost: PhaseCost) -> str:
     """Cost of the partitions in one run, and per token."""
     crossing = in_bytes(cost.crossing_bytes_per_run) if cost.crossings else ""
     parts = [f"{plural(cost.crossings, 'tensor')} between partitions{crossing}"]

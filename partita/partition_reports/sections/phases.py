@@ -9,7 +9,7 @@ from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, is_timed, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
-from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, text_column
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
@@ -40,9 +40,9 @@ def figures(report: Report) -> Table:
     if is_timed(report):
         rows += speed_figures(phases)
     if report.cache is not None and status_of(report.cache) != "no_cache":
-        rows.append(("KV cache", *(_say_in_place(report.cache) for _ in phases)))
+        rows.append(("KV cache", *(_render_in_place(report.cache) for _ in phases)))
     return table(
-        "The phases in figures", [words("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
+        "The phases in figures", [text_column("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
     )
 
 
@@ -54,7 +54,7 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
         timed = any(entry is not None and entry.time_share is not None for entry in shares)
         yield (
             f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
-            *(_say_nodes(each[provider], entry) for each, entry in zip(counts, shares, strict=True)),
+            *(_render_nodes(each[provider], entry) for each, entry in zip(counts, shares, strict=True)),
         )
     for name, count in (("added", added_nodes), ("folded", folded_nodes)):
         found = [count(phase) for phase in phases]
@@ -62,7 +62,7 @@ def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
             yield f"nodes {name} by ONNX Runtime", *(f"{number:,}" for number in found)
 
 
-def _say_nodes(count: int, entry: ProviderShare | None) -> str:
+def _render_nodes(count: int, entry: ProviderShare | None) -> str:
     """A count, with the provider's share of the node time."""
     return f"{count:,}" + ("" if entry is None or entry.time_share is None else f" ({percent(entry.time_share)})")
 
@@ -71,8 +71,8 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
     """Partitions, crossings, copies, bytes and waits of one run, and per token if there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield "tensors between partitions", *_each(costs, _say_crossings)
-    yield "copies between devices", *_each(costs, _say_copies)
+    yield "tensors between partitions", *_each(costs, _render_crossings)
+    yield "copies between devices", *_each(costs, _render_copies)
     if timed:
         yield "wait in copies, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
     if any(cost is not None and cost.tokens_per_run for cost in costs):
@@ -86,12 +86,12 @@ def _each(costs: Sequence[PhaseCost | None], text: Callable[[PhaseCost], str]) -
     return [NOT_KNOWN if cost is None else text(cost) for cost in costs]
 
 
-def _say_crossings(cost: PhaseCost) -> str:
+def _render_crossings(cost: PhaseCost) -> str:
     """Tensors passed between partitions."""
     return count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)
 
 
-def _say_copies(cost: PhaseCost) -> str:
+def _render_copies(cost: PhaseCost) -> str:
     """Copies and their bytes."""
     return count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
 
@@ -113,7 +113,7 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
 
 
-def _say_in_place(cache: Cache) -> str:
+def _render_in_place(cache: Cache) -> str:
     """Whether the cache stayed in place."""
     status = status_of(cache)
     if status == "copied":

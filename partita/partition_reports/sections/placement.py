@@ -18,9 +18,17 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import op_type_of
-from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
-from partita.partition_reports.records import Bodies, FileNode, GroupShare, NodePlacement, Phase, ProviderShare, Report
-from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
+from partita.partition_reports.outcome import is_timed, preferred_of, used_phases
+from partita.partition_reports.records import (
+    FileNode,
+    GroupShare,
+    NodePlacement,
+    Phase,
+    ProviderShare,
+    Report,
+    Subgraphs,
+)
+from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, text_column
 from partita.partition_reports.sections.shared import on_providers, placements
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
@@ -35,7 +43,7 @@ def section(report: Report) -> Section | None:
         return None
     mixed = len({entry.provider for phase in phases for entry in phase.providers}) > 1
     timed = is_timed(report)
-    wanted = wanted_of(report) if mixed else None
+    wanted = preferred_of(report) if mixed else None
     blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
     blocks += _about_providers(report)
     blocks += [
@@ -69,7 +77,7 @@ def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str |
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
     rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
     counted = "nodes" if title == "provider" else "executed"
-    heads = [words(title), Column(counted), *([words("fallbacks")] if wanted else [])]
+    heads = [text_column(title), Column(counted), *([text_column("fallbacks")] if wanted else [])]
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
@@ -122,14 +130,16 @@ def _about_providers(report: Report) -> Iterator[Line]:
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in phase.providers:
-                yield Line(f"{_say_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
+                yield Line(
+                    f"{_render_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}"
+                )
         for line in _stand_ins(phase):
             yield Line(line, tone="quiet")
-        if phase.bodies is not None:
-            yield Line(_say_bodies(phase.bodies), f"Control-flow subgraphs{where}, not in other figures")
+        if phase.subgraphs is not None:
+            yield Line(_render_bodies(phase.subgraphs), f"Control-flow subgraphs{where}, not in other figures")
 
 
-def _say_behind(entry: ProviderShare) -> str:
+def _render_behind(entry: ProviderShare) -> str:
     """Number of file nodes of a provider, if it differs from the number of plan nodes."""
     if entry.nodes == entry.executed:
         return ""
@@ -164,7 +174,7 @@ def _operators_of(node: NodePlacement, rows: Sequence[FileNode]) -> tuple[str, .
     return tuple(row.op_type or UNKNOWN for row in rows if row.name != node.name)
 
 
-def _say_bodies(bodies: Bodies) -> str:
+def _render_bodies(bodies: Subgraphs) -> str:
     """Nodes and copies in control-flow subgraphs."""
     copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
     unseen = "; tensors of the main graph may be copied as well (no source reports them)" if bodies.unseen else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
-from partita.partition_reports.copies import copies_inside
+from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.outcome import TOO_FEW, too_few_steps, used_phases
 from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
@@ -26,7 +26,7 @@ def placements(report: Report) -> list[list[Phase]]:
     return merge_phases(used_phases(report))
 
 
-def say_speed(phase: Phase) -> tuple[str, ...]:
+def speed_text(phase: Phase) -> tuple[str, ...]:
     """The speed of a phase and its basis; the speed is empty if unknown."""
     if phase.tokens_per_second is None and phase.step_p50_ms is None:
         return ("",)
@@ -62,13 +62,13 @@ def in_bytes(size: int | None, at_least: int = 0) -> str:
     return f" ({human_bytes(at_least)} or more)" if at_least else " (size unknown)"
 
 
-def said_inside(phase: Phase) -> str:
+def subgraph_suffix(phase: Phase) -> str:
     """Suffix with the number of copies in control-flow subgraphs."""
-    if phase.bodies is None:
+    if phase.subgraphs is None:
         return ""
-    if copies_inside(phase) is None:
+    if subgraph_copies(phase) is None:
         return " (some in control-flow subgraphs may be missing)"
-    return f" and {phase.bodies.copies:,} in control-flow subgraphs" if phase.bodies.copies else ""
+    return f" and {phase.subgraphs.copies:,} in control-flow subgraphs" if phase.subgraphs.copies else ""
 
 
 def copied_bytes(copies: Sequence[Copy]) -> str:

@@ -9,7 +9,7 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.render.blocks import TONES
 from partita.partition_reports.render.terminal import ALARM, BOLD, INDENT, PLAIN, Page, terminal_view
 from partita.partition_reports.sections.brief import brief
-from partita.partition_reports.sections.glance import find_state
+from partita.partition_reports.sections.overview import find_state
 
 MOST_LINES = 10
 IMPORTANCE = ("", "fallbacks", "remedy", "note", "cost", "nodes", "where")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from partita.observations.text_format import short_provider
-from partita.partition_reports.outcome import wanted_of
+from partita.partition_reports.outcome import preferred_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
-from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.report import sections
 from partita.partition_reports.views._page import layer_map, marks, ribbons
 
@@ -28,7 +28,7 @@ def to_text(report: Report) -> str:
             "report": report,
             "top": top,
             "sections": parts,
-            "wanted": short_provider(wanted_of(report)),
+            "wanted": short_provider(preferred_of(report)),
             "marks": tuple(known.values()),
             "ribbons": ribbons.draw_ribbons(report, known),
             "map": layer_map.draw_map(report),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.cutting import LEFT_OUT
-from partita.partition_reports.render.markdown import safe, say, write_section
+from partita.partition_reports.render.markdown import cell_text, safe, write_section
+from partita.partition_reports.render.shortening import LEFT_OUT
 from partita.partition_reports.render.view import View
-from partita.partition_reports.sections.glance import Glance, glance
+from partita.partition_reports.sections.overview import Overview, glance
 from partita.partition_reports.sections.report import sections
 
 SHOWN = ("phases", "fallbacks")
@@ -25,7 +25,7 @@ def to_text(report: Report) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _head(top: Glance) -> Iterator[str]:
+def _head(top: Overview) -> Iterator[str]:
     """Headline, warnings, and the five answers as a table."""
     yield f"### {top.state.sign} {safe(top.state.headline)}"
     yield ""
@@ -37,7 +37,7 @@ def _head(top: Glance) -> Iterator[str]:
     yield "| question | answer | more |"
     yield "| :--- | :--- | :--- |"
     for answer in top.answers:
-        lines = "<br>".join(map(say, answer.lines))
+        lines = "<br>".join(map(cell_text, answer.lines))
         yield f"| {safe(answer.question)} | {safe(answer.figure)} | {lines} |"
     yield ""
     yield f"<sub>{safe(top.name)}: {safe(top.asked)}</sub>"

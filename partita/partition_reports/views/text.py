@@ -7,10 +7,10 @@ from rich.style import Style
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.blocks import TONES, show_command, show_section
-from partita.partition_reports.render.cutting import LEFT_OUT
+from partita.partition_reports.render.shortening import LEFT_OUT
 from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, Page, terminal_view
-from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import Command, text_of
+from partita.partition_reports.sections.overview import Overview, glance
 from partita.partition_reports.sections.report import sections
 
 
@@ -23,10 +23,10 @@ def render(report: Report, console: Console) -> None:
             show_section(page, section)
 
 
-def _show_top(page: Page, top: Glance) -> None:
+def _show_top(page: Page, top: Overview) -> None:
     """Print headline, verdict, warnings and actions."""
     for flag in top.flags:
-        if not flag.told:
+        if not flag.in_verdict:
             page.line(f"{flag.label.upper()}: {flag.text}", indent=0, style=ALARM)
     page.line(top.verdict, indent=0, style=BOLD + Style(color=TONES[top.state.tone].color))
     sign = f"{top.state.sign} " if page.harmless(top.state.sign) == top.state.sign else ""

@@ -62,7 +62,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequiredSymbols:
     """CUDA libraries and functions that one build of the CUDA provider needs."""
 
     sonames: tuple[str, ...]
@@ -191,7 +191,7 @@ def c_text(name: str) -> str:
     return (resources.files(__package__) / "standins" / name).read_text(encoding="utf-8")
 
 
-def read_wanted(library: Path) -> Wanted:
+def read_required(library: Path) -> RequiredSymbols:
     """CUDA libraries and functions that a shared library needs.
 
     Raises InstallationError if pyelftools is missing, ProviderError if the file is not an x86-64 shared library with a
@@ -212,7 +212,7 @@ def read_wanted(library: Path) -> Wanted:
                 for tag in section(file, library, ".dynamic").iter_tags("DT_NEEDED")
                 if OF_CUDA.match(tag.needed)
             )
-            return Wanted(needed, tuple(_undefined_symbols(file, library)))
+            return RequiredSymbols(needed, tuple(_undefined_symbols(file, library)))
     except ELFError as error:
         raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error
 
@@ -241,7 +241,7 @@ def section(file: Any, library: Path, name: str) -> Any:
     return found
 
 
-def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
+def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | None]]:
     """soname -> symbols that its stub must export: name -> version or None.
 
     `build`: the provider library in messages. Raises ProviderError for a provider of another CUDA version, and for an

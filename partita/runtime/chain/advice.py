@@ -12,7 +12,7 @@ from partita.diagnosis.actions import Action, Situation, steps_for
 from partita.diagnosis.records import Fallback
 from partita.errors import PackageError, RefusedNode, Refusing
 from partita.observations.records import PackageFacts, PackageQuality
-from partita.package.folder import MANIFEST, Manifest, left_out, read_manifest, sha256_of
+from partita.package.folder import MANIFEST, Manifest, not_exported, read_manifest, sha256_of
 from partita.package.records import Quality
 from partita.remedies import Remedy
 
@@ -34,7 +34,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
-        left_out=left_out(manifest.source.unused),
+        left_out=not_exported(manifest.source.unused),
         quality=None if manifest.quality is None else _quality(manifest.quality),
     )
 
@@ -61,7 +61,7 @@ def _of_package(graph: Path) -> PackageFacts | None:
         return None
 
 
-def export_anew(graph: Path, codes: Sequence[str], provider: str, *, probing: bool = True) -> Remedy | None:
+def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: bool = True) -> Remedy | None:
     """The export command that puts nodes lost for these reasons (most frequent first) on `provider`.
 
     `probing`: also suggest probing the provider during export, which requires the provider to be installed there.
@@ -86,16 +86,16 @@ def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
     found: tuple[list[Remedy], list[Remedy]] = ([], [])
     for action in actions:
         title = action.title[:1].lower() + action.title[1:]
-        found[not action.asks].append(replace(action.remedy, text=title))
+        found[not action.queries_provider].append(replace(action.remedy, text=title))
     return found
 
 
-def anew_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
+def export_again_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
     """The export command for the first provider of the chain for which a new export helps; None without one."""
     reasons: dict[str, Counter[str]] = {}
     for entry in (entry for node in nodes for entry in node.asked):
         reasons.setdefault(entry.provider, Counter())[entry.reason] += 1
-    found = (export_anew(path, [code for code, _ in codes.most_common()], name) for name, codes in reasons.items())
+    found = (export_again(path, [code for code, _ in codes.most_common()], name) for name, codes in reasons.items())
     return next((remedy for remedy in found if remedy is not None), None)
 
 
@@ -106,13 +106,13 @@ def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[Refu
             node=entry.node,
             op_type=entry.op_type,
             module=entry.module,
-            wanted=entry.wanted,
+            preferred_provider=entry.preferred_provider,
             provider=entry.provider,
             reason=entry.reason,
             evidence_kind=entry.evidence_kind,
             evidence=entry.evidence,
             remedy=entry.remedy,
-            available=entry.wanted in active,
+            available=entry.preferred_provider in active,
             skipped=tuple(
                 Refusing(
                     provider=each.provider,

@@ -19,30 +19,30 @@ from partita.observations.facts import SessionFacts
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
-from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
+from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_real
 from partita.providers.resolve import Resolution
 from partita.providers.start import explain
 from partita.remedies import Remedy
-from partita.runtime.chain.advice import ALLOW_CPU, anew_for, rows_of
+from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
-from partita.runtime.chain.settling import (
+from partita.runtime.chain.provider_state import (
     active_of,
     by_experiment,
-    left_out,
     messages_of,
-    nothing_left,
+    no_provider_text,
     only_suspect,
     opens,
     ort_names,
-    registered,
+    register_plugins,
+    remedy_for,
     settle,
     settled_chain,
     to_blame,
-    what_helps,
+    without_provider,
 )
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
-from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
 from partita.runtime.place.model_file import ModelFile, nodes_of, read_model_file
@@ -90,7 +90,7 @@ def open_session(
     UsageError when ONNX Runtime cannot follow the chain, or a pin matches no node; PackageError for a damaged file;
     ResourceError when memory runs out.
     """
-    chain = registered(resolutions)
+    chain = register_plugins(resolutions)
     _check_order(chain)
     opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
     lacking: tuple[Sequence[Resolution], NativeFailureError] | None = None
@@ -99,7 +99,7 @@ def open_session(
         if not active and any(entry.reason == "initialisation_failed" for entry in chain):
             raise _start_refused(path, chain)
         if not active:
-            raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
+            raise ProviderError(no_provider_text(chain), remedy=remedy_for(chain))
         began = time.perf_counter()
         prepared, cpu = set_up(path, active, opening, attention)
         before = memory_before(active)
@@ -116,7 +116,9 @@ def open_session(
                 lacking = active, failure
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
                 raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
-            chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure))))
+            chain = without_provider(
+                chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure)))
+            )
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
@@ -124,7 +126,7 @@ def open_session(
         session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)
-            _refuse_strays(path, session)
+            _refuse_fallbacks(path, session)
             _check_pinned_providers(session.resolutions, pins)
             session.pins = check_pins(session, marks)
             if not os.environ.get(BUILD_VARIABLE):
@@ -137,7 +139,7 @@ def open_session(
 
 def _start_refused(path: Path, chain: tuple[Resolution, ...]) -> ChainError:
     """The error for a chain of which no provider starts."""
-    return ChainError(nothing_left(chain), path=path, chain=chain, remedy=what_helps(chain))
+    return ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain))
 
 
 def _check_order(chain: Sequence[Resolution]) -> None:
@@ -159,7 +161,7 @@ def _check_order(chain: Sequence[Resolution]) -> None:
         )
 
 
-def _refuse_strays(path: Path, session: Session) -> None:
+def _refuse_fallbacks(path: Path, session: Session) -> None:
     """Raise ProviderError when a node is on the CPU provider and the chain does not include it.
 
     ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
@@ -177,7 +179,7 @@ def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) ->
     for pin in pins:
         for entry in chain:
             if entry.provider.name == pin.provider.name and entry.status != "active":
-                raise ProviderError(f"`pins={pin.text}`: {nothing_left([entry])}", remedy=what_helps([entry]))
+                raise ProviderError(f"`pins={pin.text}`: {no_provider_text([entry])}", remedy=remedy_for([entry]))
 
 
 def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
@@ -232,7 +234,7 @@ def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
 
 def chain_entry(resolution: Resolution) -> ChainEntry:
     """The outcome of one provider of the chain, as a report record."""
-    return ChainEntry.taken_from(
+    return ChainEntry.copy_of(
         resolution,
         provider=resolution.provider.ort_name,
         remedy=None if resolution.remedy is None else str(resolution.remedy),
@@ -264,7 +266,10 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         rows = refused_nodes(facts, _entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(
-            nothing_left(settled), where=path, remedy=what_helps(settled), nodes=rows_of(rows, ()) if dropped else ()
+            no_provider_text(settled),
+            where=path,
+            remedy=remedy_for(settled),
+            nodes=rows_of(rows, ()) if dropped else (),
         )
     return not_all_on(path, settled, facts)
 
@@ -280,7 +285,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
         f"{names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
-        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=anew_for(path, nodes)),
+        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=export_again_for(path, nodes)),
         path=path,
         chain=chain,
         facts=facts,

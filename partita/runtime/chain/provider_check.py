@@ -71,7 +71,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class WorkerResult:
     """The result of a worker, or how it ended."""
 
     found: Mapping[str, Any] | None
@@ -110,14 +110,14 @@ def examine(
     timeout_seconds: float = TIMEOUT_SECONDS,
     slots: int | None = None,
     environment: Mapping[str, str] | None = None,
-) -> list[Examined]:
+) -> list[WorkerResult]:
     """Run `examined` in a worker process for each request, at most `slots` at a time (None: one per core); in that
     order.
 
     `requests`: arguments of `examined`. A worker without a result after `timeout_seconds` is killed.
     """
     slots = slots or os.cpu_count() or 1
-    outcomes: list[Examined] = []
+    outcomes: list[WorkerResult] = []
     for start in range(0, len(requests), slots):
         with ExitStack() as stack:
             begun = [_Examination(stack, request, environment) for request in requests[start : start + slots]]
@@ -141,14 +141,14 @@ class _Examination:
     def _done(self, _: object) -> None:
         self.ended = time.monotonic()
 
-    def outcome(self, timeout_seconds: float) -> Examined:
+    def outcome(self, timeout_seconds: float) -> WorkerResult:
         """The result, at most `timeout_seconds` after the start of the worker."""
         found, how = None, ""
         try:
             found = self.worker.wait(self.future, max(self.began + timeout_seconds - time.monotonic(), 0.0))
         except WorkerLostError as lost:
             how = f"gave no answer within {timeout_seconds:g} s" if lost.late else lost.how
-        return Examined(found, self.stage, self.worker.log(), how, self.ended - self.began)
+        return WorkerResult(found, self.stage, self.worker.log(), how, self.ended - self.began)
 
 
 def request_of(resolution: Resolution) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
     }
 
 
-def judge(resolution: Resolution, outcome: Examined) -> Check:
+def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
     """The check that follows from a worker's result."""
     result = outcome.found or {}
-    why = _why_not(resolution, outcome, result)
+    why = _unusable_reason(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(
         Device.model_validate(device) for device in result.get("devices", ()) if device["ort_name"] == ort_name
@@ -186,7 +186,7 @@ def judge(resolution: Resolution, outcome: Examined) -> Check:
     return Check(settled, loads, found, devices, False, outcome.seconds, outcome.log)
 
 
-def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any]) -> Failure | None:
+def _unusable_reason(resolution: Resolution, outcome: WorkerResult, result: Mapping[str, Any]) -> Failure | None:
     """The reason why the provider is not usable; None if it is usable."""
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.found is None:
@@ -194,7 +194,7 @@ def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any
         said = f"; its last output: {last}" if last else ", without any output"
         return failure(provider, "initialisation_failed", f"its process {outcome.how} while {doing}{said}")
     if result.get("error") is not None:
-        return explain(provider, _words_of(result["error"], outcome.log))
+        return explain(provider, _texts_of(result["error"], outcome.log))
     if result.get("offered") == []:
         return no_device(provider, resolution.library or Path(provider.name))
     if not result.get("correct"):
@@ -202,7 +202,7 @@ def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any
     return None
 
 
-def _words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
+def _texts_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
     """Log lines and exception texts, most specific first: logged errors, the exception, lines of other libraries."""
     logged = [match for line in log if (match := HEAD.match(line)) and STRICT not in line]
     errors = [one_line(match["text"]) for match in logged if match["severity"] in "EF"]
@@ -258,10 +258,10 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
 
 def run(channel: Channel) -> None:
     """Serve `examine` requests. Each stage is reported when it begins, to give the parent the stage of a crash."""
-    serve(channel, {"examine": partial(examined, channel.push)})
+    serve(channel, {"examine": partial(run_examination, channel.push)})
 
 
-def examined(
+def run_examination(
     reached: Callable[[str], object], *, provider: Mapping[str, Any] | None = None, inventory: bool = False
 ) -> dict[str, Any]:
     """The findings up to an exception, and the exception under `error`.

@@ -18,7 +18,7 @@ from partita.observations.text_format import listing
 from partita.package.contract import Contract
 from partita.remedies import DECODERS_ONLY, Remedy
 from partita.runtime.generate.executor import Runner
-from partita.runtime.generate.feeds import logits_given, port_by_role
+from partita.runtime.generate.feeds import logit_positions, port_by_role
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.request import Request
 from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, Logits
@@ -150,7 +150,7 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
     """
     loaded = runner.graph("prefill")
     size, before = loaded.graph.sequence_length or len(text), (loaded.graph.sequence_length or len(text)) // 2
-    if logits_given(loaded.graph) not in ("all", "kept") or before < 1:
+    if logit_positions(loaded.graph) not in ("all", "kept") or before < 1:
         return
     one = [text[place % len(text)] for place in range(size)]
     other = [*one[:before], *(text[(place + 1) % len(text)] for place in range(before, size))]

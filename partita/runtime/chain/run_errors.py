@@ -45,7 +45,7 @@ class RunLateError(GenerationError):
 
     def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
         super().__init__(
-            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; the "
+            f"{model.path}: a run on {_values_origin(model, given)} did not end within {seconds:g} s; the "
             "node placement is valid, but measurements are missing; set other values with "
             "`inputs=NAME=FILE.npy`, or a longer limit with `run_seconds`"
         )
@@ -59,7 +59,7 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def told_error(
+def failed_run_error(
     model: OnnxModel,
     session: Session,
     error: PartitaError,
@@ -87,7 +87,7 @@ def told_error(
         converted = ProviderError(
             f"{provider} was assigned node {node!r} ({found[1]}) and cannot run it: {message}",
             where=model.path,
-            remedy=leaving or _elsewhere(session, str(provider)),
+            remedy=leaving or _drop_provider_remedy(session, str(provider)),
         )
     elif NO_VALUE.search(said):
         converted = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
@@ -97,12 +97,12 @@ def told_error(
         other = "other sizes: `shapes=NAME=SIZES`"
         if not about_sizes:
             other = "other values: `inputs=NAME=FILE.npy`"
-        converted = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
+        converted = GenerationError(f"{model.path}: a run on {_values_origin(model, given)} failed: {said}; {other}")
     converted.__cause__ = error.__cause__
     return converted
 
 
-def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
+def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
     """The origin of the input values, for a message."""
     made_up = [port.name for port in model.inputs if port.name not in given]
     if not given:
@@ -133,14 +133,14 @@ def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
     """The option that runs a node on the CPU; None if the provider has none, or the chain has no CPU provider."""
     active = [entry for entry in session.resolutions if entry.status == "active"]
     entry = next((entry for entry in active if entry.provider.ort_name == provider), None)
-    if entry is None or not entry.provider.leaves_option or CPU not in (each.provider.ort_name for each in active):
+    if entry is None or not entry.provider.fallback_option or CPU not in (each.provider.ort_name for each in active):
         return None
-    option = entry.provider.leaves_option
+    option = entry.provider.fallback_option
     names = "\n".join(filter(None, (entry.options.get(option, ""), node)))
     return LEAVE.filled(now=f"{entry.provider.name}.{option}={names}")
 
 
-def _elsewhere(session: Session, provider: str) -> Remedy:
+def _drop_provider_remedy(session: Session, provider: str) -> Remedy:
     """The remedy that removes a provider from the chain."""
     others = [entry.provider for entry in session.resolutions if entry.status == "active"]
     names = [each.name for each in others if each.ort_name != provider]
@@ -168,7 +168,7 @@ def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
     """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
-        f"{model.path}: {how}, on {_whose_values(model, given)}; the model opens without a run, so the "
+        f"{model.path}: {how}, on {_values_origin(model, given)}; the model opens without a run, so the "
         "node placement is valid; set other values with `inputs=NAME=FILE.npy`"
     )
 

@@ -65,7 +65,7 @@ def environment_findings(
     owners, plugins = runtime_wheels(), plugin_wheels(providers)
     found = [duplicate_runtime(owners)] if len(owners) > 1 else []
     if not owners and imported_version is None:
-        needing = f"{_shown(plugins.items())} needs ONNX Runtime, which is not installed"
+        needing = f"{_wheels_text(plugins.items())} needs ONNX Runtime, which is not installed"
         evidence = needing if plugins else "ONNX Runtime is not installed"
         found.append(_finding("not_in_build", evidence, extras.runtime_remedy()))
     elif imported_version is None:
@@ -83,17 +83,17 @@ def environment_findings(
 
 
 def _finding(reason: str, evidence: str, remedy: Remedy) -> EnvironmentFinding:
-    return EnvironmentFinding(reason=reason, evidence=evidence, **said(remedy))
+    return EnvironmentFinding(reason=reason, evidence=evidence, **remedy_fields(remedy))
 
 
-def _shown(owners: Iterable[tuple[str, str]]) -> str:
+def _wheels_text(owners: Iterable[tuple[str, str]]) -> str:
     """`onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1`."""
     return listing(f"{name} {version}" for name, version in owners)
 
 
 def _names(owners: Iterable[Wheel]) -> str:
     """Names and versions of wheels."""
-    return _shown((owner.name, owner.version) for owner in owners)
+    return _wheels_text((owner.name, owner.version) for owner in owners)
 
 
 def _reinstall(owner: Wheel) -> Remedy:
@@ -101,7 +101,7 @@ def _reinstall(owner: Wheel) -> Remedy:
     return REINSTALL.filled(wheel=owner.name, version=owner.version)
 
 
-def said(remedy: Remedy) -> dict[str, Any]:
+def remedy_fields(remedy: Remedy) -> dict[str, Any]:
     """The fields of a remedy in a record."""
     return {"remedy": str(remedy), "remedies": remedy_records(remedy)}
 

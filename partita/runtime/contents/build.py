@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import partita
 from partita import dtypes
-from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.inspection.records import (
     AdapterFacts,
@@ -31,10 +30,11 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_records
 from partita.observations.text_format import nats
-from partita.package.folder import MANIFEST, FileRecord, Manifest, inside, left_out, linked_sha256, sha256_of
+from partita.package.folder import MANIFEST, FileRecord, Manifest, linked_sha256, not_exported, path_inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
-from partita.runtime.contents.modules import UNKNOWN, Stored, module_precisions
+from partita.runtime.contents.modules import UNKNOWN, TensorEntry, module_precisions
 from partita.runtime.place.onnx_model import PROTOBUF_LIMIT_BYTES
+from partita.untrusted_files import read_json_value
 
 LARGEST = 8
 """Length of the list of largest tensors."""
@@ -114,7 +114,7 @@ def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | N
 def _wrong_record(folder: Path, record: FileRecord, known: set[str]) -> PackageError | None:
     """The error about a file in the manifest; missing files in `known` have a finding already."""
     try:
-        path = inside(folder, record.name)
+        path = path_inside(folder, record.name)
     except PackageError as error:
         return error
     if not path.is_file():
@@ -135,7 +135,7 @@ def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
     found = []
     for name, end in ends.items():
         try:
-            path = inside(folder, name)
+            path = path_inside(folder, name)
         except PackageError as error:
             found.append(error)
             continue
@@ -160,7 +160,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
             precision=graph.precision or None,
             attention=graph.attention or None,
             layout="partita" if manifest.foreign is None else manifest.foreign.layout,
-            left_out=left_out(source.unused),
+            left_out=not_exported(source.unused),
         )
     config = read_json(folder / "config.json")
     listed = config.get("architectures")
@@ -184,7 +184,7 @@ def _contract(manifest: Manifest | None) -> ContractFacts | None:
     if manifest is None:
         return None
     source = "manifest" if manifest.foreign is None else f"inferred from a folder of {manifest.foreign.layout}"
-    return ContractFacts.taken_from(manifest.graph, source=source)
+    return ContractFacts.copy_of(manifest.graph, source=source)
 
 
 def _cache(manifest: Manifest | None) -> CacheFacts | None:
@@ -210,11 +210,11 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     """Stored tensors by type; a tensor shared by several graphs counts once."""
-    kept: dict[object, Stored] = {}
+    kept: dict[object, TensorEntry] = {}
     for graph in read:
         for tensor in graph.tensors:
             kept.setdefault(tensor.place, tensor)
-    kinds: dict[str, list[Stored]] = {}
+    kinds: dict[str, list[TensorEntry]] = {}
     for tensor in kept.values():
         kinds.setdefault(tensor.dtype, []).append(tensor)
     rows = [
@@ -230,17 +230,17 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     return WeightFacts(
         size_bytes=sum(row.size_bytes for row in rows),
         kinds=tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.dtype))),
-        largest=tuple(StoredTensor.taken_from(tensor) for tensor in largest),
+        largest=tuple(StoredTensor.copy_of(tensor) for tensor in largest),
     )
 
 
 def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
     """The adapters of a package."""
     return tuple(
-        AdapterFacts.taken_from(
+        AdapterFacts.copy_of(
             record,
             base_model=record.base_model or None,
-            source_files=tuple(FileFacts.taken_from(file) for file in record.source),
+            source_files=tuple(FileFacts.copy_of(file) for file in record.source),
         )
         for record in (() if manifest is None else manifest.adapters)
     )
@@ -271,7 +271,7 @@ def _files(
 def _is_inside(folder: Path, name: str) -> bool:
     """Whether an external data file is in the folder."""
     try:
-        inside(folder, name)
+        path_inside(folder, name)
     except PackageError:
         return False
     return True
@@ -312,7 +312,7 @@ def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
         created=manifest.created,
         checkpoint=source.checkpoint,
         dtype=source.dtype,
-        source_files=tuple(FileFacts.taken_from(record) for record in source.files),
+        source_files=tuple(FileFacts.copy_of(record) for record in source.files),
         toolchain=manifest.toolchain,
         target=None if target is None else target.provider,
         verification=f"{manifest.verification.status}: {manifest.verification.detail}",
@@ -409,7 +409,7 @@ def licence_of(folder: Path) -> LicenceFacts:
 def _beginning(folder: Path, name: str) -> str:
     """The beginning of a text file; empty if it cannot be read. Raises PackageError for a file outside the folder."""
     try:
-        with inside(folder, name).open("rb") as stream:
+        with path_inside(folder, name).open("rb") as stream:
             return stream.read(MOST_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
     except OSError:
         return ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from partita.errors import PackageError
 from partita.inspection.records import GraphFacts, OperatorCount, PortFacts
 from partita.package.contract import Contract
-from partita.package.folder import inside, refuse_absent, unreadable
+from partita.package.folder import path_inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.contents.light import read_light
-from partita.runtime.contents.modules import UNKNOWN, Stored, Weight, beside, initializers, weights_in
+from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, external_file, initializers, weights_in
+from partita.runtime.contents.weightless import read_light
 from partita.runtime.place.model_file import all_nodes, data_files
 from partita.runtime.place.onnx_model import read_port
 
@@ -29,14 +29,14 @@ class ReadGraph:
     """The facts and stored tensors of an ONNX file."""
 
     facts: GraphFacts
-    tensors: tuple[Stored, ...]
+    tensors: tuple[TensorEntry, ...]
     """Every stored tensor, including those in subgraphs and constants."""
     weights: tuple[Weight, ...]
 
 
 def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
     """Read the ONNX file `name` of a folder. Raises PackageError if it is missing, damaged or unreadable."""
-    path = inside(folder, name)
+    path = path_inside(folder, name)
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
     refuse_absent(path)
@@ -76,7 +76,7 @@ def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | N
         operators=_operators(proto),
         inputs=inputs,
         outputs=outputs,
-        data_files=tuple(sorted(beside(name, location) for location in data_files(proto))),
+        data_files=tuple(sorted(external_file(name, location) for location in data_files(proto))),
         metadata={entry.key: entry.value for entry in proto.metadata_props},
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from partita import dtypes
 from partita.inspection.records import ModulePrecision
-from partita.runtime.place.model_file import all_nodes, bodies, graph_node
+from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -34,7 +34,7 @@ DEEPEST = 8
 """Maximum length of a chain of carriers; weights have two or three."""
 
 
-class Packed(NamedTuple):
+class QuantisedInputs(NamedTuple):
     """Input positions of a quantised weight, its scales and its zero points. None or -1: no such input."""
 
     weight: int
@@ -46,7 +46,7 @@ class Packed(NamedTuple):
 class Unpacking:
     """How an operator reads quantised weights."""
 
-    weights: tuple[Packed, ...]
+    weights: tuple[QuantisedInputs, ...]
     bits: str = ""
     """Attribute with the bits per weight; empty: given by the element type."""
     default_bits: int | None = None
@@ -58,19 +58,24 @@ class Unpacking:
 
 
 UNPACKING: Mapping[str, Unpacking] = {
-    "MatMulNBits": Unpacking((Packed(1, 2, 3),), "bits", 4, "block_size"),
-    "MatMulBnb4": Unpacking((Packed(1, 2),), "", 4, "block_size", kinds=("fp4", "nf4")),
-    "GatherBlockQuantized": Unpacking((Packed(0, 2, 3),), "bits", 4, "block_size", 128),
-    "QMoE": Unpacking((Packed(2, 3, 11), Packed(5, 6, 12), Packed(8, 9, 13)), "expert_weight_bits", 4, "block_size"),
-    RESTORES: Unpacking((Packed(0, 1, 2),), block="block_size"),
-    "MatMulIntegerToFloat": Unpacking((Packed(1, 3, 5),)),
-    "DynamicQuantizeMatMul": Unpacking((Packed(1, 2, 3),)),
-    "MatMulInteger": Unpacking((Packed(1, -1, 3),)),
-    "ConvInteger": Unpacking((Packed(1, -1, 3),)),
-    "QLinearMatMul": Unpacking((Packed(3, 4, 5),)),
-    "QLinearConv": Unpacking((Packed(3, 4, 5),)),
-    "QGemm": Unpacking((Packed(3, 4, 5),)),
-    "QAttention": Unpacking((Packed(1, 4, 7),)),
+    "MatMulNBits": Unpacking((QuantisedInputs(1, 2, 3),), "bits", 4, "block_size"),
+    "MatMulBnb4": Unpacking((QuantisedInputs(1, 2),), "", 4, "block_size", kinds=("fp4", "nf4")),
+    "GatherBlockQuantized": Unpacking((QuantisedInputs(0, 2, 3),), "bits", 4, "block_size", 128),
+    "QMoE": Unpacking(
+        (QuantisedInputs(2, 3, 11), QuantisedInputs(5, 6, 12), QuantisedInputs(8, 9, 13)),
+        "expert_weight_bits",
+        4,
+        "block_size",
+    ),
+    RESTORES: Unpacking((QuantisedInputs(0, 1, 2),), block="block_size"),
+    "MatMulIntegerToFloat": Unpacking((QuantisedInputs(1, 3, 5),)),
+    "DynamicQuantizeMatMul": Unpacking((QuantisedInputs(1, 2, 3),)),
+    "MatMulInteger": Unpacking((QuantisedInputs(1, -1, 3),)),
+    "ConvInteger": Unpacking((QuantisedInputs(1, -1, 3),)),
+    "QLinearMatMul": Unpacking((QuantisedInputs(3, 4, 5),)),
+    "QLinearConv": Unpacking((QuantisedInputs(3, 4, 5),)),
+    "QGemm": Unpacking((QuantisedInputs(3, 4, 5),)),
+    "QAttention": Unpacking((QuantisedInputs(1, 4, 7),)),
 }
 
 
@@ -107,14 +112,14 @@ class _Decoding:
 class Weight:
     """A stored tensor that is a weight, and its uses."""
 
-    tensor: Stored
+    tensor: TensorEntry
     uses: tuple[Use, ...]
     """One per node that computes with it; at least one."""
     size_bytes: int
     """Including its scales and zero points."""
 
 
-def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) -> tuple[Weight, ...]:
+def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, TensorEntry]]) -> tuple[Weight, ...]:
     """The weights among the stored `tensors` of a file, by tensor name."""
     named = dict(tensors)
     readers = _Readers(proto, named)
@@ -140,7 +145,7 @@ def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
     rows: dict[ModulePrecision, list[Weight]] = {}
     for weight in once.values():
         precision = weight.uses[0].precision or weight.tensor.dtype
-        row = ModulePrecision.taken_from(weight.uses[0], precision=precision, tensors=0, parameters=0, size_bytes=0)
+        row = ModulePrecision.copy_of(weight.uses[0], precision=precision, tensors=0, parameters=0, size_bytes=0)
         rows.setdefault(row, []).append(weight)
     return tuple(_counted(row, members) for row, members in rows.items())
 
@@ -158,12 +163,12 @@ def _counted(row: ModulePrecision, weights: Sequence[Weight]) -> ModulePrecision
     return row.model_copy(update=counts)
 
 
-def _is_weight(tensor: Stored) -> bool:
+def _is_weight(tensor: TensorEntry) -> bool:
     """Whether a stored tensor is a weight, not a size or an index."""
     return tensor.elements > 1 if dtypes.is_float(tensor.dtype) else _is_packed(tensor)
 
 
-def _is_packed(tensor: Stored) -> bool:
+def _is_packed(tensor: TensorEntry) -> bool:
     """Whether a tensor of integers is a quantised matrix."""
     bits = dtypes.bits_of(tensor.dtype)
     return bits is not None and bits <= 8 and tensor.dtype != "bool" and tensor.elements >= SMALL_ELEMENTS
@@ -172,7 +177,7 @@ def _is_packed(tensor: Stored) -> bool:
 class _Readers:
     """The nodes of a file by the tensors that they read."""
 
-    def __init__(self, proto: onnx.ModelProto, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, proto: onnx.ModelProto, stored: Mapping[str, TensorEntry]) -> None:
         self._stored = stored
         self._by_name: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in all_nodes(proto.graph):
@@ -191,7 +196,7 @@ class _Readers:
             found.update(() if decoding is None else decoding.companions)
         return frozenset(found)
 
-    def _decoding(self, name: str, tensor: Stored) -> _Decoding | None:
+    def _decoding(self, name: str, tensor: TensorEntry) -> _Decoding | None:
         """How nodes decode a tensor of codes; None for other tensors."""
         tabled = tensor.dtype == TABLED
         if not tabled and not tensor.dtype.startswith(SMALL_FLOATS):
@@ -209,7 +214,7 @@ class _Readers:
         known = all(companion in self._stored for companion in companions)
         return _Decoding("Gather" if tabled else "Cast", product, scales, companions) if known else None
 
-    def uses(self, name: str, tensor: Stored) -> Iterator[Use]:
+    def uses(self, name: str, tensor: TensorEntry) -> Iterator[Use]:
         """One use per node that computes with a stored tensor; none if it is not a weight."""
         decoding = self._decoding(name, tensor)
         if decoding is not None:
@@ -233,7 +238,7 @@ class _Readers:
             elif _is_weight(tensor):
                 yield Use(_module(node), computed="" if computed == tensor.dtype else computed)
 
-    def _unpacked(self, node: onnx.NodeProto, packed: Packed, tensor: Stored) -> Use:
+    def _unpacked(self, node: onnx.NodeProto, packed: QuantisedInputs, tensor: TensorEntry) -> Use:
         """The use of a quantised weight by `node`."""
         how, attributes, module = UNPACKING[node.op_type], _integers(node), _module(node)
         if node.op_type == RESTORES and node.output:
@@ -259,13 +264,13 @@ class _Readers:
                 yield node, position, computed
 
 
-def _packed_at(node: onnx.NodeProto, position: int) -> Packed | None:
+def _packed_at(node: onnx.NodeProto, position: int) -> QuantisedInputs | None:
     """The quantised weight at an input of a node; None for another input."""
     how = UNPACKING.get(node.op_type)
     return None if how is None else next((each for each in how.weights if each.weight == position), None)
 
 
-def _companions(node: onnx.NodeProto, packed: Packed) -> tuple[str, ...]:
+def _companions(node: onnx.NodeProto, packed: QuantisedInputs) -> tuple[str, ...]:
     """Names of the scales and zero points of a quantised weight."""
     return tuple(filter(None, (_input(node, packed.scales), _input(node, packed.zero_points))))
 
@@ -280,7 +285,7 @@ def _integers(node: onnx.NodeProto) -> Mapping[str, int]:
     return {attribute.name: attribute.i for attribute in node.attribute if attribute.HasField("i")}
 
 
-def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: Stored) -> int:
+def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: TensorEntry) -> int:
     """Number of weights in a quantised tensor."""
     if "K" in attributes and "N" in attributes:
         return attributes["K"] * attributes["N"]
@@ -310,7 +315,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorEntry:
     """One stored tensor, without its values."""
 
     name: str
@@ -330,37 +335,37 @@ class Stored:
         return prod(self.shape)
 
 
-def stored(tensor: onnx.TensorProto, file: str) -> Stored:
+def stored_tensor(tensor: onnx.TensorProto, file: str) -> TensorEntry:
     """A tensor of the ONNX file `file`."""
     shape = tuple(max(size, 0) for size in tensor.dims)
     dtype = dtypes.name_of(tensor.data_type) or UNKNOWN
     size = dtypes.size_bytes(dtype, shape) if dtypes.bits_of(dtype) is not None else 0
     outside = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in outside:
-        return Stored(tensor.name, dtype, shape, size, file, (file, tensor.name))
-    data = beside(file, outside["location"])
-    return Stored(tensor.name, dtype, shape, size, data, (data, outside.get("offset", "0"), size))
+        return TensorEntry(tensor.name, dtype, shape, size, file, (file, tensor.name))
+    data = external_file(file, outside["location"])
+    return TensorEntry(tensor.name, dtype, shape, size, data, (data, outside.get("offset", "0"), size))
 
 
-def beside(file: str, location: str) -> str:
+def external_file(file: str, location: str) -> str:
     """The path of an external data file of the ONNX file `file`, relative to the folder that `file` is relative to."""
     return str(PurePosixPath(file).parent / location)
 
 
-def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator[tuple[str, Stored]]:
+def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator[tuple[str, TensorEntry]]:
     """Stored tensors of a graph and its subgraphs, by name."""
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        yield tensor.name, _scoped(stored(tensor, file), scope)
+        yield tensor.name, _scoped(stored_tensor(tensor, file), scope)
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             for attribute in node.attribute:
                 if attribute.HasField("t"):
-                    yield node.output[0], _scoped(stored(attribute.t, file), f"{scope}{node.output[0]}")
-        for number, body in enumerate(bodies(node)):
+                    yield node.output[0], _scoped(stored_tensor(attribute.t, file), f"{scope}{node.output[0]}")
+        for number, body in enumerate(subgraphs_of(node)):
             yield from initializers(body, file, f"{scope}{node.name}[{number}]/")
 
 
-def _scoped(tensor: Stored, scope: str) -> Stored:
+def _scoped(tensor: TensorEntry, scope: str) -> TensorEntry:
     """The tensor with a unique location, for graphs of one file with tensors of the same name."""
     if not scope or tensor.place != (tensor.file, tensor.name):
         return tensor

@@ -42,7 +42,7 @@ class Form:
 
     heads: int
     head_size: int
-    windowed: bool
+    has_window: bool
     """Whether a layer has a sliding window."""
 
 
@@ -102,7 +102,7 @@ def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
     return beside or said
 
 
-def within(attention: Attention | None, tokens: int | None) -> Attention | None:
+def attention_path(attention: Attention | None, tokens: int | None) -> Attention | None:
     """The attention of a graph with at most `tokens` prompt tokens per run. None: unlimited."""
     if attention is None or tokens is None:
         return attention
@@ -139,7 +139,7 @@ def choose(attention: Attention, threads: int, *, avx512: bool) -> AttentionChoi
         heads = attention.batch * form.heads
         if form.head_size > MOST_HEAD_SIZE:
             against = f"head size {form.head_size} is above {MOST_HEAD_SIZE}"
-        elif form.windowed:
+        elif form.has_window:
             against = "a layer has a sliding window"
         elif math.ceil(heads / threads) * threads > MOST_UNEVEN * heads:
             against = f"{heads} heads do not divide evenly among {threads} threads"

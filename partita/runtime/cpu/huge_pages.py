@@ -32,7 +32,7 @@ Range = tuple[int, int]
 """First address and end address (exclusive)."""
 
 
-def allowed() -> bool:
+def are_available() -> bool:
     """Whether the system provides huge pages on request; False if unknown."""
     if sys.platform != "linux" or _page_size() != PAGE:
         return False
@@ -76,7 +76,7 @@ def make_huge(memory: Sequence[Range]) -> int:
     return sum(size for first, size in runs(blocks) if madvise(first, size, COLLAPSE) == 0)
 
 
-def added(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
+def added_ranges(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
     """Ranges of `now` that are not in `before`; adjacent ranges may have been merged."""
     found = []
     for first, last in now:

@@ -15,7 +15,7 @@ from partita.errors import UsageError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
-from partita.runtime.contents.light import read_light
+from partita.runtime.contents.weightless import read_light
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
 from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
@@ -53,7 +53,7 @@ def set_up(
     stopping = spinning and cpu.options.get("spinning_after") == "0"
     config = {SPINNING: str(int(spinning)), PACKING: str(int(packing)), STOPPING: str(int(stopping))}
     opening = replace(opening, config={**opening.config, **config})
-    if integer_unit() == "" and takes_exact(path):
+    if integer_unit() == "" and supports_exact(path):
         opening = replace(opening, config={**opening.config, EXACT: "1"})
     choice = _attention_choice(attention, active, cpu, threads)
     if choice is not None:
@@ -72,7 +72,7 @@ def set_up(
     return opening, settings
 
 
-def takes_exact(path: Path) -> bool:
+def supports_exact(path: Path) -> bool:
     """Whether the model in `path` runs with `EXACT`.
 
     With it, ONNX Runtime (1.31.1) converts constant int8 weights to uint8, and gives a DequantizeLinear without zero
@@ -98,7 +98,7 @@ def takes_exact(path: Path) -> bool:
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
     """Memory of the process before a session that will be moved into huge pages; None if it will not be moved."""
     first = active[0]
-    if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages.allowed():
+    if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages.are_available():
         return None
     return huge_pages.anonymous_memory()
 
@@ -107,7 +107,7 @@ def into_huge_pages(before: Sequence[Range] | None) -> Callable[[], int] | None:
     """A function that moves memory allocated since `before` into huge pages and returns the bytes; None without it."""
     if before is None:
         return None
-    return partial(huge_pages.make_huge, huge_pages.added(before, huge_pages.anonymous_memory()))
+    return partial(huge_pages.make_huge, huge_pages.added_ranges(before, huge_pages.anonymous_memory()))
 
 
 def will_repeat(session: Session) -> float:

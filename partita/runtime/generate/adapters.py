@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partita.errors import PackageError
 from partita.package.contract import AdapterInput, GraphFile
-from partita.package.folder import Manifest, inside
+from partita.package.folder import Manifest, path_inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.ort.adapters import read_adapter
@@ -16,9 +16,9 @@ from partita.runtime.ort.buffers import Buffer, host_buffer
 
 SHOWN = 5
 OTHER_ADAPTER = Remedy("use an adapter that was exported for this model")
-Given = Mapping[str, Buffer]
+InputValues = Mapping[str, Buffer]
 """Values of adapter inputs, by input name."""
-NOTHING: Given = {}
+NOTHING: InputValues = {}
 """Values without an adapter."""
 
 
@@ -28,9 +28,9 @@ class Adapters:
 
     folder: Path
     manifest: Manifest
-    kept: dict[str, Given] = field(default_factory=dict)
+    kept: dict[str, InputValues] = field(default_factory=dict)
 
-    def named(self, name: str | None) -> Given:
+    def named(self, name: str | None) -> InputValues:
         """Input values of an adapter; empty for None.
 
         Raises UsageError for an unknown name, PackageError for a file that is damaged or for other graphs.
@@ -45,11 +45,11 @@ class Adapters:
                     f"{self.folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
                 )
             remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
-            self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files, remedy)
+            self.kept[name] = _checked(path_inside(self.folder, record.file), self.manifest.graph.files, remedy)
         return self.kept[name]
 
 
-def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
+def stack_values(rows: Sequence[InputValues], *, every: bool = False) -> InputValues:
     """One value per input with the values of all rows on the first axis, padded with zeros to the largest rank.
 
     `rows`: values with a first axis of 1. Without `every`, an input whose value is the same in all rows keeps axis 1.
@@ -68,7 +68,7 @@ def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
     return made
 
 
-def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
+def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> InputValues:
     """The values of an adapter file, validated against the inputs of the graphs."""
     ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
     found: dict[str, Buffer] = {}

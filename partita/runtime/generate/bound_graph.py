@@ -21,9 +21,9 @@ from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.generate.cache.base import Span
 from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, Found, Selection
+from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, LargestLogits, Selection
 from partita.runtime.generate.feeds import (
-    Feed,
+    BoundInput,
     Mask,
     Starts,
     bound,
@@ -32,8 +32,8 @@ from partita.runtime.generate.feeds import (
     port_by_role,
     port_shapes,
 )
-from partita.runtime.generate.record.observe import Window
-from partita.runtime.generate.record.recording import Recording
+from partita.runtime.generate.record.graph_capture import Recording
+from partita.runtime.generate.record.observation import Window
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
@@ -124,7 +124,7 @@ class BoundGraph:
         """Inputs computed from the rows' cache positions, by role."""
         self._whole_mask = inputs["mask"].array if "mask" in inputs else None
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
-        self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
+        self._moving = moving(self.binding, session.required_memory, [port.name for port in ports], cache)
 
     def _bind_output(self, session: Session, name: str, buffer: Buffer, made: dict[str, Buffer]) -> None:
         """Bind the output `name` to `buffer`, or to device memory (added to `made`) if a step computes it there."""
@@ -181,7 +181,7 @@ class BoundGraph:
             self._logits.ran()
             if not window.open:
                 return seconds
-            self._cache.look(self._as_of_all(self.binding.output_addresses()))
+            self._cache.record_addresses(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens, self._some)
         except PartitaError:
             window.close()  # the profile would contain a run without a record
@@ -240,7 +240,7 @@ class BoundGraph:
         float32."""
         return self._logits.written(row - self._first)
 
-    def largest(self, row: int, position: int, count: int) -> Found | None:
+    def largest(self, row: int, position: int, count: int) -> LargestLogits | None:
         """The `count` largest logits and all equal to the last of them; None if the host needs all logits."""
         return self._logits.largest(row - self._first, self._column(position), count)
 
@@ -276,7 +276,7 @@ def _repeats(phase: PhaseName, new_tokens: int) -> bool:
     return phase == "decode" and new_tokens == 1
 
 
-def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
+def _required(feeds: dict[str, BoundInput], role: str, file: str) -> BoundInput:
     """The buffer of a role that every graph needs."""
     if role not in feeds:
         raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
@@ -286,7 +286,7 @@ def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
 class Logits:
     """The logits [B, K, vocab] of the last run."""
 
-    def __init__(self, feed: Feed, made: Buffer | None, choice: DeviceChoice | None = None) -> None:
+    def __init__(self, feed: BoundInput, made: Buffer | None, choice: DeviceChoice | None = None) -> None:
         """`feed`: the host buffer. `made`: the device buffer that runs write; None if they write `feed`. `choice`:
         selects the largest logits on the device."""
         self.on_device = made is not None
@@ -315,7 +315,7 @@ class Logits:
         if dtype == "float32":
             return values  # no copy if float32
         wide: npt.NDArray[np.float32] = self._wide[row]
-        if dtypes.named(dtype).upper_half:
+        if dtypes.dtype_named(dtype).upper_half:
             np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(wide, values)
@@ -328,7 +328,7 @@ class Logits:
         values: npt.NDArray[np.float32] = self._values[row, -1]
         return values
 
-    def largest(self, row: int, column: int, count: int) -> Found | None:
+    def largest(self, row: int, column: int, count: int) -> LargestLogits | None:
         """The `count` largest logits of a row and all equal to the last of them, selected on the device.
 
         None if the host has to select among all logits, which may not all be finite.

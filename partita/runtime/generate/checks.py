@@ -70,7 +70,7 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         full = ", which leaves no room for new tokens" if len(prompt) == limits.max_length else ""
         raise GenerationError(
             f"{where} has {len(prompt)} tokens, but the cache length is {limits.max_length}{full}",
-            remedy=room_for(len(prompt), limits),
+            remedy=length_remedy(len(prompt), limits),
         )
     if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
         position = next(index for index, token in enumerate(prompt) if not 0 <= token < limits.vocab_size)
@@ -80,7 +80,7 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         )
 
 
-def room_for(tokens: int, limits: RowLimits) -> Remedy:
+def length_remedy(tokens: int, limits: RowLimits) -> Remedy:
     """Remedy for a text of this number of tokens that leaves no room for a completion."""
     most = limits.model_positions if limits.longest is None else limits.longest
     if most is not None and tokens >= most:

@@ -13,12 +13,12 @@ import numpy as np
 from partita.package.contract import Contract, Dimension
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.settings import will_repeat
-from partita.runtime.generate.adapters import NOTHING, Adapters, Given, stacked
+from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
 from partita.runtime.generate.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache.base import Span
 from partita.runtime.generate.cache.cache import Cache
 from partita.runtime.generate.choice.device_choice import DeviceChoice
-from partita.runtime.generate.feeds import as_declared, logits_given, logits_port, port_by_role
+from partita.runtime.generate.feeds import as_declared, logit_positions, logits_port, port_by_role
 from partita.runtime.generate.planner import Capacity, GraphName, StepPlan
 from partita.runtime.generate.record.recorder import Recorder, Step
 from partita.runtime.ort.buffers import Buffer, host_buffer
@@ -57,7 +57,7 @@ class Runner:
             self.cache.hold_one()
         self.capacity = self._capacity()
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
-        self.takes_rope_length = roped or contract.rereads_at is not None
+        self.has_rope_length = roped or contract.rereads_at is not None
         self.choice: DeviceChoice | None = None
         """Selects tokens on the device; None if logits are in host memory."""
         logits = logits_port(decode.graph)
@@ -69,8 +69,8 @@ class Runner:
         tokens."""
         self._observed: dict[GraphName, BoundGraph] = {}
         """Buffers of the last profiled run, for the report."""
-        self._adapters: list[Given] = [NOTHING] * contract.batch_size
-        self._stacked: dict[Span, Given] = {}
+        self._adapters: list[InputValues] = [NOTHING] * contract.batch_size
+        self._stacked: dict[Span, InputValues] = {}
         self._zeros: dict[tuple[tuple[Dimension, ...], str], Buffer] = {}
 
     def _capacity(self) -> Capacity:
@@ -80,10 +80,10 @@ class Runner:
         return Capacity(
             max_length=contract.max_length,
             chunk=prefill.graph.sequence_length,
-            logits_rows=1 if logits_given(prefill.graph) == "last" else fixed,
+            logits_rows=1 if logit_positions(prefill.graph) == "last" else fixed,
             appends_chunks=contract.appends_chunks and not contract.rereads,
             padding_is_safe=self.cache.padding_is_safe,
-            decode_takes_several=contract.rereads or (len(self.graphs) > 1 and decode.sequence_length is None),
+            decode_any_length=contract.rereads or (len(self.graphs) > 1 and decode.sequence_length is None),
             prefill_reads_past=all(state.past in prefill.model.inputs for state in contract.states),
             takes_fewer_rows=contract.takes_fewer_rows and self.rows > 1 and self.cache.has_parts,
         )
@@ -141,13 +141,13 @@ class Runner:
                 zeros[port.name] = self._zeros[key]
         if span not in self._stacked:
             rows = self._adapters[slice(*span or (None,))]
-            self._stacked[span] = stacked(rows, every=self.contract.adapters_of_every_row)
+            self._stacked[span] = stack_values(rows, every=self.contract.adapters_of_every_row)
         return {**zeros, **self._stacked[span]}
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def takes_back(self) -> bool:
+    def can_remove_last(self) -> bool:
         """Whether the last token of a row can be removed from the cache."""
         contract = self.contract
         return contract.rereads_at is None and not contract.rereads and self.cache.can_rewind(1)
@@ -164,7 +164,7 @@ class Runner:
         The last buffers of each graph are reused, and with `drafts` those of each small S.
         """
         entry = self.graph(name)
-        given = logits_given(entry.graph)
+        given = logit_positions(entry.graph)
         if given == "all":
             rows = new_tokens
         elif given == "last":
@@ -196,7 +196,7 @@ class Runner:
         graph.release()
         self._observed = {name: kept for name, kept in self._observed.items() if kept is not graph}
 
-    def seen_bound(self, name: GraphName) -> BoundGraph:
+    def last_bound(self, name: GraphName) -> BoundGraph:
         """The buffers of a graph's last profiled run, else of its last run, else new buffers."""
         kept = self._observed.get(name) or self._bound.get((name, 0))
         return kept if kept is not None else self.bound(name, self.capacity.chunk or 1 if name == "prefill" else 1, 1)
@@ -204,7 +204,7 @@ class Runner:
     def prepare(self, plan: StepPlan) -> BoundGraph:
         """The bound graph of a plan, with its logits positions set. Write `tokens` [B, S] before `run`."""
         rows = len(plan.positions)
-        if logits_given(self.graph(plan.graph).graph) == "kept":
+        if logit_positions(self.graph(plan.graph).graph) == "kept":
             rows = plan.new_tokens - plan.positions[0]
         graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, drafts=not plan.reads)
         graph.choose(plan.positions)

@@ -19,12 +19,12 @@ Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""
 Cursor = Callable[[Starts, npt.NDArray[Any]], object]
 """Writes a cursor input for these starts."""
-LogitsGiven = Literal["chosen", "kept", "last", "all"]
+LogitPositions = Literal["chosen", "kept", "last", "all"]
 """Positions that a graph computes logits for: `indices` as requested, `count` of the last, only the last, or all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class BoundInput:
     """The buffer of a port."""
 
     buffer: Buffer
@@ -104,13 +104,13 @@ def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length:
 
 def bound(
     ports: Sequence[Port], shapes: dict[str, tuple[int, ...]], bind: Callable[[str, Buffer], None]
-) -> dict[str, Feed]:
+) -> dict[str, BoundInput]:
     """Allocate and bind a buffer for each port; by role."""
-    feeds: dict[str, Feed] = {}
+    feeds: dict[str, BoundInput] = {}
     for port in ports:
         shape = repeated(port, shapes[port.role])
         buffer = host_buffer(as_declared(port.shape, shape), port.dtype)
-        feeds[port.role] = Feed(buffer, buffer.host.reshape(shape))
+        feeds[port.role] = BoundInput(buffer, buffer.host.reshape(shape))
     for port in ports:
         bind(port.name, feeds[port.role].buffer)
     return feeds
@@ -144,7 +144,7 @@ def logits_port(graph: GraphFile) -> Port:
     return next(port for port in graph.outputs if port.role == "logits")
 
 
-def logits_given(graph: GraphFile) -> LogitsGiven:
+def logit_positions(graph: GraphFile) -> LogitPositions:
     """The positions that a graph computes logits for."""
     if port_by_role(graph, "logits_rows") is not None:
         return "chosen"

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
-from partita.runtime.generate.checks import check_prompt, room_for
-from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftControl, Drafts, Verified, draft, get_ready
-from partita.runtime.generate.choice.logprobs import Watched
+from partita.runtime.generate.checks import check_prompt, length_remedy
+from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftControl, Drafts, VerifiedDraft, draft, get_ready
+from partita.runtime.generate.choice.logprobs import RecordingSampler
 from partita.runtime.generate.choice.next_tokens import NextTokens
 from partita.runtime.generate.choice.sampling import Sampler
 from partita.runtime.generate.executor import Runner
@@ -31,7 +31,7 @@ from partita.runtime.generate.request import (
     logprobs,
     saved_prefix,
 )
-from partita.runtime.generate.steady import SteadyStep, steady_step
+from partita.runtime.generate.steady_step import SteadyStep, steady_step
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
@@ -157,7 +157,7 @@ class Engine:
         """Whether the cached keys of a text of this length are valid for any longer text."""
         limit = self.runner.contract.rereads_at
         if limit is None:
-            return not (self.runner.takes_rope_length or self.runner.contract.rereads)
+            return not (self.runner.has_rope_length or self.runner.contract.rereads)
         return max(length, self.longest_rope) <= limit
 
     def halt(self, row: int) -> None:
@@ -180,18 +180,18 @@ class Engine:
         if known > contract.max_length:
             raise GenerationError(
                 f"{plural(len(tokens), 'token')} after {entry.known} exceed the cache length of {contract.max_length}",
-                remedy=room_for(known, contract),
+                remedy=length_remedy(known, contract),
             )
         if entry.error is not None:
             raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
         old = entry.request.sampler
-        if sampler is not None and isinstance(old, Watched):
+        if sampler is not None and isinstance(old, RecordingSampler):
             sampler = old.over(sampler)
         budget = entry.request.max_new_tokens if max_new_tokens is None else max_new_tokens
         entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
         limit = contract.rereads_at
         outgrows = limit is not None and self.rope_length <= limit < known
-        if outgrows or row in cache.spoiled or row in cache.unjudged:  # all tokens are read again
+        if outgrows or row in cache.invalid or row in cache.unchecked:  # all tokens are read again
             cache.release_row(row)
         entry.extend(tokens)
         if self.records:
@@ -209,7 +209,7 @@ class Engine:
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
-        changes = self.runner.takes_rope_length or self.runner.contract.rereads_at is not None
+        changes = self.runner.has_rope_length or self.runner.contract.rereads_at is not None
         if entry.error is not None or changes or not cache.rewind(row, back):
             return False
         entry.rewind(tokens)
@@ -242,7 +242,7 @@ class Engine:
         if steady is None or steady.drafts:
             drafts = draft(self.rows, self.runner, self.control, self.plan)
         if steady is not None and drafts.plan is None:
-            step = self._step_again(steady, drafts, began)
+            step = self._repeat_step(steady, drafts, began)
         else:
             plan = drafts.plan or self.plan()
             if plan is None:
@@ -260,8 +260,10 @@ class Engine:
             self.mark, began = self.mark + ready, began + ready
         graph = runner.prepare(plan)
         _write_tokens(graph.tokens, plan, self.rows, filled)
-        again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
-        if runner.takes_rope_length:
+        again = any(
+            row is not None and row.is_repeated and count for row, count in zip(self.rows, plan.take, strict=True)
+        )
+        if runner.has_rope_length:
             self.rope_length = max(self._next_rope_length(plan), self.rope_length if plan.reads else 0)
             self.longest_rope = max(self.longest_rope, self.rope_length)
         seconds = runner.run(plan, graph, self.rope_length)
@@ -270,7 +272,9 @@ class Engine:
         tokens = self.tokens.after_run(self.rows, plan, graph)
         get_ready(self.rows, runner, plan)
         kept = self._cached_counts(plan, drafted, tokens)
-        verified = [Verified(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new]
+        verified = [
+            VerifiedDraft(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new
+        ]
         finish, errors, gave_up = endings(self.rows)
         now = time.perf_counter()
         step = Step(
@@ -283,14 +287,14 @@ class Engine:
             finish=finish,
             observed=graph.observed,
             file=graph.file,
-            again=plan.reads and again,
+            is_repeated=plan.reads and again,
             drafted=sum(drafted),
             accepted=sum(row.accepted for row in verified),
             width=plan.new_tokens,
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),
-            copied=() if self.prefixes is None else self.prefixes.take_copied(len(self.rows)),
+            copied=() if self.prefixes is None else self.prefixes.pop_copied(len(self.rows)),
             gave_up=gave_up,
         )
         self.mark = now
@@ -304,7 +308,7 @@ class Engine:
         self.steady = steady_step(graph, runner, self.rows, plan)
         return step
 
-    def _step_again(self, steady: SteadyStep, drafts: Drafts, began: float) -> Step:
+    def _repeat_step(self, steady: SteadyStep, drafts: Drafts, began: float) -> Step:
         """Repeat a decode step with the next tokens."""
         cache, rows = self.runner.cache, self.rows
         try:
@@ -349,7 +353,7 @@ class Engine:
     def _cached_counts(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
         """[B]: new tokens that each row took in, without rejected draft tokens and tokens that are read again."""
         rereads = self.runner.contract.rereads and not plan.reads
-        anew = [row is not None and row.again for row in self.rows]
+        anew = [row is not None and row.is_repeated for row in self.rows]
         return [
             max(len(new), 1 - again) if count or (rereads and take) else take
             for take, count, new, again in zip(plan.take, drafted, tokens, anew, strict=True)
@@ -357,7 +361,7 @@ class Engine:
 
     def _note_judged(self, plan: StepPlan) -> None:
         """Record the rows in the middle of a prompt, whose logits are not checked."""
-        unjudged, ended = self.runner.cache.unjudged, {index for index, _ in plan.ends}
+        unjudged, ended = self.runner.cache.unchecked, {index for index, _ in plan.ends}
         if plan.reads:
             unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
         unjudged -= ended
@@ -366,7 +370,7 @@ class Engine:
         """The next step of the current rows."""
         capacity, filled = self.runner.capacity, self.runner.cache.filled
         if self.runner.contract.rereads:
-            views = [self._begin_again(index, row) for index, row in enumerate(self.rows)]
+            views = [self._uncached_view(index, row) for index, row in enumerate(self.rows)]
             return plan_step(views, capacity, self.prefill_chunk)
         if self.prefixes is not None:
             self.prefixes.before_step(self.rows)
@@ -380,7 +384,7 @@ class Engine:
         policy = rows_at_work_first if waited else self.policy
         return plan_step(policy(views, capacity), capacity, self.prefill_chunk)
 
-    def _begin_again(self, index: int, row: Row | None) -> RowView:
+    def _uncached_view(self, index: int, row: Row | None) -> RowView:
         """The planner's view of a row of a graph without a cache: all of its text is fed again."""
         cache = self.runner.cache
         if row is None or row.finish is not None or cache.filled[index] == row.known:

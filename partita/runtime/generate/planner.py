@@ -35,7 +35,7 @@ class Capacity:
     """False: steps of several tokens per row require every row to be at its beginning."""
     padding_is_safe: bool = True
     """False: a row that has begun must not be padded."""
-    decode_takes_several: bool = False
+    decode_any_length: bool = False
     """Prefill has its own graph; the other graph also supports any number of tokens."""
 
     prefill_reads_past: bool = True
@@ -165,7 +165,7 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
         # Overwriting the last token of a full row is safe: it gets no more tokens, and after a rewind its last token
         # is fed again (`Engine.rewind`).
         starts=tuple(0 if beginning and not row.live else min(row.filled, capacity.max_length - size) for row in rows),
-        positions=_wanted_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
+        positions=_logit_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
         reads=reads,
@@ -249,7 +249,7 @@ def _choose_graph(
     fixed = capacity.chunk
     if fixed is None:
         later = not capacity.prefill_reads_past and furthest > 0
-        name: GraphName = "decode" if later or (capacity.decode_takes_several and not reads) else "prefill"
+        name: GraphName = "decode" if later or (capacity.decode_any_length and not reads) else "prefill"
         return name, max(1, min(longest, room, most_tokens if appends else longest if may_append else 1))
     ends = {count for count in turn if 0 < count <= fixed}
     served = len(ends) <= (capacity.logits_rows or fixed)
@@ -258,7 +258,7 @@ def _choose_graph(
     return ("prefill", fixed) if usable else ("decode", 1)
 
 
-def _wanted_positions(
+def _logit_positions(
     rows: Sequence[RowView], take: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
 ) -> tuple[int, ...]:
     """Positions whose logits are needed, at least one; the last of them if the graph gives fewer."""

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from partita import __version__, dtypes
-from partita.capped import MOST_BYTES, check_size, parsed_record
 from partita.errors import GenerationError, UsageError
 from partita.files import write_bytes
-from partita.package.folder import Manifest, inside, sha256_of
+from partita.package.folder import Manifest, path_inside, sha256_of
 from partita.remedies import Remedy
 from partita.runtime.generate.cache.base import RowShapes
 from partita.runtime.generate.request import Prefix
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import Text
+from partita.untrusted_files import MOST_BYTES, check_size, parsed_record
 
 if TYPE_CHECKING:
     from partita.runtime.generate.bound_graph import LoadedGraph
@@ -40,7 +40,7 @@ SAVE_AGAIN = Remedy("save it again with this package")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PrefixContent:
     """The content of a prefix: a beginning of text, a system message, or token ids."""
 
     tokens: tuple[int, ...]
@@ -70,10 +70,10 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], ad
 
 
 def _hash_of(folder: Path, name: str) -> bytes:
-    return sha256_of(inside(folder, name)).encode()
+    return sha256_of(path_inside(folder, name)).encode()
 
 
-def write_prefix(path: Path, prefix: Prefix, said: Said, package: str) -> int:
+def write_prefix(path: Path, prefix: Prefix, said: PrefixContent, package: str) -> int:
     """Write a prefix; return its size in bytes. `package`: see `identity`. Raises ReportError if this fails."""
     from safetensors.numpy import save
 
@@ -85,10 +85,10 @@ def write_prefix(path: Path, prefix: Prefix, said: Said, package: str) -> int:
     return len(data)
 
 
-def read_said(path: Path) -> Said:
+def read_content(path: Path) -> PrefixContent:
     """The content of a prefix, without its states. Raises GenerationError if the file is not a prefix."""
     tokens, about, _ = _read(path)
-    return Said(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
+    return PrefixContent(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
 
 
 def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes, vocab_size: int) -> Prefix:
@@ -126,7 +126,7 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
 
 
 def _all_finite(values: np.ndarray[Any, np.dtype[Any]], dtype: str) -> bool:
-    if dtypes.named(dtype).upper_half:  # the exponent of bfloat16
+    if dtypes.dtype_named(dtype).upper_half:  # the exponent of bfloat16
         return not bool(np.any(values & 0x7F80 == 0x7F80))
     return bool(np.isfinite(values).all())
 
@@ -169,18 +169,18 @@ ENDINGS = ("a", " b", "1", ".", "\n", "(", '"', "中")
 """Possible continuations of a text. Tokenizers join some of them with the end of the text; templates trim some."""
 
 
-def said_by_text(text: Text, begin: str, adapter: str | None = None) -> Said:
+def text_prefix(text: Text, begin: str, adapter: str | None = None) -> PrefixContent:
     """The prefix of prompts that begin with a text. Raises GenerationError if all tokens depend on the continuation."""
-    return Said(_whatever_follows(lambda end: text.encode(begin + end)), text=begin, adapter=adapter)
+    return PrefixContent(_whatever_follows(lambda end: text.encode(begin + end)), text=begin, adapter=adapter)
 
 
-def said_by_system(text: Text, system: str, adapter: str | None = None) -> Said:
+def system_prefix(text: Text, system: str, adapter: str | None = None) -> PrefixContent:
     """The prefix of conversations with a system message, up to the beginning of the user's.
 
     Raises UsageError without a chat template, GenerationError when the template rejects the message.
     """
     tokens = _whatever_follows(lambda end: text.encode_messages(conversation(end, system)))
-    return Said(tokens, system=system, adapter=adapter)
+    return PrefixContent(tokens, system=system, adapter=adapter)
 
 
 def _whatever_follows(encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ def _whatever_follows(encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]
     return tokens
 
 
-def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> tuple[int, ...]:
+def prompt_after(said: PrefixContent, prompt: str, text: Text, *, chat: bool = False) -> tuple[int, ...]:
     """Tokens of a prompt that continues a prefix, equal to those of the joined text.
 
     Raises UsageError for a prefix of another kind than the prompt.
@@ -203,7 +203,7 @@ def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> 
     return tuple(text.encode(said.text + prompt))
 
 
-def ids_after(said: Said | None, ids: Sequence[int]) -> tuple[int, ...]:
+def ids_after(said: PrefixContent | None, ids: Sequence[int]) -> tuple[int, ...]:
     """Token ids that continue a prefix, if there is one.
 
     Raises UsageError for a prefix of text, whose last tokens depend on the text after it.
@@ -215,7 +215,7 @@ def ids_after(said: Said | None, ids: Sequence[int]) -> tuple[int, ...]:
     return (*said.tokens, *ids)
 
 
-def system_of(said: Said) -> str:
+def system_of(said: PrefixContent) -> str:
     """The system message of a prefix. Raises UsageError if it has none."""
     if said.system is None:
         raise UsageError(

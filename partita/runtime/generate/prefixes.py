@@ -106,17 +106,17 @@ class Prefixes:
             return
         if not self._pays(rows, index):
             return
-        kept, length = self._longest_kept(prompt, adapter)
+        kept, length = self._longest_saved(prompt, adapter)
         plan.waits_for = self._source(index, rows, prompt, length + LEAST_TOKENS)
         if plan.waits_for is not None:
-            self._ask_to_keep(plan.waits_for)
+            self._request_save(plan.waits_for)
             self._copy_from_row(index, plan, rows)
         elif kept is not None:
             if kept not in self._permanent:
                 self._saved.remove(kept)
                 self._saved.append(kept)
             self._load(index, cut(kept, length, self._cache))
-        wanted = self._limited(max(seen, row.request.shares), prompt)
+        wanted = self._copyable_tokens(max(seen, row.request.shares), prompt)
         if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
             plan.keep_at = wanted
 
@@ -148,13 +148,13 @@ class Prefixes:
         for index, plan in self._plans.items():
             count, filled = plan.keep_at, self._cache.filled[index]
             if count is not None and filled >= count:
-                intact = index not in self._cache.spoiled and plan.row.error is None  # otherwise the row was zeroed
+                intact = index not in self._cache.invalid and plan.row.error is None  # otherwise the row was zeroed
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     states = self._cache.save_row(index, count)
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.keep_at = None
 
-    def take_copied(self, rows: int) -> tuple[int, ...]:
+    def pop_copied(self, rows: int) -> tuple[int, ...]:
         """Tokens that each row [B] has copied since the last call; empty if none."""
         if not self._unreported:
             return ()
@@ -171,7 +171,7 @@ class Prefixes:
         others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
         return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
-    def _limited(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
+    def _copyable_tokens(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
         """How many common tokens may be copied: the last prompt token is always run. `given`: loaded from a file."""
         limited = min(common, len(prompt) - 1)
         worth = limited >= LEAST_TOKENS and self._is_worth(limited, given=given)
@@ -185,13 +185,15 @@ class Prefixes:
             return given
         return tokens * self._read_seconds > self._copy_seconds
 
-    def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
+    def _longest_saved(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
         """The saved prefix of this adapter with the most tokens of a prompt, and their number."""
         found: tuple[Prefix | None, int] = None, 0
         for prefix in (*self._permanent, *self._saved):
             if prefix.adapter != adapter:
                 continue
-            common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._permanent)
+            common = self._copyable_tokens(
+                common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._permanent
+            )
             whole = len(prefix.tokens)
             if common > found[1] and (common == whole or self._cache.saves(common, whole)):
                 found = prefix, common
@@ -207,9 +209,9 @@ class Prefixes:
                 continue
             if row.request.adapter != self._plans[index].row.request.adapter:
                 continue
-            common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
+            common = self._copyable_tokens(common_tokens(prompt, row.history[: row.known]), prompt)
             filled = self._cache.filled[place]
-            there = self._cache.saves(common, filled) and place not in self._cache.spoiled
+            there = self._cache.saves(common, filled) and place not in self._cache.invalid
             comes = filled < common <= row.read_until and row.finish is None
             if (there or comes) and common >= (least if best is None else best[2] + 1):
                 best = place, row, common
@@ -219,7 +221,7 @@ class Prefixes:
         plan = self._plans.get(index)
         return plan is not None and plan.waits_for is not None
 
-    def _ask_to_keep(self, source: tuple[int, Row, int]) -> None:
+    def _request_save(self, source: tuple[int, Row, int]) -> None:
         """Let a row save the states that others wait for."""
         place, row, count = source
         plan = self._plans.get(place)
@@ -237,7 +239,7 @@ class Prefixes:
         same = rows[place] is row and np.array_equal(row.history[:count], wanted)
         if kept is None and same and filled < count and row.finish is None:
             return
-        if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.spoiled:
+        if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.invalid:
             kept = Prefix(wanted.copy(), self._cache.save_row(place, count), adapter)
             self._keep(kept)
         plan.waits_for = None

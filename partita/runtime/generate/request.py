@@ -12,7 +12,7 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.generate.cache.base import RowStates
-from partita.runtime.generate.choice.logprobs import TokenLogprobs, Watched
+from partita.runtime.generate.choice.logprobs import RecordingSampler, TokenLogprobs
 from partita.runtime.generate.choice.sampling import Sampler
 from partita.runtime.generate.planner import RowView
 
@@ -144,7 +144,7 @@ class Request:
     """Position from which prompt tokens are run by decode steps; None: the whole prompt is prefilled."""
     singly: bool = False
     """Tokens from `steps_from` are run one by one, like new tokens."""
-    trial: bool = False
+    is_warm_up: bool = False
     """A warm-up request, whose adapter is not recorded."""
 
 
@@ -163,7 +163,7 @@ class Row:
     finish: Finish | None = None
     error: str | None = None
     """An error of this row only."""
-    again: bool = field(default=False)
+    is_repeated: bool = field(default=False)
     """Whether the tokens up to `read_until` had been read before."""
     drafted: int = 0
     """Draft tokens in `history` after the known tokens; the next step verifies them."""
@@ -185,7 +185,7 @@ class Row:
         return self.known - self.given
 
     @property
-    def is_plain(self) -> bool:
+    def has_no_drafts(self) -> bool:
         """Whether a step without draft tokens adds one token to it, and it has no listener."""
         request = self.request
         return request.sampler is not None and request.listener is None and self.known < len(self.history)
@@ -209,7 +209,7 @@ class Row:
             most = 1
         return RowView(filled, self.known - filled + self.drafted, reads, every, most=most)
 
-    def room_for_drafts(self, filled: int) -> int:
+    def max_drafts(self, filled: int) -> int:
         """Maximum draft tokens in the next step with `filled` cached tokens.
 
         0 unless the last token alone is pending.
@@ -235,14 +235,14 @@ class Row:
 
     def read_again(self) -> None:
         """Mark all known tokens to be read again from the beginning."""
-        self.read_until, self.again = self.known, True
+        self.read_until, self.is_repeated = self.known, True
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens of a next turn, with the full token budget after them."""
         self.history[self.known : self.known + len(tokens)] = tokens
         self.known += len(tokens)
         self.given = self.read_until = self.known
-        self.finish, self.again = None, False
+        self.finish, self.is_repeated = None, False
 
     def rewind(self, tokens: int) -> None:
         """Remove the last `tokens`; the row continues after the rest.
@@ -280,5 +280,5 @@ def endings(rows: Sequence[Row | None]) -> Endings:
 def logprobs(rows: Sequence[Row | None]) -> tuple[tuple[TokenLogprobs, ...], ...]:
     """[B]: log-probabilities recorded by samplers since the last call; empty if none."""
     samplers = [None if row is None else row.request.sampler for row in rows]
-    found = tuple(sampler.take_records() if isinstance(sampler, Watched) else () for sampler in samplers)
+    found = tuple(sampler.take_records() if isinstance(sampler, RecordingSampler) else () for sampler in samplers)
     return found if any(found) else ()

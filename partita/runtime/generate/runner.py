@@ -11,22 +11,22 @@ from pathlib import Path, PurePosixPath
 from partita.errors import PackageError, ProviderError
 from partita.observations.text_format import plural
 from partita.package.contract import Contract, GraphFile, PhaseName
-from partita.package.folder import Manifest, check_files, inside, read_manifest
+from partita.package.folder import Manifest, check_files, path_inside, read_manifest
 from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import resolve
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.chain.capturing import recording_session
+from partita.runtime.chain.graph_capture import recording_session
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
+from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.chain.rehearsal import rehearse
-from partita.runtime.chain.settling import without_crashed
-from partita.runtime.cpu.attention import within
+from partita.runtime.cpu.attention import attention_path
 from partita.runtime.generate.adapters import Adapters
 from partita.runtime.generate.bound_graph import LoadedGraph
-from partita.runtime.generate.cache.growing import moves
+from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.executor import Runner
-from partita.runtime.generate.record.observe import Window
+from partita.runtime.generate.record.observation import Window
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.place.model_file import ModelFile, read_model_file
@@ -73,7 +73,7 @@ def load_runner(
                 threads=threads,
                 observe=observe,
                 pins=pins,
-                attention=within(model.attention, graph.sequence_length),
+                attention=attention_path(model.attention, graph.sequence_length),
             )
             session = recording_session(folder / graph.file, contract, graph, resolutions, opening)
             opened.callback(session.close)
@@ -138,7 +138,7 @@ def _grown(before: int | None) -> int | None:
 
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
     """Read the structure of an ONNX file, and check that the manifest lists all its files."""
-    path = inside(folder, graph.file)
+    path = path_inside(folder, graph.file)
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
     model = read_model_file(path, path.parent)

@@ -38,7 +38,7 @@ def _without_each(variant: Variant) -> Iterator[Idea]:
             yield Idea("attribute", change, words, removes=True)
             fewer = optional_outputs(variant, operator)
             if fewer:
-                both = change | Change(outputs_left_out=frozenset(fewer))
+                both = change | Change(omitted_outputs=frozenset(fewer))
                 yield Idea("attribute", both, f"{words} and its optional outputs", removes=True)
 
 
@@ -120,7 +120,7 @@ def _fewer_operands(variant: Variant) -> Iterator[Idea]:
     kept = "".join(letter for letter in first + second if (first + second).count(letter) == 1)
     product = deepcopy(equation)
     product.s = f"{first},{second}->{kept}".encode()
-    change = Change(attributes={"equation": product}, inputs_left_out=frozenset(range(2, len(variant.node.input))))
+    change = Change(attributes={"equation": product}, omitted_inputs=frozenset(range(2, len(variant.node.input))))
     yield Idea("attribute", change, swap=Swap("2 operands", str(len(terms))))
 
 

@@ -23,11 +23,11 @@ class Search:
     graph: Graph
     lab: Lab
     tries: int = 0
-    said: dict[tuple[str, ...], str] = field(default_factory=dict)
+    message: dict[tuple[str, ...], str] = field(default_factory=dict)
     """Error message of each part that failed."""
     with_auxiliary: set[tuple[str, ...]] = field(default_factory=set)
     """Failed parts to which a Neg was added."""
-    untried: str = ""
+    untested: str = ""
     """Why the first untested part could not be tested; empty if all could."""
 
     def fails(self, names: Sequence[str]) -> bool:
@@ -35,22 +35,22 @@ class Search:
         part = tuple(names)
         if not part:
             return False
-        if part in self.said:
+        if part in self.message:
             return True
         try:
             model = part_model(self.graph, part, auxiliary=self.lab.compiles)
         except CannotProbeError as error:
-            self.untried = self.untried or str(error)
+            self.untested = self.untested or str(error)
             return False
         (answer,) = self.lab.try_all([model], one_node=False)
         if answer is None:
-            self.untried = self.lab.unusable or BUDGET
+            self.untested = self.lab.unusable or BUDGET
             raise OutOfTimeError
         self.tries += 1
         if answer.outcome == "invalid":
-            self.untried = self.untried or f"ONNX Runtime does not accept this model ({answer.said})"
+            self.untested = self.untested or f"ONNX Runtime does not accept this model ({answer.message})"
         if answer.outcome in FAILED:
-            self.said[part] = answer.said
+            self.message[part] = answer.message
             if len(model.graph.node) > len(part):
                 self.with_auxiliary.add(part)
         return answer.outcome in FAILED
@@ -71,10 +71,10 @@ def find_rejected(search: Search) -> RejectedPart | None:
     opens, began = False, time.monotonic()
     while len(found) < MOST_PARTS and left:
         tries = search.tries
-        search.said, search.untried = {}, ""
+        search.message, search.untested = {}, ""
         part = _smallest_in(search, left)
         if part is None:
-            opens = bool(found) and not search.untried and search.tries > tries
+            opens = bool(found) and not search.untested and search.tries > tries
             break
         found.append(replace(part, tries=search.tries - tries))
         if not part.minimal or (search.tries - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
@@ -94,14 +94,14 @@ def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
         beginning = best
         end = _shortest(search, len(beginning), lambda length: beginning[:length])
         best = _shortest(search, len(end), lambda length: end[len(end) - length :])
-        best = _without_others(search, best)
+        best = _minimal_without(search, best)
         minimal = True
     except OutOfTimeError:
-        if not search.said:
+        if not search.message:
             return None
-        best = min(search.said, key=len)
+        best = min(search.message, key=len)
     company = best in search.with_auxiliary
-    return RejectedPart(best, search.said[best], minimal, search.tries, company=company, untried=search.untried)
+    return RejectedPart(best, search.message[best], minimal, search.tries, neg_added=company, untested=search.untested)
 
 
 def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]
     return part(high)
 
 
-def _without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+def _minimal_without(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names` without all nodes that can be removed while the rest still fails, removed in ever smaller pieces."""
     size = max(len(names) // 2, 1)
     while len(names) > 1:

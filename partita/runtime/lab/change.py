@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from partita.observations.facts import COMBINED, Swap
 from partita.runtime.lab.schema import Operator, Slot, find_operator
 from partita.runtime.lab.values import constant_of
-from partita.runtime.lab.variant import Feed, Variant, is_signed, size_of, variant_model, zeros
+from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
 from partita.runtime.place.model_file import reads
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
@@ -44,9 +44,9 @@ class Change:
     """Inputs that become constants with these values; None: their values in the run if known, else zeros."""
     attributes: Mapping[str, onnx.AttributeProto | None] = field(default_factory=dict)
     """Attributes with another value; None: omitted."""
-    inputs_left_out: frozenset[int] = frozenset()
+    omitted_inputs: frozenset[int] = frozenset()
     """Input positions to omit, because a tensor may be read at several positions."""
-    outputs_left_out: frozenset[int] = frozenset()
+    omitted_outputs: frozenset[int] = frozenset()
     opset: int | None = None
     """Opset of the operator's domain."""
     declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -65,14 +65,14 @@ def vary(variant: Variant, change: Change) -> Variant | None:
     attributes = {**{entry.name: entry for entry in variant.node.attribute}, **change.attributes}
     del node.attribute[:]
     node.attribute.extend(entry for entry in attributes.values() if entry is not None)
-    _leave_out(node.input, change.inputs_left_out)
-    _leave_out(node.output, change.outputs_left_out)
+    _leave_out(node.input, change.omitted_inputs)
+    _leave_out(node.output, change.omitted_outputs)
     if not node.output:
         return None
     left = set(reads(node))  # including inputs of subgraphs
     feeds = tuple(_vary_feed(variant, feed, change) for feed in variant.feeds if feed.name in left)
     varied = replace(variant, node=node, feeds=feeds)
-    if change.elements or change.attributes or change.outputs_left_out:
+    if change.elements or change.attributes or change.omitted_outputs:
         varied = replace(varied, signed_output=_signed_output(varied))
     if change.declared or variant.declared:
         varied = replace(varied, declared=_declared(varied, change))
@@ -87,14 +87,14 @@ def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[i
         names.pop()
 
 
-def _vary_feed(variant: Variant, feed: Feed, change: Change) -> Feed:
+def _vary_feed(variant: Variant, feed: ExperimentInput, change: Change) -> ExperimentInput:
     """One input of a variant."""
     if change.fixed:
         feed = fixed_feed(variant, feed)
     element = change.elements.get(feed.name)
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
-        feed = Feed(feed.name, with_element(feed.kind, element), value)
+        feed = ExperimentInput(feed.name, with_element(feed.kind, element), value)
     sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
     if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
         sizes = [None] * change.ranks[feed.name]
@@ -104,16 +104,16 @@ def _vary_feed(variant: Variant, feed: Feed, change: Change) -> Feed:
     return constant(variant, feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
-def fixed_feed(variant: Variant, feed: Feed) -> Feed:
+def fixed_feed(variant: Variant, feed: ExperimentInput) -> ExperimentInput:
     """The feed with the sizes of the run, as a constant if its values depend only on sizes."""
     folded = variant.folded.get(feed.name)
     if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
-        return Feed(feed.name, tensor_type(folded.data_type, folded.dims), folded)
+        return ExperimentInput(feed.name, tensor_type(folded.data_type, folded.dims), folded)
     known = feed.name in variant.fixed and feed.constant is None
     return replace(feed, kind=variant.fixed[feed.name]) if known else feed
 
 
-def constant(variant: Variant, feed: Feed, value: onnx.TensorProto | None) -> Feed:
+def constant(variant: Variant, feed: ExperimentInput, value: onnx.TensorProto | None) -> ExperimentInput:
     """The feed as a constant; unchanged if its type or sizes are unknown."""
     element = element_of(feed.kind)
     sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
@@ -121,10 +121,10 @@ def constant(variant: Variant, feed: Feed, value: onnx.TensorProto | None) -> Fe
         value = variant.folded.get(feed.name) or variant.given.get(feed.name)
     if value is not None:
         value = value if element in (None, value.data_type) else cast(value, element)
-        return Feed(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
+        return ExperimentInput(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
     if element is None or sizes is None:
         return feed
-    return Feed(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
+    return ExperimentInput(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
 
 
 def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
@@ -186,7 +186,7 @@ class Variation:
 
     def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
         """This variation with one more change for each idea."""
-        for after in made(self.variant, ideas):
+        for after in make_variations(self.variant, ideas):
             parts = after.parts or (after.factor,)
             if not self.parts:
                 yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
@@ -218,7 +218,7 @@ class Idea:
         return Variation(self.factor, words, varied, self.parts, self.swap, self.removes)
 
 
-def made(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:
+def make_variations(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:
     """The variations from possible ideas."""
     return (variation for idea in ideas if (variation := idea.of(variant)) is not None)
 
@@ -274,7 +274,9 @@ def _at_opset(variant: Variant, opset: int) -> Variant | None:
     if any(name not in kinds and name not in constants for name in names):
         return None
     feeds = tuple(
-        Feed(name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name))
+        ExperimentInput(
+            name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name)
+        )
         for name in names
     )
     changed = replace(moved, node=node, feeds=feeds)
@@ -310,10 +312,10 @@ def _legal(variant: Variant) -> bool:
     slots = [operator.input(position) for position in range(len(node.input))]
     if len(node.input) < needed or any(slot is None for slot in slots):
         return False
-    return all(_allowed(variant, slot, name) for slot, name in zip(slots, node.input, strict=True))
+    return all(_input_fits(variant, slot, name) for slot, name in zip(slots, node.input, strict=True))
 
 
-def _allowed(variant: Variant, slot: Slot | None, name: str) -> bool:
+def _input_fits(variant: Variant, slot: Slot | None, name: str) -> bool:
     """Whether an input has a type and rank that its slot allows; True for an omitted input."""
     feed = variant.feed(name)
     if slot is None or feed is None:

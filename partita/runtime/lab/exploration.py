@@ -11,18 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import AS_IS, COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
+from partita.diagnosis.probe_conclusions import helps
+from partita.observations.facts import (
+    AS_IS,
+    COMBINED,
+    FAILED,
+    NEIGHBOURS,
+    OPTION,
+    OTHER_FORM,
+    NodeProbe,
+    ProbeRun,
+    Swap,
+)
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation, operator_of
-from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combined, factors, kind_of, single
+from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combine_factors, factors, kind_of, single
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
 from partita.runtime.lab.graph import cut_proto
-from partita.runtime.lab.laboratory import BUDGET, Answer, Lab, Turn
+from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.neighbours import Neighbourhood, holder_models
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
-from partita.runtime.lab.surroundings import Neighbourhood, holder_models
 from partita.runtime.lab.variant import (
     NODE,
     Variant,
@@ -31,15 +41,15 @@ from partita.runtime.lab.variant import (
     node_variant,
     to_run,
     variant_model,
-    with_original,
+    with_unchanged,
 )
-from partita.runtime.place.model_file import bodies
+from partita.runtime.place.model_file import subgraphs_of
 from partita.runtime.place.tensor_types import element_of, tensor_types
 
 if TYPE_CHECKING:
     import onnx
 
-DECIDED = frozenset({"taken", "invalid"})
+DECIDED = frozenset({"supported", "invalid"})
 MOST_WITH_OPTION = 24
 """Maximum changes of one node to test with another provider option; they count as combinations."""
 MOST_FORMS_WITH_OPTION = 3
@@ -63,25 +73,25 @@ class Subject:
 
     variant: Variant
     nodes: list[Node]
-    trials: list[Trial] = field(default_factory=list)
-    around: dict[Node, list[Trial]] = field(default_factory=dict)
+    variants: list[ProbeRun] = field(default_factory=list)
+    around: dict[Node, list[ProbeRun]] = field(default_factory=dict)
     """Trials of one node with its neighbours."""
-    unprobed: str = ""
+    missing_probes: str = ""
     left_out: int = 0
 
     def probe(self, node: str, session: int = 0) -> NodeProbe:
         """The trials for one of the nodes."""
-        trials = (*self.trials, *self.around.get((session, node), ()))
-        return NodeProbe(node, trials, self.unprobed, self.left_out)
+        trials = (*self.variants, *self.around.get((session, node), ()))
+        return NodeProbe(node, trials, self.missing_probes, self.left_out)
 
     @property
     def open(self) -> bool:
         """Whether neither the unchanged node nor any variant was supported so far."""
         return (
-            not self.unprobed
-            and bool(self.trials)
-            and self.trials[0].outcome not in DECIDED
-            and not any(helps(trial) for trial in self.trials)
+            not self.missing_probes
+            and bool(self.variants)
+            and self.variants[0].outcome not in DECIDED
+            and not any(helps(trial) for trial in self.variants)
         )
 
 
@@ -91,16 +101,22 @@ class Experiment:
 
     subject: Subject
     model: onnx.ModelProto
-    trial: Trial
+    outcome: ProbeRun
     place: int = 0
     """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
     """The node whose neighbours are in the model."""
 
-    def record(self, trial: Trial, answer: Answer) -> Trial:
+    def record(self, trial: ProbeRun, answer: ModelOutcome) -> ProbeRun:
         """Add the trial with its outcome to the subject."""
-        trials = self.subject.trials if self.node is None else self.subject.around.setdefault(self.node, [])
-        found = replace(trial, outcome=answer.outcome, said=answer.said, cached=answer.cached, unfolded=answer.unfolded)
+        trials = self.subject.variants if self.node is None else self.subject.around.setdefault(self.node, [])
+        found = replace(
+            trial,
+            outcome=answer.outcome,
+            message=answer.message,
+            cached=answer.cached,
+            function_inlined=answer.function_inlined,
+        )
         trials.append(found)
         return found
 
@@ -135,14 +151,14 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     used = _try_options_with_changes(forms, lab)
     last: list[Experiment] = []
     for subject, others in ((subject, others) for subject, others in forms if subject.open):
-        found, room = combined(subject.variant), MOST_COMBINED - used[id(subject)]
+        found, room = combine_factors(subject.variant), MOST_COMBINED - used[id(subject)]
         subject.left_out += max(len(found) - room, 0)
         both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
         last += [replace(each, place=place) for place, each in enumerate(both)]
     _run(last, lab)
     for subject in subjects:
-        changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
-        subject.unprobed = subject.unprobed or lateness(changes)
+        changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
+        subject.missing_probes = subject.missing_probes or lateness(changes)
 
 
 def explore_surroundings(
@@ -156,39 +172,39 @@ def explore_surroundings(
     Some providers support nothing in subgraphs. `neighbours`: of a node, by session and name. `holders`: operators of
     the nodes that contain each node's subgraph.
     """
-    if lab.seconds_left <= 0:
+    if lab.remaining_seconds <= 0:
         return
     work = [
-        Experiment(subject, each.model, _pending_trial(NEIGHBOURS, each.words), node=key)
+        Experiment(subject, each.model, _pending_outcome(NEIGHBOURS, each.words), node=key)
         for subject in subjects
-        if subject.trials and subject.trials[0].outcome == "taken"
+        if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
         for each in neighbours(*key)
     ]
     found = _run(work, lab, complete=False)
-    rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "left"}
+    rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
         _run_with(option, [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)], lab)
     inside = []
     for subject in subjects:
         keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]
         helped = _first_that_helps(subject) if keys else None
-        if helped is not None and not any(bodies(helped.variant.node)):
+        if helped is not None and not any(subgraphs_of(helped.variant.node)):
             parts = () if helped.factor == AS_IS else helped.parts or (helped.factor,)
             for key in keys:
                 words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
                 inside.append(
-                    Experiment(subject, model, replace(_pending_trial(NEIGHBOURS, words), parts=parts), node=key)
+                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), parts=parts), node=key)
                 )
     _run(inside, lab, complete=False)
 
 
 def _first_that_helps(subject: Subject) -> Variation | None:
     """The first change with which the provider supports the node; None if it supports the unchanged node."""
-    trial = next((trial for trial in subject.trials if helps(trial) and trial.factor != OPTION), None)
+    trial = next((trial for trial in subject.variants if helps(trial) and trial.factor != OPTION), None)
     if trial is None or trial.factor == AS_IS:
         return None if trial is None else as_it_is(subject.variant)
-    tried = combined(subject.variant) if trial.factor == COMBINED else single(subject.variant)
+    tried = combine_factors(subject.variant) if trial.factor == COMBINED else single(subject.variant)
     return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
 
 
@@ -202,12 +218,12 @@ def given_options(lab: Lab) -> list[Option]:
     ]
 
 
-def lateness(trials: Sequence[Trial]) -> str:
+def lateness(trials: Sequence[ProbeRun]) -> str:
     """The note on experiments that timed out, if no other experiment was conclusive."""
     late = [trial for trial in trials if trial.outcome == "timed_out"]
     if not late or any(helps(trial) for trial in trials):
         return ""
-    return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].said}"
+    return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].message}"
 
 
 # --- running experiments -------------------------------------------------------------------------------------------
@@ -218,32 +234,34 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.open]
 
 
-def _pending_trial(factor: str, change: str = "") -> Trial:
+def _pending_outcome(factor: str, change: str = "") -> ProbeRun:
     """A trial without an outcome."""
-    return Trial(factor, change, "invalid", "", kind=kind_of(factor))
+    return ProbeRun(factor, change, "invalid", "", kind=kind_of(factor))
 
 
 def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     """The experiment on a variation. A changed node is also run, because a provider may be assigned an invalid node."""
     model = variant_model(variation.variant, auxiliary=lab.compiles)
     trial = replace(
-        _pending_trial(variation.factor, variation.change),
+        _pending_outcome(variation.factor, variation.change),
         parts=variation.parts,
         swap=variation.swap,
         removes=variation.removes,
-        company=len(model.graph.node) > 1,
+        neg_added=len(model.graph.node) > 1,
     )
     if variation.factor != AS_IS and lab.dry_run:
-        model = with_original(model, variation.variant, subject.variant, variation.factor)
+        model = with_unchanged(model, variation.variant, subject.variant, variation.factor)
     elif variation.factor != AS_IS:
         model = to_run(model, variation.variant)
     return Experiment(subject, model, trial)
 
 
-def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, Trial]]:
+def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, ProbeRun]]:
     """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed."""
     numbers = {id(each.subject): number for number, each in enumerate(experiments)}
-    turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
+    turns = (
+        [ModelOrder(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
+    )
     answers = lab.try_all([each.model for each in experiments], turns=turns)
     decided: dict[int, int] = {}
     for turn, answer in zip(turns, answers, strict=False):
@@ -252,9 +270,9 @@ def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) 
     found = []
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
-            found.append((each, each.record(each.trial, answer)))
+            found.append((each, each.record(each.outcome, answer)))
         elif complete and each.place <= decided.get(numbers[id(each.subject)], each.place):
-            each.subject.unprobed = lab.unusable or BUDGET
+            each.subject.missing_probes = lab.unusable or BUDGET
     return found
 
 
@@ -268,18 +286,18 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
     answers = lab.try_with(option.name, value, [each.model for each in experiments])
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
-            each.record(_with_swap(each.trial, swap), answer)
+            each.record(_with_swap(each.outcome, swap), answer)
 
 
-def _with_swap(trial: Trial, swap: Swap) -> Trial:
+def _with_swap(trial: ProbeRun, swap: Swap) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_trial(OPTION, swap.now), swap=swap, company=trial.company)
+        return replace(_pending_outcome(OPTION, swap.now), swap=swap, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
         change = "; ".join(part for part in (trial.change, swap.now) if part)
         return replace(trial, change=change, parts=(*trial.parts, OPTION))
     parts = (OPTION, *(trial.parts or (trial.factor,)))
-    return replace(_pending_trial(COMBINED, f"{swap} and {trial.change}"), parts=parts, company=trial.company)
+    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), parts=parts, neg_added=trial.neg_added)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------
@@ -295,7 +313,7 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
     known = {option.name: option for option in lab.resolution.provider.options}
     for name in lab.resolution.options:
         named = re.compile(rf"\b{re.escape(name)}\b")
-        concerned = [subject for subject in _open(subjects) if named.search(subject.trials[0].said)]
+        concerned = [subject for subject in _open(subjects) if named.search(subject.variants[0].message)]
         option = known.get(name) or Option(name, "text", "", "")
         models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
         _run_with(option, models, lab, option.default)
@@ -303,9 +321,9 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
 
 def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test unchanged nodes with each given option at its default, if the provider supports nothing at all with them."""
-    left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
+    left = [subject for subject in _open(subjects) if subject.variants[0].outcome == "rejected"]
     given = given_options(lab)
-    if not given or len(left) < len(subjects) or _takes_anything(lab):
+    if not given or len(left) < len(subjects) or _supports_anything(lab):
         return
     for option in given:
         concerned = left if any(subject.open for subject in left) else []
@@ -313,14 +331,14 @@ def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
         _run_with(option, models, lab, option.default)
 
 
-def _takes_anything(lab: Lab) -> bool:
+def _supports_anything(lab: Lab) -> bool:
     """Whether the provider supports a node that every provider supports; True if untestable."""
     import onnx
 
     proto = onnx.ModelProto.FromString(PROBE_MODEL)
     variant = node_variant(cut_proto(proto, Path(), {}), proto.graph.node[0].name)
     (answer,) = lab.try_all([variant_model(variant, auxiliary=lab.compiles)])
-    return answer is None or answer.outcome == "taken"
+    return answer is None or answer.outcome == "supported"
 
 
 def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
@@ -360,7 +378,7 @@ def _elements(variant: Variant) -> Iterator[str]:
     for kind in (*(feed.kind for feed in variant.feeds), *written):
         element = element_of(kind)
         if element:
-            yield dtypes.numbered(element).name
+            yield dtypes.dtype_numbered(element).name
 
 
 # --- other nodes of the operator -----------------------------------------------------------------------------------
@@ -368,8 +386,8 @@ def _elements(variant: Variant) -> Iterator[str]:
 
 def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
     """Experiments with other nodes of the operator, in the node's version; nodes in its own types first."""
-    failed = subject.trials[0].outcome in FAILED
-    if failed and any(True for _ in bodies(subject.variant.node)):
+    failed = subject.variants[0].outcome in FAILED
+    if failed and any(True for _ in subgraphs_of(subject.variant.node)):
         return  # the provider fails on the subgraphs, which other nodes of the operator do not have
     operator = operator_of(subject.variant)
     if operator is None:
@@ -396,15 +414,15 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
             else:  # an unknown type is not equal
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
-                _pending_trial(OTHER_FORM, _words(typed.form, types)),
+                _pending_outcome(OTHER_FORM, _form_text(typed.form, types)),
                 parts=() if same else ("type",),
-                company=len(model.graph.node) > 1,
+                neg_added=len(model.graph.node) > 1,
             )
             found.append(Experiment(subject, model, trial))
     if lab.compiles:
-        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.parts))
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.parts))
     # After a failure only the node's own types are conclusive.
-    yield from (each for each in found if not each.trial.parts or not (failed and lab.compiles))
+    yield from (each for each in found if not each.outcome.parts or not (failed and lab.compiles))
 
 
 def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
@@ -438,11 +456,11 @@ def _all_types(typed: TypedForm) -> dict[str, str]:
     if output is not None and output.variable not in types and len(output.types) > 1:
         numbers = [form.attributes[name] for name in OUTPUT_TYPES if isinstance(form.attributes.get(name), int)]
         if numbers and numbers[0]:
-            types[output.variable] = f"tensor({dtypes.numbered(numbers[0]).onnx_name.lower()})"
+            types[output.variable] = f"tensor({dtypes.dtype_numbered(numbers[0]).onnx_name.lower()})"
     return types
 
 
-def _words(form: Form, types: dict[str, str]) -> str:
+def _form_text(form: Form, types: dict[str, str]) -> str:
     """`T1 float32, T2 int64; mode=cubic`: types, then differences from the plainest form."""
     named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
     kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)

@@ -16,7 +16,7 @@ from partita.runtime.lab.change import (
     Idea,
     Variation,
     fixed_feed,
-    made,
+    make_variations,
     operator_of,
     optional_inputs,
     optional_outputs,
@@ -60,10 +60,10 @@ def as_it_is(variant: Variant) -> Variation:
 
 def single(variant: Variant) -> tuple[Variation, ...]:
     """Variations of one factor, in the order of the factors."""
-    return tuple(variation for factor in factors() for variation in made(variant, factor.ideas(variant)))
+    return tuple(variation for factor in factors() for variation in make_variations(variant, factor.ideas(variant)))
 
 
-def combined(variant: Variant) -> tuple[Variation, ...]:
+def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors at once."""
     order = ("rank", "attribute", "static_shape", "output_shape", "type", "opset")
     parts = {factor.name: factor.combined for factor in factors() if factor.combined is not None}
@@ -194,7 +194,7 @@ def reduced_versions(variant: Variant) -> Iterator[Idea]:
         optional = optional_inputs(variant, current)
         surplus = {position: name for position, name in optional.items() if operator.input(position) is None}
         if unknown or surplus:
-            less = Change(attributes=dict.fromkeys(unknown), inputs_left_out=frozenset(surplus))
+            less = Change(attributes=dict.fromkeys(unknown), omitted_inputs=frozenset(surplus))
             going = [*unknown.values(), *(f"the optional input {name}" for name in surplus.values())]
             parts = ("opset", *("attribute" for _ in unknown), *("input" for _ in surplus))
             yield Idea("opset", less | change, f"{swap} and without {listing(going)}", parts=parts)
@@ -205,15 +205,15 @@ def other_inputs(variant: Variant) -> Iterator[Idea]:
     operator = operator_of(variant)
     inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
     for position, name in inputs.items():
-        yield Idea("input", Change(inputs_left_out=frozenset({position})), f"the optional input {name}", removes=True)
+        yield Idea("input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True)
     for position, name in outputs.items():
-        yield Idea("input", Change(outputs_left_out=frozenset({position})), f"the optional output {name}", removes=True)
+        yield Idea("input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True)
     if len(inputs) + len(outputs) > 1:  # some go together, e.g. past and present
-        bare = Change(inputs_left_out=frozenset(inputs), outputs_left_out=frozenset(outputs))
+        bare = Change(omitted_inputs=frozenset(inputs), omitted_outputs=frozenset(outputs))
         yield Idea("input", bare, "any optional input or output", removes=True)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
-    yield from _filled(variant)
+    yield from _without_empty_axes(variant)
 
 
 def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
@@ -268,7 +268,7 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
     return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
 
 
-def _filled(variant: Variant) -> Iterator[Idea]:
+def _without_empty_axes(variant: Variant) -> Iterator[Idea]:
     """Size 1 instead of 0, because some providers support no empty tensors."""
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
     empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.runtime.lab.schema import OUTPUT_TYPES, Example, Operator, Port, element_in, examples, history, parse_type
-from partita.runtime.lab.variant import NODE, Feed, Variant
+from partita.runtime.lab.variant import NODE, ExperimentInput, Variant
 
 if TYPE_CHECKING:
     import onnx
@@ -63,7 +63,9 @@ class Form:
 def forms(operator: Operator) -> tuple[Form, ...]:
     """Every form of a version, the plainest first; empty if the operator has no example."""
     found = [
-        form for example in examples().get((operator.domain, operator.name), ()) for form in _adapted(operator, example)
+        form
+        for example in examples().get((operator.domain, operator.name), ())
+        for form in _adapt_example(operator, example)
     ]
     own = [form for form in found if form.native]
     chosen = own or found[:OLDER_FORMS]
@@ -100,7 +102,7 @@ def constants(base: Form) -> Iterator[Form]:
         yield replace(base, constant=after, kind="constants", note=f"{names} constant")
 
 
-def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
+def _adapt_example(operator: Operator, example: Example) -> Iterator[Form]:
     """The example in this version; empty if it cannot be adapted."""
     versions = history(operator.domain, operator.name)
     newer = next((entry for entry in versions if entry.since == example.since), None)
@@ -118,7 +120,7 @@ def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
         return
     attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
     if example.since != operator.since:
-        attributes |= _moved(operator, newer, example)
+        attributes |= _moved_attributes(operator, newer, example)
         attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
     missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
     if (missing and not example.node) or None in attributes.values():
@@ -157,7 +159,7 @@ def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port
     return found
 
 
-def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
+def _moved_attributes(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
     """Attributes of this version that are inputs in the example, with their values."""
     found: dict[str, Any] = {}
     wanted = {name.lower(): name for name in operator.attributes}
@@ -262,7 +264,7 @@ class TypedForm:
             element = element_in(kind) if index in form.constant else None
             value = _tensor(name, element, port.shape, port.values) if element is not None else None
             node.input.append(name)
-            feeds.append(Feed(name, parse_type(kind, port.shape), value))
+            feeds.append(ExperimentInput(name, parse_type(kind, port.shape), value))
         node.output.extend(f"o{index}" if there else "" for index, there in enumerate(form.outputs))
         if form.node:
             whole = onnx.NodeProto.FromString(base64.b64decode(form.node))
@@ -393,7 +395,7 @@ def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.Attribute
         if name != chooser or chosen is None:
             yield _made_attribute(name, value, form.operator.attributes[name].kind)
     if chooser is not None and chosen is not None:
-        element = dtypes.named(chosen.rpartition("tensor(")[2].rstrip(")"))  # also of seq(tensor(float))
+        element = dtypes.dtype_named(chosen.rpartition("tensor(")[2].rstrip(")"))  # also of seq(tensor(float))
         kind = form.operator.attributes[chooser].kind
         if kind == "tensor":
             value = form.attributes.get(chooser)

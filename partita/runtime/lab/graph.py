@@ -15,7 +15,7 @@ from partita import dtypes
 from partita.observations.names import INLINED
 from partita.runtime.lab.schema import plain_domain
 from partita.runtime.lab.values import find_constants, known_values, without_defaults
-from partita.runtime.place.model_file import all_graphs, all_nodes, bodies, defines
+from partita.runtime.place.model_file import all_graphs, all_nodes, defines, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
 from partita.runtime.place.tensor_types import is_fixed, sizes_of, tensor_type, tensor_types
 
@@ -57,14 +57,14 @@ class Graph:
 
     inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
-    called: Mapping[str, str] = field(default_factory=dict)
+    function_of: Mapping[str, str] = field(default_factory=dict)
     """The function node matched by its call and by a run's output types, by ONNX Runtime's name."""
     calls: Mapping[str, str] = field(default_factory=dict)
     """The node of the file's main graph that calls an inlined function node, also through other functions."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node `name`, which may be ONNX Runtime's name of an inlined function node."""
-        own = name if name in self.nodes else self.called.get(name) or self._called(name, (), ())
+        own = name if name in self.nodes else self.function_of.get(name) or self._called(name, (), ())
         return self.nodes.get(own)
 
     def _called(self, name: str, made: Sequence[str], callers: Sequence[str]) -> str:
@@ -89,7 +89,7 @@ class Graph:
             return False
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
-    def with_seen(
+    def with_observed_types(
         self, outputs: Mapping[str, Sequence[str]], callers: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> Graph:
         """The graph with output types observed in a run, by node; their sizes are sizes of the run.
@@ -101,9 +101,9 @@ class Graph:
             for name in {**outputs, **callers}
             if (own := self._called(name, outputs.get(name, ()), callers.get(name, ())))
         }
-        seen = dict(_seen_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
+        seen = dict(_observed_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
-        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, called=called)
+        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, function_of=called)
 
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -113,7 +113,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model without a file. `folder`: folder of the external data."""
-    unfolded = _inlined(proto)
+    unfolded = _inline_functions(proto)
     calls = _calls(proto, unfolded)
     proto, defaults = without_defaults(with_unique_names(unfolded))
     fixed = tensor_types(proto, sizes, by_runtime=True)
@@ -130,12 +130,12 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         given=defaults,
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
-        inside=_inside(proto),
+        inside=_inlined_names(proto),
         calls=calls,
     )
 
 
-def _inside(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+def _inlined_names(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     """Names of inlined function nodes, by ONNX Runtime's name for them."""
     found: dict[str, tuple[str, ...]] = {}
     for node in all_nodes(proto.graph):
@@ -162,7 +162,7 @@ def _calls(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
+def _observed_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
     """Types of tensors from observed outputs, written as float32[1,12]."""
     for name, texts in outputs.items():
         node = graph.nodes.get(name)
@@ -191,7 +191,7 @@ def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool
     return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))
 
 
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its functions inlined, as ONNX Runtime does it.
 
     ONNX Runtime uses the model's operator set versions for a function's nodes (1.31.1: Selu of a function with opset
@@ -218,7 +218,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
+def called_functions(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
     """All functions of the file if one of the nodes calls one, else none."""
     names = {(function.domain, function.name) for function in proto.functions}
     inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
@@ -235,7 +235,7 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str], numbers: Iterator[int
     `numbers`: each subgraph takes one as the suffix of the names that it defines.
     """
     node.input[:] = [names.get(name, name) for name in node.input]
-    for body in bodies(node):
+    for body in subgraphs_of(node):
         suffix = "" if numbers is None else f"@{next(numbers)}"
         visible = {**names, **{name: f"{name}{suffix}" for name in defines(body)}}
         tensors = (*body.initializer, *(sparse.values for sparse in body.sparse_initializer))
@@ -248,7 +248,7 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str], numbers: Iterator[int
 
 def with_unique_names(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a unique name for each subgraph tensor; the same object if it has no subgraphs."""
-    if not any(True for node in proto.graph.node for _ in bodies(node)):
+    if not any(True for node in proto.graph.node for _ in subgraphs_of(node)):
         return proto
     numbers, renamed = itertools.count(), deepcopy(proto)
     for node in renamed.graph.node:
@@ -258,7 +258,7 @@ def with_unique_names(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def inner_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names of tensors defined in the subgraphs of a node, at any depth."""
-    return frozenset[str]().union(*(defines(graph) for body in bodies(node) for graph in all_graphs(body)))
+    return frozenset[str]().union(*(defines(graph) for body in subgraphs_of(node) for graph in all_graphs(body)))
 
 
 def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:

@@ -52,7 +52,7 @@ KIND = "probes"
 MOST_ANSWERS = 20_000
 
 
-class Turn(NamedTuple):
+class ModelOrder(NamedTuple):
     """Position of a model among the models of one node: once one is supported, higher positions are skipped."""
 
     among: int
@@ -60,29 +60,29 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Placement):
+class ModelOutcome(Placement):
     """The outcome of one model."""
 
     cached: bool = False
-    killed: bool = False
+    was_killed: bool = False
     """The process was ended by SIGKILL, e.g. for lack of memory."""
 
     @property
-    def unfolded(self) -> bool:
+    def function_inlined(self) -> bool:
         """Whether it is supported as the expanded function of the operator, not as the operator."""
         return self.instead == "function"
 
     @property
     def decides(self) -> bool:
         """Whether the unchanged node is supported."""
-        return self.outcome == "taken" and not self.unfolded
+        return self.outcome == "supported" and not self.function_inlined
 
     @property
     def lasts(self) -> bool:
         """Whether the answer does not depend on the load of the machine."""
-        if self.outcome == "timed_out" or self.killed:
+        if self.outcome == "timed_out" or self.was_killed:
             return False
-        return self.outcome not in FAILED or not FULL.search(self.said)
+        return self.outcome not in FAILED or not FULL.search(self.message)
 
 
 class Lab:
@@ -120,13 +120,13 @@ class Lab:
         return self.resolution.provider.compiles
 
     @property
-    def seconds_left(self) -> float:
+    def remaining_seconds(self) -> float:
         """The rest of the time budget, in seconds."""
         return self.deadline - time.monotonic()
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[Answer | None]:
+    ) -> list[ModelOutcome | None]:
         """Answers of the provider with another value of one option."""
         if (option, value) in self.refused_options:
             return [None for _ in models]
@@ -147,11 +147,11 @@ class Lab:
         import onnx
 
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
-        return answer is not None and answer.outcome == "taken"
+        return answer is not None and answer.outcome == "supported"
 
     def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
-    ) -> list[Answer | None]:
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
+    ) -> list[ModelOutcome | None]:
         """An answer for each model; None if time ran out, the provider is untestable, or `turns` made it unnecessary.
 
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
@@ -169,10 +169,10 @@ class Lab:
         return answers
 
     def _try(
-        self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[Turn], seconds: float
-    ) -> list[Answer | None]:
+        self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[ModelOrder], seconds: float
+    ) -> list[ModelOutcome | None]:
         """Answers after one attempt per model of at most `seconds`."""
-        answers: list[Answer | None] = [None] * len(models)
+        answers: list[ModelOutcome | None] = [None] * len(models)
         decided: dict[int, int] = {}
         keys: dict[int, str] = {}
         waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
@@ -201,7 +201,7 @@ class Lab:
             if answer is None:
                 waiting.extendleft([each for each, _ in reversed(sent)])
                 sent.clear()
-                if self.seconds_left <= LEAST_SECONDS:
+                if self.remaining_seconds <= LEAST_SECONDS:
                     return answers  # not caused by the model
                 waiting.appendleft(number)  # in a fresh worker
                 continue
@@ -224,34 +224,34 @@ class Lab:
             failed.set_exception(lost)
             return failed
 
-    def _wait(self, future: Future[Placement], seconds: float, fresh: bool) -> Answer | None:
+    def _wait(self, future: Future[Placement], seconds: float, fresh: bool) -> ModelOutcome | None:
         """The answer for a model; None if the end of the worker was not caused by it."""
         assert self._worker is not None
         try:
-            placed = self._worker.wait(future, min(seconds, max(self.seconds_left, LEAST_SECONDS)))
+            placed = self._worker.wait(future, min(seconds, max(self.remaining_seconds, LEAST_SECONDS)))
         except WorkerLostError as lost:
             self._end()
-            late = lost.late and self.seconds_left > LEAST_SECONDS
+            late = lost.late and self.remaining_seconds > LEAST_SECONDS
             return _crash(lost, seconds) if late or (fresh and not lost.late) else None
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return Answer(placed.outcome, cut(placed.said, LONGEST_SAID), placed.instead)
+        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_SAID), placed.instead)
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""
-        if self.unusable or self.seconds_left <= LEAST_SECONDS:
+        if self.unusable or self.remaining_seconds <= LEAST_SECONDS:
             return False
         if self._worker is not None:
             return True
         self._worker, self._fresh = Worker(CHILD, environment=self.environment), True
-        allowed = min(START_SECONDS, self.seconds_left)
+        allowed = min(START_SECONDS, self.remaining_seconds)
         try:
             self.unusable = self._worker.call("start", _described(self.resolution), timeout=allowed)
         except WorkerLostError as lost:
             if not lost.late:
                 self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
-            elif self.seconds_left > LEAST_SECONDS:
+            elif self.remaining_seconds > LEAST_SECONDS:
                 self.unusable = f"the provider did not start within {allowed:g} s in the probing process"
             self._end()
             return False
@@ -269,7 +269,7 @@ class Lab:
             worker.kill()
 
 
-def _decide(decided: dict[int, int], turn: Turn | None, answer: Answer | None) -> None:
+def _decide(decided: dict[int, int], turn: ModelOrder | None, answer: ModelOutcome | None) -> None:
     """Record that a model is supported, so higher positions are skipped."""
     if turn is not None and answer is not None and answer.decides:
         decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
@@ -287,11 +287,11 @@ def _described(resolution: Resolution) -> dict[str, Any]:
     }
 
 
-def _crash(lost: WorkerLostError, seconds: float) -> Answer:
+def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
     """The answer for a model on which the worker ended, within a limit of `seconds`."""
     if lost.late:
-        return Answer("timed_out", f"no answer within {seconds:g} s{_last_line(lost)}")
-    return Answer("crashed", f"its process {lost.how}{_last_line(lost)}", killed=lost.out_of_memory)
+        return ModelOutcome("timed_out", f"no answer within {seconds:g} s{_last_line(lost)}")
+    return ModelOutcome("crashed", f"its process {lost.how}{_last_line(lost)}", was_killed=lost.out_of_memory)
 
 
 def _last_line(lost: WorkerLostError) -> str:
@@ -308,13 +308,13 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.answers = _read(path) if path is not None else {}
-        self.new: dict[str, Answer] = {}
+        self.new: dict[str, ModelOutcome] = {}
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> ModelOutcome | None:
         """The answer for `key`, from this run or an earlier one."""
         return self.new.get(key) or self.answers.get(key)
 
-    def put(self, key: str, answer: Answer) -> None:
+    def put(self, key: str, answer: ModelOutcome) -> None:
         """Add an answer; `save` writes it to disk."""
         self.new[key] = answer
 
@@ -326,18 +326,19 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             merged = {**_read(self.path), **self.new}
             kept = list(merged.items())[-MOST_ANSWERS:]
-            stored = {key: (each.outcome, each.said, each.instead) for key, each in kept}
+            stored = {key: (each.outcome, each.message, each.instead) for key, each in kept}
             replace_file(self.path, json.dumps({"format": FORMAT, "answers": stored}))
 
 
-def _read(path: Path) -> dict[str, Answer]:
+def _read(path: Path) -> dict[str, ModelOutcome]:
     """The answers in a file; empty if unreadable or in another format."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             return {}
         answers = {
-            str(key): Answer(value[0], str(value[1]), value[2], cached=True) for key, value in raw["answers"].items()
+            str(key): ModelOutcome(value[0], str(value[1]), value[2], cached=True)
+            for key, value in raw["answers"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}

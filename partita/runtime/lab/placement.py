@@ -24,7 +24,7 @@ from partita.observations.facts import Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.providers.cuda_dry_run.devices import PREFIX
-from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_child
+from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.generic import generic_provider
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, ZEROS
@@ -66,7 +66,7 @@ class Placement:
     """The outcome of one model."""
 
     outcome: Outcome
-    said: str = ""
+    message: str = ""
     """A line of the log or an error; for a supported node, its replacement by ONNX Runtime."""
     instead: Instead = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
@@ -81,7 +81,7 @@ class State:
 
 def start(described: Mapping[str, Any]) -> str:
     """Start the provider; return why it cannot be tested, or an empty string."""
-    from partita.runtime.chain.settling import registered
+    from partita.runtime.chain.provider_state import register_plugins
 
     try:
         if os.environ.get(BUILD_VARIABLE):
@@ -90,7 +90,7 @@ def start(described: Mapping[str, Any]) -> str:
         known = known_providers().get(described["name"]) or generic_provider(described["ort_name"], own)
         provider = replace(known, ort_name=described["ort_name"], library=own)
         library = Path(described["library"]) if described["library"] else None
-        (State.resolution,) = registered(
+        (State.resolution,) = register_plugins(
             [Resolution(provider, "active", options=described["options"], library=library)]
         )
     except Exception as error:  # noqa: BLE001 - every exception is a result
@@ -124,7 +124,7 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
-    verbose = one_node and bool(resolution.provider.says_why)
+    verbose = one_node and bool(resolution.provider.why_patterns)
     threads = 1 if one_node else None
     try:
         opening = Opening(
@@ -132,14 +132,14 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
         )
         session = open_native(_place(), [resolution], opening)
     except NativeFailureError as failure:
-        return failed(failure, resolution, one_node, legal=lambda: _legal_on_cpu(model))
+        return failed_placement(failure, resolution, one_node, legal=lambda: _legal_on_cpu(model))
     try:
-        found = opened(session, resolution) if one_node else _in_session(session, resolution)
-        if found.outcome != "taken":
+        found = opened_placement(session, resolution) if one_node else _in_session(session, resolution)
+        if found.outcome != "supported":
             return found
         if any(name.startswith(PREFIX) for name in os.environ):
             original = session.metadata(ORIGINAL)
-            return _compare(model, json.loads(original)) if original and not found.said else found
+            return _compare(model, json.loads(original)) if original and not found.message else found
         said = session.failure_of_run(RUN)
         return Placement("failed", f"it is assigned the node, but the run fails: {one_line(said)}") if said else found
     finally:
@@ -154,11 +154,11 @@ def _legal_on_cpu(model: bytes) -> bool:
     try:
         open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent)).close()
     except NativeFailureError as failure:
-        return failed(failure, cpu, one_node=True, legal=lambda: False).outcome != "invalid"
+        return failed_placement(failure, cpu, one_node=True, legal=lambda: False).outcome != "invalid"
     return True
 
 
-def failed(
+def failed_placement(
     failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
 ) -> Placement:
     """The outcome of a session that did not open: no kernel, an illegal model, or a failure of the provider.
@@ -171,15 +171,15 @@ def failed(
     kind, text = type(failure.error).__name__, plain_text(str(failure))
     reason = _reason_in(failure.log, resolution.provider.node_patterns)
     if lacks_kernel(failure.error):
-        return Placement("left", reason or text)
+        return Placement("rejected", reason or text)
     if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not support the type
-        return Placement("left", reason or CASTS)
+        return Placement("rejected", reason or CASTS)
     illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
     if illegal and not legal():
         return Placement("invalid", text)
     if one_node and (reason or CPU_KERNEL.search(str(failure))):
         # The provider rejected the node before: the CPU provider's kernel failed.
-        return Placement("left", reason or text)
+        return Placement("rejected", reason or text)
     if one_node and not illegal and not legal():
         return Placement("invalid", text)
     fatal = [
@@ -206,18 +206,18 @@ def _in_session(session: Session, resolution: Resolution) -> Placement:
     """The outcome if ONNX Runtime left the provider out of the session."""
     name = resolution.provider.ort_name
     if name in session.registered:
-        return Placement("taken")
+        return Placement("supported")
     return Placement("failed", f"ONNX Runtime left {name} out of the session")
 
 
-def opened(session: Session, resolution: Resolution) -> Placement:
+def opened_placement(session: Session, resolution: Resolution) -> Placement:
     """The placement of the node in an open session.
 
     The node lists may lack nodes of a provider that prefers another layout and nodes between inserted casts; the plan
     has these. An operator without a kernel appears as the nodes of its function in both.
     """
     kept = _in_session(session, resolution)
-    if kept.outcome != "taken":
+    if kept.outcome != "supported":
         return kept
     provider = resolution.provider
     everything = session.assigned() or ()
@@ -232,15 +232,15 @@ def opened(session: Session, resolution: Resolution) -> Placement:
     casts = any(CAST in node for node in planned)
     on_itself = provider.ort_name == CPU
     if own == provider.ort_name:
-        return Placement("taken", CASTS, "casts") if on_itself and casts else Placement("taken")
+        return Placement("supported", CASTS, "casts") if on_itself and casts else Placement("supported")
     reason = _reason_in(session.log, provider.node_patterns)
 
     def left(otherwise: str = "") -> Placement:
-        return Placement("left", reason or why_in(session.log, provider.says_why) or otherwise)
+        return Placement("rejected", reason or reason_in_log(session.log, provider.why_patterns) or otherwise)
 
     if any(NEIGHBOUR.fullmatch(name) for name in (*planned, *(node.name for node in everything))):
         # Casts and function nodes may belong to the neighbours.
-        return left() if own == CPU else Placement("taken")
+        return left() if own == CPU else Placement("supported")
     if own == CPU or casts:
         return left(CASTS if casts else "")
     placed = [node for node in planned if node == NODE or node.startswith(f"{NODE}_")]
@@ -248,19 +248,19 @@ def opened(session: Session, resolution: Resolution) -> Placement:
         if provider.compiles:
             return left(NOT_CLAIMED)
         on_host = planned[placed[0]] == "0" and any(device != "0" for device in devices)
-        return left() if on_host or reason else Placement("taken")
+        return left() if on_host or reason else Placement("supported")
     # It was replaced by the nodes of its function, by none, or by a compiled part.
     on_cpu = sorted({node.op_type for node in nodes if node.provider == CPU})
     if on_cpu and not on_itself:
         return left(f"of its function, {', '.join(on_cpu)} fell back to the CPU provider")
     if not nodes and all(node.startswith(AUXILIARY) for node in planned):
-        return Placement("taken", NO_NODE_LEFT, "nothing")
+        return Placement("supported", NO_NODE_LEFT, "nothing")
     if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):
-        return Placement("taken")  # in another layout, and so under another name
-    return Placement("taken", AS_FUNCTION, "function")
+        return Placement("supported")  # in another layout, and so under another name
+    return Placement("supported", AS_FUNCTION, "function")
 
 
-def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
+def reason_in_log(log: Sequence[str], expressions: Sequence[str]) -> str:
     """The provider's reason for the node in a VERBOSE log, most specific expression first."""
     text = "\n".join(log)
     for expression in expressions:
@@ -305,7 +305,7 @@ def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
         return Placement("placed")
     if request["same_values"] and before is not None and not _close(before, after):
         return Placement("invalid", "the changed node and the unchanged node compute different results")
-    return Placement("taken")
+    return Placement("supported")
 
 
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:

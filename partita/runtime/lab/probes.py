@@ -9,10 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from partita.diagnosis.precedence import shown_by
-from partita.diagnosis.probe_verdict import unprobed_nodes
+from partita.diagnosis.explanation import explain_provider, nodes_to_probe
+from partita.diagnosis.precedence import reason_from_probes
+from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.session_index import index_session
-from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
 from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
@@ -20,17 +20,17 @@ from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy, any_of
-from partita.runtime.chain.advice import export_anew
+from partita.runtime.chain.advice import export_again
 from partita.runtime.chain.open_chain import ChainError, chain_entry, not_all_on
 from partita.runtime.lab.bisection import Search, find_rejected
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options, one_of_each_first
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Lab, cache_for
-from partita.runtime.lab.surroundings import holder_in_run, neighbourhoods
+from partita.runtime.lab.neighbours import holder_in_run, neighbourhoods
 from partita.runtime.lab.variant import fingerprint, identity, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
-from partita.runtime.place.model_file import all_nodes, bodies
+from partita.runtime.place.model_file import all_nodes, subgraphs_of
 from partita.runtime.place.onnx_model import OnnxModel
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _probe_sessions(
         experiments=sum(lab.experiments for lab in labs),
         cached=sum(lab.cached for lab in labs),
         crashes=sum(lab.crashes for lab in labs),
-        unprobed=tuple(dict.fromkeys(name for each in probes for name in unprobed_nodes(each))),
+        missing_probes=tuple(dict.fromkeys(name for each in probes for name in unprobed_nodes(each))),
     )
     return sessions, resolutions, probing
 
@@ -127,8 +127,8 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
     nodes: dict[str, list[str]] = {}
     for known in (known for session in sessions for known in session.providers.values()):
         for name, probe in known.probes.items():
-            if probe.unprobed and name not in nodes.setdefault(probe.unprobed, []):
-                nodes[probe.unprobed].append(name)
+            if probe.missing_probes and name not in nodes.setdefault(probe.missing_probes, []):
+                nodes[probe.missing_probes].append(name)
     for ground, names in nodes.items():
         more = len(names) - MOST_NAMED
         named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
@@ -146,10 +146,10 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
         now.reason != was.reason or session.of(now.provider.ort_name).rejected is not None
         for was, now in zip(error.chain, chain, strict=True)
     ]
-    return _refused(error, session, chain, changed) if any(changed) else error
+    return _refusal_error(error, session, chain, changed) if any(changed) else error
 
 
-def _refused(
+def _refusal_error(
     error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
 ) -> ProviderError:
     """The error after experiments, provider by provider. `changed`: the providers with new findings."""
@@ -160,11 +160,11 @@ def _refused(
         entry = chain_entry(resolution)
         code, evidence = entry.reason or "", entry.evidence or ""
         if (part := session.of(entry.provider).rejected) is not None:
-            shown = why(index_session(session), part.nodes[0], None, UNKNOWN, entry)
+            shown = explain_provider(index_session(session), part.nodes[0], None, UNKNOWN, entry)
             code, evidence = shown.reason, shown.evidence
         found = None
         if anew is None and news:
-            anew = found = export_anew(error.path, (code, entry.reason or ""), entry.provider)
+            anew = found = export_again(error.path, (code, entry.reason or ""), entry.provider)
         helps.append(found or remedy_of(entry.remedies))
         messages.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
     return ProviderError("; ".join(messages), where=error.path, remedy=any_of(filter(None, helps)))
@@ -182,13 +182,15 @@ def probe_missing_kernel(
         return error
     with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
         explore([subject], lab)
-    shown = shown_by(subject.probe(error.node), preferred.provider.ort_name)
+    shown = reason_from_probes(subject.probe(error.node), preferred.provider.ort_name)
     if shown is None:
         return error
     code, evidence = shown
-    remedy, message = export_anew(error.path, (code,), preferred.provider.ort_name, probing=False), error.what
+    remedy, message = export_again(error.path, (code,), preferred.provider.ort_name, probing=False), error.what
     if remedy is None:  # the error already explains the node
-        message += f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
+        message += (
+            f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.variants[0].message})', '')}"
+        )
     return NoKernelError(message, error.path, error.node, remedy=remedy)
 
 
@@ -261,7 +263,9 @@ def _session_graph(
     session: SessionFacts, model: OnnxModel, sizes: Sizes, callers: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Graph:
     """The graph of a session, with types observed in its run. `callers`: see `Graph.with_seen`."""
-    return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events}, callers)
+    return cut_graph(model, sizes).with_observed_types(
+        {event.name: event.output_shapes for event in session.events}, callers
+    )
 
 
 def _bisect(
@@ -281,12 +285,14 @@ def _bisect(
                 return sessions, replace(failed, reason="dynamic_shape", evidence=evidence, remedy=FIX)
             search = Search(graph, lab)
             part = find_rejected(search)
-            if part is None and failed.crashed and not search.untried:
+            if part is None and failed.crashed and not search.untested:
                 return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
             if part is None:  # the provider opens other graphs, and fails only on the unchanged graph
                 names, said = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
-                part = RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
-            first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
+                part = RejectedPart(
+                    names, said, minimal=False, tries=search.tries, whole=True, untested=search.untested
+                )
+            first, *others = (replace(each, inside=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts)
             part = replace(first, others=tuple(others))
             probes: dict[str, NodeProbe] = {}
             for each in part.parts:
@@ -310,7 +316,7 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
         except CannotProbeError:
             return None
         (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
-        if answer is not None and answer.outcome == "taken":
+        if answer is not None and answer.outcome == "supported":
             message = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
             return any_of([WITHOUT_SWITCH.filled(switch=message), REJECTED_REMEDY])
     return None
@@ -326,16 +332,16 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     if fingerprint(models[0]) == fingerprint(models[1]):
         return False
     as_it_is, fixed = lab.try_all(models, one_node=False)
-    return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "taken"
+    return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "supported"
 
 
-def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
+def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
     """Subgraph nodes of the part on which the provider fails when they are tested alone."""
     inner = {
         node.name: node
         for name in part.nodes
         if name in graph.nodes and len(part.nodes) <= FEW_NODES
-        for body in bodies(graph.nodes[name])
+        for body in subgraphs_of(graph.nodes[name])
         for node in all_nodes(body)
         if node.name in graph.nodes
     }

@@ -252,7 +252,7 @@ def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
     outer, _, inner = text.partition("(")
     inner = inner[:-1]
     if outer == "tensor":
-        kind.tensor_type.elem_type = dtypes.named(inner).number
+        kind.tensor_type.elem_type = dtypes.dtype_named(inner).number
         kind.tensor_type.shape.SetInParent()
         for size in shape:
             kind.tensor_type.shape.dim.add(dim_value=size)
@@ -262,7 +262,7 @@ def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
         kind.optional_type.elem_type.CopyFrom(parse_type(inner, shape))
     elif outer == "map":
         key, _, value = (part.strip() for part in inner.partition(","))
-        kind.map_type.key_type = dtypes.named(key).number
+        kind.map_type.key_type = dtypes.dtype_named(key).number
         made = parse_type(value, shape) if "(" in value else parse_type(f"tensor({value})", ())
         kind.map_type.value_type.CopyFrom(made)
     else:

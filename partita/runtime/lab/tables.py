@@ -16,10 +16,10 @@ from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
 from partita.runtime.lab.forms import Form, TypedForm, Types, as_example, assignments, forms, ir_version, ranks
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Answer, Cache, Lab
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
-from partita.support import answers as support
+from partita.support import measurements as support
 
 if TYPE_CHECKING:
     import onnx
@@ -34,7 +34,7 @@ Key = tuple[object, ...]
 
 def measure(
     resolution: Resolution, what: Mapping[str, Any], seconds: float, environment: Mapping[str, str] | None = None
-) -> support.Measured:
+) -> support.Measurements:
     """Test a provider for at most `seconds`. Ctrl-C ends the tests, and the answers so far count.
 
     `what`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file. `environment`:
@@ -47,8 +47,8 @@ def measure(
             table.fill(what)
         except KeyboardInterrupt:
             interrupted = True
-    measured = tuple(_answer(typed, table.answers.get(key)) for key, typed in table.planned.items())
-    return support.Measured(
+    measured = tuple(_measurement(typed, table.answers.get(key)) for key, typed in table.planned_forms.items())
+    return support.Measurements(
         answers=measured,
         needs=table.needs,
         without_example=table.without_example,
@@ -68,9 +68,9 @@ class Table:
     """The outcomes for one provider."""
 
     lab: Lab
-    planned: dict[Key, TypedForm] = field(default_factory=dict)
-    answers: dict[Key, Answer] = field(default_factory=dict)
-    needs: tuple[support.Need, ...] = ()
+    planned_forms: dict[Key, TypedForm] = field(default_factory=dict)
+    answers: dict[Key, ModelOutcome] = field(default_factory=dict)
+    needs: tuple[support.ModelNodes, ...] = ()
     without_example: tuple[str, ...] = ()
     newest_opset: int | None = None
     left_out: dict[Operator, int] = field(default_factory=dict)
@@ -81,14 +81,14 @@ class Table:
         self.newest_opset = _newest_opset(self.lab)
         if self.newest_opset is None:
             return
-        wanted, self.needs = find_wanted(what, self.newest_opset)
+        wanted, self.needs = find_requested(what, self.newest_opset)
         outcomes: dict[Key, support.Outcome] = {}
         plan = Plan(wanted, outcomes, by_need=bool(self.needs))
         self.left_out = plan.left_out
         self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
         for wave in plan.waves():
             new = {typed.key: typed for typed in wave}
-            self.planned = {**new, **self.planned}
+            self.planned_forms = {**new, **self.planned_forms}
             waiting = [(key, typed) for key, typed in new.items() if key not in outcomes]
             for start in range(0, len(waiting), AT_ONCE):
                 part = waiting[start : start + AT_ONCE]
@@ -114,10 +114,10 @@ class Models(Sequence["onnx.ModelProto"]):
         return variant_model(self.typed[index].build(), auxiliary=self.auxiliary)
 
 
-def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
+def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measurement:
     """The table's answer for a typed form; untested without one."""
     form, operator = typed.form, typed.form.operator
-    return support.Answer(
+    return support.Measurement(
         domain=operator.domain,
         operator=operator.name,
         since=operator.since,
@@ -126,17 +126,17 @@ def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
         types=typed.types,
         what=form.note,
         factors=form.factors,
-        outcome="untried" if answer is None else _outcome(answer),
-        said="" if answer is None else answer.said,
+        outcome="untested" if answer is None else _outcome(answer),
+        message="" if answer is None else answer.message,
         replaced=answer is not None and answer.instead in ("function", "nothing"),
     )
 
 
-def _outcome(answer: Answer) -> support.Outcome:
+def _outcome(answer: ModelOutcome) -> support.Outcome:
     """The outcome as shown in a table: a timeout counts as a crash, and a kernel of another type as unsupported."""
     if answer.outcome == "timed_out":
         return "crashed"
-    return "left" if answer.instead == "casts" else cast("support.Outcome", answer.outcome)
+    return "rejected" if answer.instead == "casts" else cast("support.Outcome", answer.outcome)
 
 
 class Plan:
@@ -148,7 +148,7 @@ class Plan:
     def __init__(
         self, wanted: Mapping[Operator, frozenset[Types]], outcomes: Mapping[Key, support.Outcome], *, by_need: bool
     ) -> None:
-        self.wanted, self.outcomes, self.by_need = wanted, outcomes, by_need
+        self.requested, self.outcomes, self.by_need = wanted, outcomes, by_need
         self.forms = {operator: forms(operator) for operator in wanted}
         latest = set({(operator.domain, operator.name): operator for operator in wanted}.values())
         self.newest = [operator for operator in wanted if by_need or operator in latest]
@@ -178,7 +178,7 @@ class Plan:
     def best(self, operator: Operator) -> Form | None:
         """The first supported form, else the first legal form."""
         known = [(form, self.outcomes.get(as_example(form).key)) for form in self.forms[operator]]
-        supported = next((form for form, outcome in known if outcome == "taken"), None)
+        supported = next((form for form, outcome in known if outcome == "supported"), None)
         return supported or next((form for form, outcome in known if outcome != "invalid"), None)
 
     def typed(self, operator: Operator) -> Iterator[TypedForm]:
@@ -190,7 +190,7 @@ class Plan:
         if more:
             self.left_out[operator] = more
         for types in listed:
-            if not self.by_need or _is_needed(types, self.wanted[operator]):
+            if not self.by_need or _is_needed(types, self.requested[operator]):
                 yield TypedForm(best, types, "types")
 
     def any_type(self, operator: Operator) -> bool:
@@ -198,8 +198,8 @@ class Plan:
         best = self.best(operator)
         return (
             best is None
-            or self.outcomes.get(as_example(best).key) != "taken"
-            or any(self.outcomes.get(typed.key) == "taken" for typed in self.typed(operator))
+            or self.outcomes.get(as_example(best).key) != "supported"
+            or any(self.outcomes.get(typed.key) == "supported" for typed in self.typed(operator))
         )
 
 
@@ -212,15 +212,15 @@ def _is_needed(types: Types, needed: Collection[Types]) -> bool:
 # --- selection of operators ----------------------------------------------------------------------------------------
 
 
-def find_wanted(
+def find_requested(
     what: Mapping[str, Any], opset: int
-) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.Need, ...]]:
+) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.ModelNodes, ...]]:
     """The operator versions to test, with their types and counts in a model. `what`: see `measure`."""
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
     if what.get("model"):
         needed = _needs_of(Path(what["model"]), set(known))
         needs = tuple(
-            support.Need(operator.domain, operator.name, operator.since, types, nodes)
+            support.ModelNodes(operator.domain, operator.name, operator.since, types, nodes)
             for operator, counted in needed.items()
             for types, nodes in counted.items()
         )
@@ -271,7 +271,7 @@ def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter
 # --- graphs during export --------------------------------------------------------------------------------------------
 
 Sizes = Mapping[str, tuple[int, ...]]
-NOT_TAKEN: frozenset[Outcome] = frozenset({"left", "failed", "crashed"})
+NOT_TAKEN: frozenset[Outcome] = frozenset({"rejected", "failed", "crashed"})
 """Outcomes that mean the provider does not support a node. A crash counts, because it repeated in a fresh process. A
 timeout may be caused by the machine, and an invalid variant by the experiment."""
 WHOLE_LIMIT_BYTES = 1 << 30
@@ -279,7 +279,7 @@ WHOLE_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GraphSupport:
     """A provider's support of a graph."""
 
     nodes: int
@@ -291,7 +291,7 @@ class Asked:
     """Nodes without an answer."""
 
 
-def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
+def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
     """Test a model without its weights. `sizes`: of its inputs in the tested step."""
     import onnx
 
@@ -309,13 +309,13 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
     for (_, names), answer in zip(models.values(), answers, strict=True):
         if answer is not None and answer.outcome in NOT_TAKEN:
             left.update(names)
-        elif answer is None or answer.outcome != "taken":
+        elif answer is None or answer.outcome != "supported":
             unasked += len(names)
     fails = "" if left else _failure_over(graph, lab)
-    return Asked(len(graph.nodes), dict(left), fails, unasked)
+    return GraphSupport(len(graph.nodes), dict(left), fails, unasked)
 
 
-def takes_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
+def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
     """For each model of one node, whether the provider supports it other than as its function's nodes."""
     import onnx
 
@@ -346,5 +346,5 @@ def _failure_over(graph: Graph, lab: Lab) -> str:
     if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
         return ""
     (answer,) = lab.try_all([model], one_node=False)
-    failed = answer is not None and answer.outcome in NOT_TAKEN - {"left"}
-    return answer.said or answer.outcome if answer is not None and failed else ""
+    failed = answer is not None and answer.outcome in NOT_TAKEN - {"rejected"}
+    return answer.message or answer.outcome if answer is not None and failed else ""

@@ -16,7 +16,7 @@ from partita import dtypes
 from partita.observations.facts import Swap
 from partita.runtime.lab.change import Change, Idea, cast, operator_of
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
-from partita.runtime.lab.variant import Feed, Variant
+from partita.runtime.lab.variant import ExperimentInput, Variant
 from partita.runtime.place.tensor_types import element_of, is_small
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]
     """One type variable changed, if several have the same type."""
     if operator is None:
         return
-    groups: dict[str, list[Feed]] = {}
+    groups: dict[str, list[ExperimentInput]] = {}
     for position, name in enumerate(variant.node.input):
         slot, feed = operator.input(position), variant.feed(name)
         if slot is not None and feed is not None and len(slot.types) > 1:
@@ -154,7 +154,7 @@ def _candidates(old: int) -> tuple[int, ...]:
 
 
 def _in_new_type(
-    variant: Variant, operator: Operator | None, feeds: Iterable[Feed], old: int, new: int
+    variant: Variant, operator: Operator | None, feeds: Iterable[ExperimentInput], old: int, new: int
 ) -> dict[str, int]:
     """The inputs in `feeds` of the old type, with the new type, if the operator allows it."""
     return {
@@ -178,7 +178,7 @@ def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Swap
 
 def _type_name(element: int) -> str:
     """The name of an element type, e.g. float32."""
-    return dtypes.numbered(element).name
+    return dtypes.dtype_numbered(element).name
 
 
 # --- attributes with one name per type, or with a tensor
@@ -242,7 +242,7 @@ def _values_in(values: list[Any], new: int) -> list[Any]:
     """The values in another type: distinct keys stay distinct, and non-numeric strings become positions."""
     if new == STRING:
         return [each.decode("utf-8", errors="replace") if isinstance(each, bytes) else str(each) for each in values]
-    convert = float if dtypes.numbered(new).kind == "float" else int
+    convert = float if dtypes.dtype_numbered(new).kind == "float" else int
     try:
         made = [convert(each) for each in values]
     except (TypeError, ValueError):

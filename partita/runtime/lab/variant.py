@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.lab.graph import CannotProbeError, Graph, called, free_names, inner_names, rename
+from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
 from partita.runtime.lab.schema import plain_domain
-from partita.runtime.place.model_file import all_graphs, bodies, reads
+from partita.runtime.place.model_file import all_graphs, reads, subgraphs_of
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
@@ -65,7 +65,7 @@ USUAL_FLOATS = frozenset(dtypes.numbers("float32", "float16"))
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ExperimentInput:
     """One input of an experiment."""
 
     name: str
@@ -78,7 +78,7 @@ class Variant:
     """One node with all data for experiments."""
 
     node: onnx.NodeProto
-    feeds: tuple[Feed, ...]
+    feeds: tuple[ExperimentInput, ...]
     """One for each tensor that the node or its subgraphs read."""
     fixed: Mapping[str, onnx.TypeProto]
     """The inputs with the sizes of the run, if known."""
@@ -100,7 +100,7 @@ class Variant:
     internal: frozenset[str] = frozenset()
     """Outputs of `passed_on` of unusual types: some providers reject them as graph outputs only."""
 
-    def feed(self, name: str) -> Feed | None:
+    def feed(self, name: str) -> ExperimentInput | None:
         """The feed of an input; None for an omitted input."""
         return next((feed for feed in self.feeds if feed.name == name), None)
 
@@ -113,7 +113,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
     node = deepcopy(original)
     node.name, node.doc_string, node.domain = NODE, "", plain_domain(original.domain)
     del node.metadata_props[:]
-    _lighten_bodies(node, graph.folder)
+    _lighten_subgraphs(node, graph.folder)
     inside = inner_names(original)
     plain = dict(zip(dict.fromkeys(reads(original)), free_names("i", inside), strict=False))
     rename(node, plain)
@@ -133,7 +133,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
         folded,
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
-        called(graph.proto, [original]),
+        called_functions(graph.proto, [original]),
         given,
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
@@ -152,15 +152,17 @@ def _not_inferred(variant: Variant, declared: Mapping[str, onnx.TypeProto]) -> d
     return {name: kind for name, kind in declared.items() if not is_fixed(known.get(name))}
 
 
-def _make_feed(graph: Graph, old: str, new: str) -> Feed:
+def _make_feed(graph: Graph, old: str, new: str) -> ExperimentInput:
     """The feed for the tensor `old` of the graph. Raises CannotProbeError."""
     constant = graph.constants.get(old)
     if constant is not None:
-        return Feed(new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder))
+        return ExperimentInput(
+            new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder)
+        )
     kind = graph.types.get(old) or graph.fixed.get(old)
     if kind is None:
         raise CannotProbeError(f"the type of its input {old!r} is unknown")
-    return Feed(new, kind)
+    return ExperimentInput(new, kind)
 
 
 def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
@@ -182,9 +184,9 @@ def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.T
     return light
 
 
-def _lighten_bodies(node: onnx.NodeProto, folder: Path) -> None:
+def _lighten_subgraphs(node: onnx.NodeProto, folder: Path) -> None:
     """Store constants of its subgraphs inside the node, because experiments have no external data of the file."""
-    for body in bodies(node):
+    for body in subgraphs_of(node):
         for graph in all_graphs(body):
             for tensor in graph.initializer:
                 tensor.CopyFrom(_light_constant(tensor, tensor.name, folder))
@@ -210,7 +212,7 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
 def size_of(element: int, sizes: Sequence[int]) -> int:
     """Bytes of a tensor: types below one byte are packed, and a string counts as its pointer."""
-    kind = dtypes.numbered(element)
+    kind = dtypes.dtype_numbered(element)
     return math.prod(sizes) * POINTER_BYTES if kind.bits is None else dtypes.size_bytes(kind.name, sizes)
 
 
@@ -249,7 +251,10 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
 
 
 def _add_auxiliary(
-    graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str, passed_on: frozenset[str] = frozenset()
+    graph: onnx.GraphProto,
+    feeds: Sequence[ExperimentInput],
+    signed_output: str,
+    passed_on: frozenset[str] = frozenset(),
 ) -> tuple[tuple[str, ...], frozenset[str]]:
     """Add a Neg before the only node, or after it if no input is signed.
 
@@ -301,7 +306,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     part = onnx.GraphProto(name=NODE)
     part.node.extend(chosen)
     for node in part.node:
-        _lighten_bodies(node, graph.folder)
+        _lighten_subgraphs(node, graph.folder)
     needed = dict.fromkeys(name for node in chosen for name in reads(node) if name not in made)
     feeds = []
     for name in needed:
@@ -325,10 +330,10 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
         elif kind is not None:
             part.value_info.add(name=name, type=kind)
     opsets = {entry.domain: entry.version for entry in graph.proto.opset_import}
-    return finish(part, opsets, graph.proto.ir_version, called(graph.proto, chosen))
+    return finish(part, opsets, graph.proto.ir_version, called_functions(graph.proto, chosen))
 
 
-def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
+def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[ExperimentInput]) -> None:
     """Add constants as initializers, other feeds as inputs."""
     for feed in feeds:
         if feed.constant is not None:
@@ -360,7 +365,7 @@ def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
     return model
 
 
-def with_original(model: onnx.ModelProto, changed: Variant, original: Variant, factor: str) -> onnx.ModelProto:
+def with_unchanged(model: onnx.ModelProto, changed: Variant, original: Variant, factor: str) -> onnx.ModelProto:
     """The model of a changed node, marked to be compared with the unchanged node on the CPU provider (dry runs)."""
     known = _sizes_in_run(changed, original, MOST_COMPARED)
     request: dict[str, Any] = {"sizes": known}

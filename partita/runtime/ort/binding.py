@@ -24,7 +24,7 @@ from partita.runtime.ort.buffers import (
     HOST_MEMORY,
     NATIVE_ERRORS,
     Buffer,
-    Part,
+    BufferRows,
     host_buffer,
     keeper_model,
     made_buffer,
@@ -103,9 +103,9 @@ def _run_options(graph: str) -> Any:
     return options
 
 
-def _place(buffer: Buffer, part: Part) -> tuple[str, int, int, tuple[int, ...], int]:
+def _place(buffer: Buffer, part: BufferRows) -> tuple[str, int, int, tuple[int, ...], int]:
     """Device, its number, element type, shape and address of a part of a buffer."""
-    return part.device, buffer.device_id, dtypes.named(buffer.dtype).number, part.shape, part.address
+    return part.device, buffer.device_id, dtypes.dtype_named(buffer.dtype).number, part.shape, part.address
 
 
 class Binding:

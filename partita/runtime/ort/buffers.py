@@ -29,7 +29,7 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BufferRows:
     """The address of rows of a buffer, for binding."""
 
     device: str
@@ -52,7 +52,7 @@ class Buffer:
     keeps: Any = field(default=None, repr=False)
     """An object that owns the memory."""
     device_id: int = 0
-    part: Part | None = None
+    part: BufferRows | None = None
     """Set for rows of another buffer, which are bound by address; `value` is None."""
 
     @property
@@ -91,7 +91,7 @@ class Buffer:
             row_bytes * (end - first),
             keeps=self,
             device_id=self.device_id,
-            part=Part(POINTED[self.memory], self.address() + first * row_bytes, (end - first, *shape[1:])),
+            part=BufferRows(POINTED[self.memory], self.address() + first * row_bytes, (end - first, *shape[1:])),
         )
 
     def clear(self) -> None:
@@ -115,7 +115,7 @@ class Buffer:
         ONNX Runtime copies CUDA memory and its own host allocations through numpy, which has no bfloat16.
         """
         by_numpy = self.memory in (HOST_MEMORY, CUDA_MEMORY)
-        return self.array is not None or not by_numpy or not dtypes.named(self.dtype).upper_half
+        return self.array is not None or not by_numpy or not dtypes.dtype_named(self.dtype).upper_half
 
     def seen(self) -> npt.NDArray[Any]:
         """Its values. Requires `readable`. The memory itself if on the host, else a copy."""
@@ -178,7 +178,11 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
 
     Raises ResourceError when the address space is exhausted.
     """
-    element, kind, size = dtypes.named(dtype).number, np.dtype(dtypes.storage(dtype)), dtypes.size_bytes(dtype, shape)
+    element, kind, size = (
+        dtypes.dtype_named(dtype).number,
+        np.dtype(dtypes.storage(dtype)),
+        dtypes.size_bytes(dtype, shape),
+    )
     try:
         raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more bytes than addresses
@@ -193,7 +197,7 @@ def reshaped(buffer: Buffer, shape: Sequence[int]) -> Buffer:
     """The first elements of a buffer in host memory as a tensor of another shape."""
     size = dtypes.size_bytes(buffer.dtype, shape)
     array = buffer.host.reshape(-1)[: math.prod(shape)].reshape(shape)
-    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtypes.named(buffer.dtype).number)
+    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtypes.dtype_named(buffer.dtype).number)
     return Buffer(value, array, buffer.dtype, buffer.memory, size, keeps=buffer)
 
 
@@ -233,7 +237,7 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
     `keeper` opens a session of `keeper_model` on that memory's provider: except for CUDA, the Python package allocates
     device memory only in a run. Raises ResourceError when device memory runs out.
     """
-    element, size = dtypes.named(dtype).number, dtypes.size_bytes(dtype, shape)
+    element, size = dtypes.dtype_named(dtype).number, dtypes.size_bytes(dtype, shape)
     try:
         if memory == CUDA_MEMORY:
             value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
@@ -256,7 +260,7 @@ def keeper_model(dtype: str, rank: int) -> bytes:
     """A model of one node, x + x, which leaves a zero tensor on the device."""
     import onnx
 
-    element = dtypes.named(dtype).number
+    element = dtypes.dtype_named(dtype).number
     sizes = [f"d{axis}" for axis in range(rank)]
     ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
     return _model(onnx.helper.make_node("Add", ["x", "x"], ["y"]), ports[:1], ports[1:], [])

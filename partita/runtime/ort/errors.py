@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.native_text import cut, without_signatures
-from partita.package.folder import MANIFEST, again
+from partita.package.folder import MANIFEST, export_again_remedy
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.native_log import complaints
 
@@ -137,7 +137,9 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         message = f"ONNX Runtime cannot load it: {text}{extra}"
         return PackageError(message, where=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
-        remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
+        remedy = (
+            OTHER_VERSION if OTHER_SCHEMA.search(text) else export_again_remedy(path.parent) if packaged else NEW_FILE
+        )
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
     elsewhere = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
     return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=elsewhere)

@@ -25,7 +25,7 @@ _CAPTURING = threading.RLock()
 """Two concurrent redirections would restore each other's files."""
 
 
-class Captured:
+class CapturedLog:
     """Captured lines in order, complete when the capture has ended."""
 
     def __init__(self) -> None:
@@ -33,32 +33,32 @@ class Captured:
 
 
 @contextmanager
-def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[Captured]:
+def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[CapturedLog]:
     """Redirect file descriptors 1 and 2 to a temporary file, and return its lines at the end.
 
     Some providers write to descriptor 1, which is for results. The descriptors are always restored. Lines have no time
     stamps and colours. In a program that imports Partita (`streams.own_process` is False), nothing is redirected.
     """
     if not streams.own_process:
-        yield Captured()
+        yield CapturedLog()
         return
     with _CAPTURING:
-        yield from _captured(descriptors)
+        yield from _capture(descriptors)
 
 
-def _captured(descriptors: tuple[int, ...]) -> Iterator[Captured]:
-    captured = Captured()
+def _capture(descriptors: tuple[int, ...]) -> Iterator[CapturedLog]:
+    captured = CapturedLog()
     for descriptor in (streams.STDOUT, streams.STDERR):  # otherwise the file below would get this number
         streams.fill(descriptor, os.O_WRONLY)
     with tempfile.TemporaryFile() as sink:
-        python = _flushed(sys.stdout, sys.stderr)
+        python = _flush_streams(sys.stdout, sys.stderr)
         saved = {descriptor: os.dup(descriptor) for descriptor in descriptors}
         try:
             for descriptor in saved:
                 os.dup2(sink.fileno(), descriptor)
             yield captured
         finally:
-            _flushed(*python)
+            _flush_streams(*python)
             for descriptor, copy in saved.items():
                 os.dup2(copy, descriptor)
                 os.close(copy)
@@ -66,7 +66,7 @@ def _captured(descriptors: tuple[int, ...]) -> Iterator[Captured]:
             captured.lines = clean_lines(sink.read().decode("utf-8", errors="replace"))
 
 
-def _flushed(*python: TextIO | None) -> tuple[TextIO, ...]:
+def _flush_streams(*python: TextIO | None) -> tuple[TextIO, ...]:
     """Python streams without pending output, which must not be written to the other side of a redirection.
 
     A stream that cannot be flushed reports its error at its next write, or at exit.

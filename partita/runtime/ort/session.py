@@ -22,7 +22,7 @@ from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.paths import profiles_folder
-from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
+from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
 from partita.runtime.ort.buffers import (
@@ -36,10 +36,10 @@ from partita.runtime.ort.buffers import (
 )
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
-from partita.runtime.ort.native_log import Captured, captured_output
+from partita.runtime.ort.native_log import CapturedLog, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
 from partita.runtime.place.model_file import all_tensors
-from partita.signals import held
+from partita.signals import hold_signals
 
 VERBOSE, INFO, WARNING = 0, 1, 2
 WEIGHTS_FILE = "weights.data"
@@ -174,7 +174,7 @@ class Session:
             return None, str(error) or type(error).__name__
 
     @property
-    def wanted_memory(self) -> dict[str, str]:
+    def required_memory(self) -> dict[str, str]:
         """Required memory of each input and output: memory info name by port name."""
         return {name: place.memory for name, place in (*self._inputs_in.items(), *self._outputs_in.items())}
 
@@ -198,7 +198,7 @@ class Session:
         owner = self._owner(memory)
         return memory != HOST_MEMORY and owner is not None and owner.provider.reads_back
 
-    def beside(self, name: str, model: bytes) -> Binding:
+    def binding_of(self, name: str, model: bytes) -> Binding:
         """A binding of another model that runs entirely on the provider of the output `name`.
 
         Raises NativeFailureError if that provider does not support the model. Opened once per model, and closed with
@@ -330,11 +330,11 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
     ONNX Runtime always registers the CPU provider, last. The Python package's retries on the CPU provider are disabled.
     """
-    with held():  # a signal cannot stop native code, and the session must be closable afterwards
-        return _open_held(path, active, opening)
+    with hold_signals():  # a signal cannot stop native code, and the session must be closable afterwards
+        return _open_with_signals_held(path, active, opening)
 
 
-def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open the session while signals are held."""
     if opening.observe:
         profiles_folder()  # an unusable one is an error before the run
@@ -344,7 +344,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
     # The plan file must not exist: ONNX Runtime would read it instead of writing it.
     plan = folder / "plan.json"
     cleanup = temporary.cleanup if temporary is not None else partial(plan.unlink, missing_ok=True)
-    captured, began = Captured(), time.perf_counter()
+    captured, began = CapturedLog(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would load real CUDA libraries instead of the stubs
@@ -365,7 +365,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
     except NATIVE_ERRORS as error:
         cleanup()
         if ESCAPES.search(str(error)) and opening.weights is None:
-            return _open_held(path, active, _without_links(path, opening))
+            return _open_with_signals_held(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error
     except BaseException:
         cleanup()

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.capped import MOST_BYTES, check_size
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.options.fields import PathText
 from partita.remedies import Remedy
 from partita.runtime.place.onnx_model import ModelPort
+from partita.untrusted_files import MOST_BYTES, check_size
 
 SEED = 0
 SCALE = 0.1
@@ -152,7 +152,7 @@ def input_shapes(
             shapes[port.name] = found
     missing = [port for port in made if port.name not in shapes]
     if missing:
-        raise _ask_for(missing, sizes)
+        raise _missing_sizes_error(missing, sizes)
     return {port.name: shapes[port.name] for port in ports if port.name in shapes}
 
 
@@ -203,7 +203,7 @@ def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
     return None if None in found else tuple(size for size in found if size is not None)
 
 
-def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
+def _missing_sizes_error(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
     """The error for inputs without sizes, with similar inputs together and the options to add."""
     symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
@@ -255,7 +255,7 @@ def _input_bytes(port: ModelPort, shape: Shape) -> int:
     return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
 
 
-def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
+def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
     """Raise ResourceError when generated values would exceed the free memory. `given`: inputs with values."""
     import psutil
 
@@ -292,13 +292,13 @@ def make_values(
         return np.full(shape, "")
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
-    if dtypes.named(port.dtype).kind == "integer":
+    if dtypes.dtype_named(port.dtype).kind == "integer":
         value = int(ONES.search(port.name) is not None) if fitting is None else fitting
         return np.full(shape, value, port.dtype)
     count = math.prod(shape)
     block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
     if fitting is not None:
         block = np.full_like(block, fitting)
-    if dtypes.named(port.dtype).upper_half:
+    if dtypes.dtype_named(port.dtype).upper_half:
         return np.resize((block.view(np.uint32) >> 16).astype(dtypes.storage(port.dtype)), shape)
     return np.resize(block.astype(port.dtype), shape)

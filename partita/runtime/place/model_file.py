@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
-from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, again, inside, refuse_absent
+from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
 
@@ -104,9 +104,9 @@ def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> 
 
 def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
     """Raise PackageError when external data has an invalid position, is not in `folder`, or is truncated."""
-    remedy = again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
+    remedy = export_again_remedy(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
     for location, end in sorted(_data_ends(model, path).items()):
-        data = inside(folder, location)
+        data = path_inside(folder, location)
         if not data.is_file():
             raise PackageError(f"{path}: its weights file {location[:SHOWN]!r} is missing", remedy=remedy)
         refuse_absent(data)
@@ -176,7 +176,7 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         for node in all_nodes(root):
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
-            for body in bodies(node):
+            for body in subgraphs_of(node):
                 yield from _initializers(body)
 
 
@@ -186,7 +186,7 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         yield from (sparse.values, sparse.indices)
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The subgraphs of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -198,7 +198,7 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
     """Every node of a graph or a function, then those of its subgraphs."""
     yield from graph.node
     for node in graph.node:
-        for body in bodies(node):
+        for body in subgraphs_of(node):
             yield from all_nodes(body)
 
 
@@ -206,14 +206,14 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph and its subgraphs, at any depth."""
     yield graph
     for node in graph.node:
-        for body in bodies(node):
+        for body in subgraphs_of(node):
             yield from all_graphs(body)
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Tensors that a node reads: its inputs, and outer tensors that its subgraphs read."""
     yield from (name for name in node.input if name)
-    for body in bodies(node):
+    for body in subgraphs_of(node):
         own = defines(body)
         inside = (name for entry in body.node for name in reads(entry))
         yield from (name for name in (*inside, *(port.name for port in body.output)) if name not in own)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.errors import PackageError
+from partita.foreign_paths import recognise
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package.folder import refuse_absent, unreadable
@@ -28,7 +29,6 @@ from partita.runtime.place.model_file import (
     graph_node,
     inner_nodes,
 )
-from partita.strangers import recognise
 
 if TYPE_CHECKING:
     import onnx
@@ -206,7 +206,7 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     if kind != "tensor":
         return ModelPort(port.name, kind, kind, None)
     tensor = port.type.tensor_type
-    dtype = dtypes.numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
+    dtype = dtypes.dtype_numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
     if not tensor.HasField("shape"):
         return ModelPort(port.name, kind, dtype, None)
     return ModelPort(port.name, kind, dtype, tuple(_read_size(size) for size in tensor.shape.dim))

@@ -30,33 +30,33 @@ from partita.providers.resolve import Resolution, known_providers, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
+from partita.runtime.chain.provider_state import without_crashed
 from partita.runtime.chain.run_errors import (
     RUN_ERRORS,
     RunInterruptedError,
     RunLateError,
     crashed_in_run,
     cut_short,
+    failed_run_error,
     failure_notes,
     late_notes,
     let_go,
-    told_error,
 )
-from partita.runtime.chain.settling import without_crashed
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import Engine
-from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, with_optimised
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
-from partita.runtime.in_time import LateError, in_time, left
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
 from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
-from partita.runtime.place.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
+from partita.runtime.place.inputs import SEED, STRING, Shape, check_free_memory, make_values, not_generated
 from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
+from partita.runtime.time_limit import LateError, in_time, is_still_running
 
 PHASE = "run"
 PREFILL_TOKENS = 16
@@ -68,7 +68,7 @@ NOT_FAILED = (RunInterruptedError, RunLateError)
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class OpenOptions:
     """Options of opening and running a model."""
 
     chain: tuple[Provider, ...]
@@ -103,7 +103,7 @@ class _Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementFacts:
     """Facts of a placement."""
 
     facts: RunFacts
@@ -113,14 +113,14 @@ class Placed:
     """Error of a run; the facts are of earlier runs."""
 
 
-def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
+def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOptions) -> PlacementFacts:
     """Open a model on the chain and run it on inputs of these shapes.
 
     Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
     ResourceError when memory runs out.
     """
     if not where.dry:
-        check_room(model.inputs, shapes, where.values)
+        check_free_memory(model.inputs, shapes, where.values)
     before = rss_bytes()
     renamed = model.to_bytes()
     resolutions = without_crashed(resolve(where.chain, available_ort_names(), where.options), where.crashed)
@@ -163,7 +163,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
         )
         if not ran.left:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
-        return Placed(facts, session.resolutions, error)
+        return PlacementFacts(facts, session.resolutions, error)
 
 
 def _not_run(model: OnnxModel) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def _not_run(model: OnnxModel) -> tuple[str, ...]:
 
 
 def _run_session(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: OpenOptions
 ) -> tuple[_Ran, tuple[PortFact, ...]]:
     """The result of the runs, and facts of inputs and outputs.
 
@@ -188,10 +188,10 @@ def _run_session(
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.left)
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
-        told = told_error(model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding))
+        told = failed_run_error(model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding))
         ran = replace(ran, error=told)
     if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
-        ran = replace(ran, error=ResourceError(ran.error.said, remedy=SMALLER_INPUTS))
+        ran = replace(ran, error=ResourceError(ran.error.message, remedy=SMALLER_INPUTS))
     return ran, ports
 
 
@@ -213,7 +213,7 @@ def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
     return outputs is not None
 
 
-def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:
+def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: OpenOptions) -> _Ran:
     """Run on given or generated inputs within the time limit.
 
     Inputs are bound before every run, as with new data, so that each run includes the copy to a device.
@@ -239,7 +239,7 @@ def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, 
         for _ in range(where.runs):
             in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
-        return _Ran(tuple(steps), RunInterruptedError(model.path), left=left(step))
+        return _Ran(tuple(steps), RunInterruptedError(model.path), left=is_still_running(step))
     except LateError as late:
         error = None if steps else RunLateError(model, where.run_seconds, where.values)
         return _Ran(tuple(steps), error, late=True, left=late.left)
@@ -248,7 +248,9 @@ def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, 
     return _Ran(tuple(steps))
 
 
-def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator) -> Buffer:
+def filled_buffer(
+    model: OnnxModel, port: ModelPort, shape: Shape, where: OpenOptions, rng: np.random.Generator
+) -> Buffer:
     """The buffer of an input in host memory, with its values."""
     values, fitting = where.values.get(port.name), model.fitting.get(port.name)
     if port.dtype == STRING:
@@ -279,7 +281,7 @@ def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFa
 
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Required memory of inputs and outputs; all are bound in host memory."""
-    wanted = session.wanted_memory
+    wanted = session.required_memory
     sizes: dict[str, int | None] = {
         name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
     }
@@ -300,7 +302,7 @@ def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
     return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
 
 
-def place_package(folder: Path, where: Where, manifest: Manifest | None = None) -> Placed:
+def place_package(folder: Path, where: OpenOptions, manifest: Manifest | None = None) -> PlacementFacts:
     """Open a package on the chain and run its prefill and decode graphs on dummy tokens.
 
     `manifest`: of a folder without a manifest file. Raises PackageError, ProviderError, ResourceError.
@@ -322,7 +324,7 @@ def place_package(folder: Path, where: Where, manifest: Manifest | None = None) 
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         # The dummy tokens are not a result.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
-        return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
+        return PlacementFacts(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:

@@ -32,7 +32,7 @@ class Comparison:
     tolerance: float
     kind: str = ""
     """Steps of one kind are evaluated together by `set_aside`."""
-    again: bool = False
+    is_repeated: bool = False
     """Another step compares the same positions and counts their near ties."""
     errors: dict[int, float] = field(default_factory=dict)
     """Position -> maximum difference over all rows."""
@@ -129,7 +129,7 @@ def set_aside(compared: Sequence[Comparison]) -> None:
 
 def but_for(compared: Sequence[Comparison]) -> str:
     """The number of excluded positions, as the end of a sentence."""
-    counted = [entry for entry in compared if not entry.again]
+    counted = [entry for entry in compared if not entry.is_repeated]
     count, positions = (sum(len(entry.set_aside) for entry in counted), sum(len(entry.errors) for entry in counted))
     if not count:
         return ""

@@ -51,7 +51,7 @@ class Likely:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginalFigures:
+class SourceFigures:
     """The source model's figures of a text."""
 
     windows: npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class Scorer:
 
     def continues_at(self, length: int) -> int | None:
         """Number of window tokens to prefill if the decode graph has other weights or more logits; None: all."""
-        apart = self.runner.capacity.decode_takes_several or self._one_row_of_logits
+        apart = self.runner.capacity.decode_any_length or self._one_row_of_logits
         return max(1, length // 2) if apart else None
 
     @property
@@ -223,7 +223,7 @@ def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: n
     return float((shares[there] * (np.log(shares[there]) - ours[there])).sum())
 
 
-def _read_figures(folder: Path, manifest: Manifest | None) -> OriginalFigures:
+def _read_figures(folder: Path, manifest: Manifest | None) -> SourceFigures:
     """Read quality.safetensors. Raises PackageError when it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
@@ -232,7 +232,7 @@ def _read_figures(folder: Path, manifest: Manifest | None) -> OriginalFigures:
         raise _no_figures(folder, manifest or read_manifest(folder))
     try:
         with safe_open(path, framework="numpy") as file:
-            return OriginalFigures(
+            return SourceFigures(
                 file.get_tensor("windows").astype(np.int64),
                 file.get_tensor("losses"),
                 file.get_tensor("best").astype(np.int64),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, PackageError, ProviderError
 from partita.observations.text_format import plural
-from partita.package.folder import KNOWN_ANSWER, Manifest, inside, read_manifest
+from partita.package.folder import KNOWN_ANSWER, Manifest, path_inside, read_manifest
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
@@ -111,8 +111,8 @@ def replay(
         reference=answer.reference,
         tolerance=limit,
         proof=manifest.verification.proof,
-        near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
-        rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
+        near_ties=sum(len(entry.ties) for entry in compared if not entry.is_repeated),
+        rerouted=sum(len(entry.set_aside) for entry in compared if not entry.is_repeated),
         not_run=not_run,
         not_exercised=not_exercised,
         steps=tuple(entry.result() for entry in compared),
@@ -203,7 +203,7 @@ class _Replay:
     def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
         """An empty comparison with `reference` [n, vocab]."""
         output = next(port.name for port in self.runner.graph("decode").graph.outputs if port.role == "logits")
-        return Comparison(step, output, reference, self.tolerance, kind=kind, again=again)
+        return Comparison(step, output, reference, self.tolerance, kind=kind, is_repeated=again)
 
     def request(
         self,
@@ -287,7 +287,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
     comparison = replaying.comparison("rows of different length", replaying.whole, "rows")
-    prompts_only = runner.capacity.decode_takes_several
+    prompts_only = runner.capacity.decode_any_length
 
     def listener(length: int) -> Listener:
         def compare(position: int, logits: Logits) -> None:
@@ -346,7 +346,7 @@ def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = inside(folder, name)
+    path = path_inside(folder, name)
     if not path.is_file():
         raise PackageError(f"{folder}: the package has no {name}; export the checkpoint without `verify=False`")
     try:

@@ -118,10 +118,10 @@ def serve(channel: Channel, handlers: Handlers) -> None:
     while not channel.closed:
         message = channel.receive()
         if message is not None:
-            answer(channel, message, handlers)
+            handle_message(channel, message, handlers)
 
 
-def answer(channel: Channel, message: Message, handlers: Handlers) -> None:
+def handle_message(channel: Channel, message: Message, handlers: Handlers) -> None:
     """Call the handler of a message and send its result.
 
     Its exception, including KeyboardInterrupt (`Worker.interrupt`), is raised in the parent.

@@ -246,7 +246,7 @@ class Worker:
             self._why = self._why or WorkerLostError(wrong, self.log())
             code = 0
         self._end_process()
-        return self._why or WorkerLostError(how_ended(code), self.log(), signal=-code if code < 0 else None)
+        return self._why or WorkerLostError(ending_text(code), self.log(), signal=-code if code < 0 else None)
 
     def _give_up(self, why: WorkerLostError) -> None:
         """End the process for this reason, and wait until every call has failed."""
@@ -273,7 +273,7 @@ class Worker:
             self.process.wait()
 
 
-def how_ended(code: int) -> str:
+def ending_text(code: int) -> str:
     """`was killed by SIGSEGV` or `ended with exit code 1`."""
     if code >= 0:
         return f"ended with exit code {code}"

@@ -12,7 +12,7 @@ from partita.observations.text_format import plural
 from partita.support.records import OperatorEntry, SupportTable, VersionEntry
 
 SCHEMA = "partita.support-diff/1"
-TRIED = ("taken", "left", "failed", "crashed")
+TRIED = ("supported", "rejected", "failed", "crashed")
 Variants = Mapping[tuple[str, ...], bool]
 """Variant -> whether it is supported."""
 
@@ -25,7 +25,7 @@ class TableSide(Record):
     created: str
     provider: str
     onnxruntime: str
-    asked: str
+    scope: str
 
 
 class VersionOfThing(Record):
@@ -103,7 +103,7 @@ def _side(table: SupportTable, name: str) -> TableSide:
         created=table.created,
         provider=f"{table.provider.name}{device}",
         onnxruntime=table.versions.onnxruntime_package or table.versions.onnxruntime,
-        asked=table.asked,
+        scope=table.scope,
     )
 
 
@@ -145,7 +145,7 @@ def _types_of(version: VersionEntry) -> Variants:
     types = version.types
     return {
         ("types", *(f"{name} {kind}" for name, kind in zip(types.variables, row, strict=True) if kind)): taken
-        for taken, rows in ((True, types.taken), (False, (*types.left, *types.failed, *types.crashed)))
+        for taken, rows in ((True, types.supported), (False, (*types.rejected, *types.failed, *types.crashed)))
         for row in rows
     }
 
@@ -153,7 +153,7 @@ def _types_of(version: VersionEntry) -> Variants:
 def _forms_of(version: VersionEntry) -> Variants:
     """Forms with an outcome, by their difference from the example, or by factors if there is none."""
     return {
-        ("form", form.kind, form.what or ", ".join(form.factors) or "the example"): form.outcome == "taken"
+        ("form", form.kind, form.what or ", ".join(form.factors) or "the example"): form.outcome == "supported"
         for form in version.forms
         if form.outcome in TRIED
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import name_some
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
+from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, text_column
 from partita.support.diff.compare import SupportDiff
 
 MOST = 8
@@ -29,7 +29,7 @@ VIEWS = Views(document, folded=("tables", "versions"))
 def _tables(found: SupportDiff) -> Section:
     """The two tables."""
     rows = tuple(
-        (letter, (f"{side.name}: {side.provider}, {side.onnxruntime}, {side.asked}, {side.created}",))
+        (letter, (f"{side.name}: {side.provider}, {side.onnxruntime}, {side.scope}, {side.created}",))
         for letter, side in (("A", found.before), ("B", found.after))
     )
     return Section("tables", "Tables", (Pairs("Tables", rows),))
@@ -39,14 +39,16 @@ def _versions(found: SupportDiff) -> Iterator[Section]:
     """Changed versions, devices and options."""
     if found.versions:
         rows = [(each.name, each.before, each.after) for each in found.versions]
-        shown = table("Versions and devices", (words("property"), words("A"), words("B")), rows, obvious=True)
+        shown = table(
+            "Versions and devices", (text_column("property"), text_column("A"), text_column("B")), rows, obvious=True
+        )
         yield Section("versions", "Versions and devices", (shown,))
 
 
 def _operators(found: SupportDiff) -> Iterator[Section]:
     """Changed operators."""
     if found.changes:
-        heads = (words("operator"), words("no longer supported"), words("newly supported"))
+        heads = (text_column("operator"), text_column("no longer supported"), text_column("newly supported"))
         rows = [
             (
                 f"{change.operator}-{change.since}",

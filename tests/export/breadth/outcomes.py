@@ -130,10 +130,10 @@ def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> 
     """Export as the command line does, and return the largest relative error of the exporter's own replay."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
-    from partita.library.place.target import taken_by_cpu
+    from partita.library.place.target import supported_by_cpu
 
     options = ExportOptions(str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=lowering)
-    export(options, replay=replay, takes=taken_by_cpu)
+    export(options, replay=replay, takes=supported_by_cpu)
     verification = read_manifest(package).verification
     if verification.status != "verified":
         raise DifferenceError(f"published as {verification.status}: {verification.detail}")

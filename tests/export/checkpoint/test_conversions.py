@@ -29,7 +29,7 @@ from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Silent, stage
 from partita.export.weights import sources as weight_sources
 from partita.export.weights.external_data import write_data
-from partita.export.weights.origins import Computed, Stored
+from partita.export.weights.origins import ComputedOrigin, StoredTensor
 from partita.export.weights.sources import checkpoint_weight
 from partita.package.folder import WEIGHTS
 from tests.conftest import TinyCheckpoint
@@ -111,7 +111,7 @@ def test_every_tensor_is_what_transformers_loads(
     checkpoint, sources = matched(folder)
     got = written(checkpoint, sources, list(expected), tmp_path / "data")
     assert got == {name: value.numpy().tobytes() for name, value in expected.items()}
-    assert not sources.unmatched and not sources.failed
+    assert not sources.unmatched_tensors and not sources.failed
 
 
 def test_experts_are_read_one_at_a_time(
@@ -215,14 +215,14 @@ def test_one_tensor_can_hold_several(
     got = written(checkpoint, sources, list(QKV.values()), tmp_path / "data")
     assert got == {name: expected[name].numpy().tobytes() for name in QKV.values()}
     origin = sources.of(QKV["q"])
-    in_parts = not isinstance(getattr(origin, "whole", origin), Computed)
+    in_parts = not isinstance(getattr(origin, "whole", origin), ComputedOrigin)
     assert in_parts == (kind in ("chunk", "split", "transpose"))
 
 
 def test_a_renamed_tensor_is_one_tensor(tiny_checkpoint: TinyCheckpoint) -> None:
     _, sources = matched(tiny_checkpoint("gpt_neox", tokenizer=False))
     head = sources.of("lm_head.weight")
-    assert isinstance(head, Stored) and head.info.name == "embed_out.weight"
+    assert isinstance(head, StoredTensor) and head.info.name == "embed_out.weight"
 
 
 def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:

@@ -185,7 +185,7 @@ def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyChe
 def test_a_config_that_says_that_nothing_is_quantised(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, settings: dict[str, Any] | None
 ) -> None:
-    from partita.export.checkpoint.quantised import by_config
+    from partita.export.checkpoint.quantisation_method import by_config
 
     assert by_config(tiny_checkpoint("llama"), {"quantization_config": settings}) is None
 

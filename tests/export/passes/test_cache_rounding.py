@@ -21,7 +21,7 @@ from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
 from partita.export.verify.quality import RANDOM
 from partita.library.exporting import export
-from partita.library.place.target import taken_by_cpu
+from partita.library.place.target import supported_by_cpu
 from partita.package.folder import Manifest, read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import load_runner
@@ -157,9 +157,9 @@ def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
 
 
 def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    assert list(taken_by_cpu([cache_rounding.question("float32")])) == [True]
+    assert list(supported_by_cpu([cache_rounding.question("float32")])) == [True]
     asked = ExportOptions("checkpoint", tmp_path, cache_precision="int8")
-    target = Target("chip", "--target", "gqa", "itself", takes=lambda questions: [False for _ in questions])
+    target = Target("chip", "--target", "gqa", "itself", supports=lambda questions: [False for _ in questions])
     with pytest.raises(ProviderError, match="chip has no kernel of GroupQueryAttention .* a cache of int8"):
         cache_rounding.ask(asked, target)
     cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)

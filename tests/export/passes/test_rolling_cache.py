@@ -17,10 +17,10 @@ from partita.export.passes.cache_rounding import ask_window, window_question
 from partita.export.target import Target
 from partita.export.trace.state import LayerState
 from partita.library.exporting import export
-from partita.library.place.target import taken_by_cpu
+from partita.library.place.target import supported_by_cpu
 from partita.package.folder import read_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.choice.drafting import why_not
+from partita.runtime.generate.choice.drafting import no_speculation_reason
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.request import Request
@@ -161,7 +161,7 @@ def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path])
             pass
         assert not engine.rewind(0, 2)
         assert not runner.cache.saves(5, 12) and runner.cache.saves(12, 12) and not runner.cache.keeps_every_token
-        assert "only the window of some layers" in (why_not(runner) or "")
+        assert "only the window of some layers" in (no_speculation_reason(runner) or "")
 
 
 def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def target(**known: object) -> Target:
 
 def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> None:
     options = ExportOptions("there", Path("out"), cache="window")
-    ask_window(options, target(rolls=True, takes=taken_by_cpu))
+    ask_window(options, target(rolls=True, supports=supported_by_cpu))
     with pytest.raises(ProviderError, match="not known to support a window cache"):
-        ask_window(options, target(takes=taken_by_cpu))
+        ask_window(options, target(supports=supported_by_cpu))
     with pytest.raises(ProviderError, match="has no kernel of GroupQueryAttention with sliding_window_cache"):
-        ask_window(options, target(rolls=True, takes=lambda questions: [False] * len(questions)))
-    assert taken_by_cpu([window_question("float32")]) == [True]
+        ask_window(options, target(rolls=True, supports=lambda questions: [False] * len(questions)))
+    assert supported_by_cpu([window_question("float32")]) == [True]
 
 
 def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:

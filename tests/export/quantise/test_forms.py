@@ -13,23 +13,23 @@ import pytest
 import torch
 
 from partita.export.progress import Silent, stage
+from partita.export.quantise.calibrate.reference import written_rows
 from partita.export.quantise.forms import Form, Place, Weight, candidates, form, forms
-from partita.export.quantise.rounders import Grid
-from partita.export.quantise.rounding.reference import written_rows
-from partita.export.quantise.write.packed import Packed, Packing
-from partita.export.quantise.write.rewrite import Placed
+from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import Packing, QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import initializers
-from partita.runtime.cpu.settings import EXACT, takes_exact
+from partita.runtime.cpu.settings import EXACT, supports_exact
 from tests.conftest import TinyCheckpoint
 from tests.export.integers import wide_integers
-from tests.export.quantise.write.test_packed import plain
+from tests.export.quantise.write.test_weight_source import plain
 
 WIDTH, ROWS = 96, 64
 
 
-def found_by_quantiser(weight: Packed) -> np.ndarray:
+def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:
     """The weight [N, K] that integers, scales and zero points stand for."""
     rows = [
         ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)
@@ -45,7 +45,7 @@ class Written:
         self,
         folder: Path,
         written: Form,
-        weight: Packed,
+        weight: QuantisedSource,
         *,
         look_up: bool = False,
         products: int = 1,
@@ -79,13 +79,13 @@ class Written:
         ir.save(self.model, path)
         onnx.checker.check_model(path)
         options = ort.SessionOptions()
-        if takes_exact(path):  # as in Partita's own sessions on processors that need it
+        if supports_exact(path):  # as in Partita's own sessions on processors that need it
             options.add_session_config_entry(EXACT, "1")
         return np.asarray(ort.InferenceSession(path, options).run(None, {"x": feed})[0])
 
     def read_back(self) -> np.ndarray:
         """The weight as the reference of the known answer reads it."""
-        rows = list(written_rows(Placed(self.weight, (), self.values)))
+        rows = list(written_rows(PlacedWeight(self.weight, (), self.values)))
         return torch.cat([each for _, each in rows]).numpy()
 
 
@@ -108,7 +108,7 @@ def test_products(
 ) -> None:
     written = form(name)
     packing = Packing(Grid(bits, symmetric), size, "refit")
-    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight)
     values = found_by_quantiser(weight)
     assert values.shape == (ROWS, WIDTH) and np.array_equal(one.read_back(), values)
@@ -124,7 +124,7 @@ def test_products(
 def test_products_of_the_same_activations_share_their_rounding(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     written = form("matmul_integer")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
-    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight, products=2)
     operators = [node.op_type for node in one.model.graph]
     assert operators.count("QuantizeLinear") == 1 and operators.count("MatMulInteger") == 2
@@ -138,7 +138,7 @@ def test_activations_of_a_batch_are_rounded_for_every_token(
     """Since opset 21 by one node; before, the tokens of all rows are put on one axis meanwhile."""
     written = form("matmul_integer")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
-    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight, batch=2, opset=opset)
     x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
     x[1, 2] *= 1000
@@ -164,7 +164,7 @@ def test_rounding_asks_for_no_shape(
     """Those are integers of 64 bits, which not every provider computes."""
     written = form("matmul_integer_to_float")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
-    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight, batch=batch, length=length, opset=21)
     x = np.random.default_rng(0).standard_normal((batch, 1, WIDTH)).astype(np.float32)
     x[-1] = 0
@@ -179,7 +179,7 @@ def test_rounding_asks_for_no_shape(
 def test_look_ups(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str) -> None:
     written = form(name)
     packing = Packing(Grid(8, written.look_up.symmetric), 32, "refit")
-    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.look_up.layout)
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.look_up.layout)
     one = Written(tmp_path, written, weight, look_up=True)
     values = found_by_quantiser(weight)
     assert np.array_equal(one.read_back(), values)
@@ -189,7 +189,7 @@ def test_look_ups(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str) ->
 def test_integers_of_an_odd_number_of_rows_go_on_inside_a_byte(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     written = form("dequantize_linear")
     whole = plain(tiny_checkpoint("llama", vocab_size=301), "model.embed_tokens.weight")
-    weight = Packed.of(whole, Packing(Grid(4, symmetric=False), 32, "nearest"), written.product.layout)
+    weight = QuantisedSource.of(whole, Packing(Grid(4, symmetric=False), 32, "nearest"), written.product.layout)
     assert weight.rows % 2
     one = Written(tmp_path, written, weight)
     values = found_by_quantiser(weight)
@@ -208,7 +208,7 @@ def test_the_cpu_provider_makes_packed_products_of_standard_operators(
     one = Written(
         tmp_path,
         written,
-        Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout),
+        QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout),
     )
     one.run(np.zeros((1, 1, WIDTH), np.float32))
     options = ort.SessionOptions()

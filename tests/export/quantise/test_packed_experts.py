@@ -18,24 +18,24 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import SilentStage
+from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate.calibration import calibrate
+from partita.export.quantise.calibrate.reference import movable, parameter_names, put_back
 from partita.export.quantise.forms import form
-from partita.export.quantise.keep import Keep
-from partita.export.quantise.mixing import units
+from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.plan import Plan, make_plan
-from partita.export.quantise.rounders import Grid
-from partita.export.quantise.rounding.calibration import calibrate
-from partita.export.quantise.rounding.reference import movable, parameter_names, put_back
-from partita.export.quantise.rounding.stored import Rounded
-from partita.export.quantise.write.experts import flattened
-from partita.export.quantise.write.packed import Packed, Packing, restored
+from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.sensitivity import units
+from partita.export.quantise.write.experts import flatten_stack
 from partita.export.quantise.write.products import routes
-from partita.export.quantise.write.rewrite import Placed
-from partita.export.target import Answer, Kernels
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
+from partita.export.target import Kernels, ProbeResult
 from partita.export.trace.experts.base import Experts
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import Flattened, Permuted, Stored, blocks
-from partita.export.weights.sources import Plain, checkpoint_weight
+from partita.export.weights.origins import FlattenedOrigin, PermutedOrigin, StoredTensor, blocks
+from partita.export.weights.sources import FloatSource, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
 from tests.export.quantise.test_precision import attributes, checked, initializers, nodes, operators
@@ -103,7 +103,7 @@ def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint
     assert operators(package)["MoE"] == 1 and operators(package)["QMoE"] == 1
 
 
-def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Plain:
+def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> FloatSource:
     """A stack of experts as the exporter has it, one matrix below the other."""
     opened = open_checkpoint(str(checkpoint))
     sources = match_names(load(opened), opened.tensors)
@@ -111,23 +111,23 @@ def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Plain
     origin = sources.of(parameter)
     assert origin is not None
     source = checkpoint_weight(opened, origin, ir.DataType.FLOAT, parameter=parameter).source
-    assert isinstance(source, Plain)
-    return flattened(source)
+    assert isinstance(source, FloatSource)
+    return flatten_stack(source)
 
 
 def test_a_stack_is_read_as_one_matrix(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     origin = stack(checkpoint).origin
-    assert isinstance(origin, Flattened)
+    assert isinstance(origin, FlattenedOrigin)
     with OpenFiles(checkpoint) as files:
         whole = origin.whole.read_all(files)
         assert torch.equal(origin.read_all(files), whole.flatten(0, 1))
-        for seen, expected in ((origin, whole.flatten(0, 1)), (Permuted(origin, (1, 0)), whole.flatten(0, 1).T)):
+        for seen, expected in ((origin, whole.flatten(0, 1)), (PermutedOrigin(origin, (1, 0)), whole.flatten(0, 1).T)):
             for region in blocks(seen.shape, 1000):
                 assert torch.equal(seen.read(region, files), expected[tuple(slice(*pair) for pair in region)])
         assert torch.equal(origin.read(((5, 5), (0, 3)), files), whole.flatten(0, 1)[5:5, :3])
     with pytest.raises(ValueError, match="no stack"):
-        Flattened(Stored(next(iter(origin.tensors()))))
+        FlattenedOrigin(StoredTensor(next(iter(origin.tensors()))))
 
 
 def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -139,13 +139,13 @@ def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyChec
     sources = match_names(model, opened.tensors)
     assert movable(sources)(plain)
     turned = plain.permuted((1, 0))
-    packed = Packed.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
+    packed = QuantisedSource.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
     with OpenFiles(checkpoint) as files:
         rows = turned.origin.read_all(files).float() * 2
     before = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
     with torch.no_grad():
         chunks = ((0, rows[:10]), (10, rows[10:]))
-        put_back(model, Placed(packed, ("experts",), ()), parameter_names(model, sources), iter(chunks))
+        put_back(model, PlacedWeight(packed, ("experts",), ()), parameter_names(model, sources), iter(chunks))
     assert torch.equal(model.model.layers[0].mlp.experts.gate_up_proj, 2 * before)
 
 
@@ -154,7 +154,7 @@ def test_a_part_of_a_stack_cannot_be_put_back(tiny_checkpoint: TinyCheckpoint) -
     opened = open_checkpoint(str(checkpoint))
     fits = movable(match_names(load(opened), opened.tensors))
     one = checkpoint_weight(opened, sorted(stack(checkpoint).tensors)[0], ir.DataType.FLOAT).source
-    assert isinstance(one, Plain) and not fits(one)
+    assert isinstance(one, FloatSource) and not fits(one)
 
 
 def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -163,7 +163,7 @@ def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -
     assert packing is not None and packing.block_size == 32, "it divides the rows of both"
     where = ("model.layers.0.mlp.experts",)
     pair = [
-        Placed(Packed.of(stack(checkpoint, name=name), packing), where, (), True)
+        PlacedWeight(QuantisedSource.of(stack(checkpoint, name=name), packing), where, (), True)
         for name in ("gate_up_proj", "down_proj")
     ]
     (unit,) = units(pair, PLAN)
@@ -193,7 +193,7 @@ def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozense
 def test_the_cpu_provider_takes_packed_experts() -> None:
     from partita.library.place.target import find_target
 
-    ask: Callable[..., Answer] | None = find_target("cpu", {}, default_allowed=False, libraries={}).ask
+    ask: Callable[..., ProbeResult] | None = find_target("cpu", {}, default_allowed=False, libraries={}).ask
     assert ask is not None
     plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES, has_experts=True)
     assert plan is not None and plan.kernels.experts
@@ -204,12 +204,14 @@ class Calibrated:
 
     def __init__(self, checkpoint: Path, folder: Path, tokens: int) -> None:
         opened = open_checkpoint(str(checkpoint))
-        self.model, self.rounded, self.placed = load(opened), Rounded(), []
+        self.model, self.rounded, self.placed = load(opened), CalibratedWeights(), []
         self.rounded.begin(folder)
         for name in ("gate_up_proj", "down_proj"):
             plain = stack(checkpoint, name=name)
             packing = Packing(Grid(4, symmetric=False), 32, "gptq")
-            self.placed.append(Placed(Packed.of(plain, packing, rounded=self.rounded), (EXPERTS_MODULE,), (), True))
+            self.placed.append(
+                PlacedWeight(QuantisedSource.of(plain, packing, rounded=self.rounded), (EXPERTS_MODULE,), (), True)
+            )
         ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (tokens // 48, 48))
         self.before = self.given(ids)
         sources = match_names(self.model, opened.tensors)
@@ -250,7 +252,7 @@ def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
         plain = stack(checkpoint, name=name)
         with OpenFiles(checkpoint) as files:
             whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
-        fitted = Packed.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
+        fitted = QuantisedSource.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
         free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)
         for number, tokens in enumerate(one.before):
             assert len(tokens) >= 128
@@ -268,7 +270,7 @@ def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: T
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     one = Calibrated(checkpoint, tmp_path, 96)
     assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which receive few tokens"]
-    fitted = Packed.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
+    fitted = QuantisedSource.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
     free = torch.cat([restored(each) for _, each in fitted.rows_quantised()])
     assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
 
@@ -290,12 +292,12 @@ def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyChe
     packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
     assert packing is not None
     where = ("model.layers.0.mlp.experts",)
-    placed = [Placed(Packed.of(stack(checkpoint), packing), where, (), True)]
+    placed = [PlacedWeight(QuantisedSource.of(stack(checkpoint), packing), where, (), True)]
     opened = open_checkpoint(str(checkpoint))
     model = load(opened)
     text = Text("text.txt", "", np.arange(64).reshape(1, 64))
     sources = match_names(model, opened.tensors)
-    assert calibrate(model, opened, text, placed, sources, Rounded(), SilentStage()) == list(where)
+    assert calibrate(model, opened, text, placed, sources, CalibratedWeights(), SilentStage()) == list(where)
 
 
 @pytest.mark.parametrize(

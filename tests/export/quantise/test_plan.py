@@ -14,13 +14,13 @@ from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
 from partita.export.quantise.forms.blocks import GATHER, MATMUL
-from partita.export.quantise.keep import Keep, check_modules, paths
+from partita.export.quantise.keep_setting import Keep, check_modules, paths
 from partita.export.quantise.plan import make_plan
-from partita.export.quantise.write.packed import Packed
-from partita.export.quantise.write.rewrite import Outcome, Placed, check_blocks, notes
-from partita.export.target import Answer, Kernels, Target
-from partita.export.weights.origins import Cut
-from partita.export.weights.sources import Plain, checkpoint_weight
+from partita.export.quantise.write.rewrite import Outcome, PlacedWeight, check_blocks, notes
+from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.target import Kernels, ProbeResult, Target
+from partita.export.weights.origins import SlicedOrigin
+from partita.export.weights.sources import FloatSource, checkpoint_weight
 from tests.conftest import TinyCheckpoint
 
 MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
@@ -33,7 +33,7 @@ class Asked:
         self.leaves, self.zero_points = leaves, zero_points
         self.models: list[onnx.ModelProto] = []
 
-    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         proto = onnx.ModelProto.FromString(model)
         onnx.checker.check_model(proto, full_check=False)
         self.models.append(proto)
@@ -41,7 +41,7 @@ class Asked:
         left = dict.fromkeys(self.leaves & {node.op_type for node in proto.graph.node}, 1)
         if with_zeros and not self.zero_points:
             left[MATMUL] = 1
-        return Answer(len(proto.graph.node), left, "")
+        return ProbeResult(len(proto.graph.node), left, "")
 
 
 def options(
@@ -100,11 +100,11 @@ def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny
 
     def outcome(width: int) -> Outcome:
         source = checkpoint_weight(open_checkpoint(str(folder)), "lm_head.weight", ir.DataType.FLOAT).source
-        assert isinstance(source, Plain)
+        assert isinstance(source, FloatSource)
         packing = plan.packing(["lm_head"], width)
         assert packing is not None
-        packed = Packed.of(replace(source, origin=Cut(source.origin, 1, 0, width)), packing)
-        return Outcome({"lm_head": Placed(packed, ("lm_head",), ())})
+        packed = QuantisedSource.of(replace(source, origin=SlicedOrigin(source.origin, 1, 0, width)), packing)
+        return Outcome({"lm_head": PlacedWeight(packed, ("lm_head",), ())})
 
     check_blocks(plan, outcome(48))
     assert notes(plan, outcome(48)) == ["`block_size=128` does not divide rows of 48: 1 weight in blocks of 16"]
@@ -118,7 +118,7 @@ def test_smaller_blocks_are_those_that_the_target_takes() -> None:
     """One question for all of them, and one for each where that is refused."""
 
     class Choosy(Asked):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
             answer = super().ask(model, sizes)
             nodes = self.models[-1].graph.node
             small = [
@@ -153,7 +153,7 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
     """An embedding in 8 bits is looked up, which takes another kernel."""
 
     class Narrow(Asked):
-        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
             answer, nodes = super().ask(model, sizes), self.models[-1].graph.node
             wide = [n for n in nodes for a in n.attribute if n.op_type == MATMUL and (a.name, a.i) == ("bits", 8)]
             return replace(answer, left={MATMUL: len(wide)}) if wide else answer

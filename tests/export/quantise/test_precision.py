@@ -19,7 +19,7 @@ from partita.errors import CheckpointError, PartitaError, ResourceError, UsageEr
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify import known_answer, quality
 from partita.export.weights import external_data as weights
-from partita.export.weights import spilled
+from partita.export.weights import memory_map
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest
 from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint
@@ -362,7 +362,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
         raise AssertionError("weights were written")
 
     checkpoint = tiny_checkpoint("llama", tied=True)
-    held = spilled.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
+    held = memory_map.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
     monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
     monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads

@@ -143,7 +143,7 @@ def test_a_model_without_a_usable_cache_gives_the_same_answer(
         raise RuntimeError("no cache")
 
     monkeypatch.setattr(known_answer, "_changed_between", fails)
-    monkeypatch.setattr(known_answer, "received", lambda: signalled)
+    monkeypatch.setattr(known_answer, "received_signal", lambda: signalled)
     if signalled is not None:
         with pytest.raises(KeyboardInterrupt):
             known_answer.compute(checkpoint, 288, 64)

@@ -31,7 +31,7 @@ from partita.export.progress import Silent
 from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
-from partita.export.verify.running import Runtime
+from partita.export.verify.smoke_run import Runtime
 from partita.export.work import Work
 from partita.library.exporting import replay
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
@@ -53,7 +53,7 @@ def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality.Measured:
     found = quality.Measured.of(np.zeros((1, positions + 1), np.int64), vocabulary)
     blocks = quality._Blocks(found, vocabulary)
     for place in range(positions):
-        blocks.hear(0, place, ours[0, place].numpy(), theirs[0, place])
+        blocks.store_logits(0, place, ours[0, place].numpy(), theirs[0, place])
     blocks.flush()
     return found
 
@@ -299,7 +299,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with pytest.raises(UnsupportedModelError, match=said):
-        writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
+        writing._with_quality(made, work, manifest, text, Runtime(replay, scorer=opened))
 
 
 def test_infinite_logits_are_heard_of() -> None:

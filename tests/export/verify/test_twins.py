@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from partita.export.verify import twins
+from partita.export.verify import changed_copy
 from partita.library.exporting import replay
 from partita.package.folder import KNOWN_ANSWER, Manifest, read_manifest, record_file
 from partita.providers.resolve import parse_chain
@@ -26,7 +26,7 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 @pytest.mark.heavy
 def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
     found = read_manifest(mixture).verification
-    assert found.status == "verified" and found.twin is None and found.proof == twins.PROOF
+    assert found.status == "verified" and found.twin is None and found.proof == changed_copy.PROOF
     assert 0 < found.rerouted < 16 and f"except {found.rerouted} of 32 positions" in found.detail
     again = verify.replay(mixture, parse_chain("cpu"), threads=1)
     assert (again.status, again.rerouted) == ("verified", found.rerouted), "verify takes it as export did"
@@ -43,7 +43,7 @@ def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, t
     answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
     save_file(answer, folder / KNOWN_ANSWER)
     manifest = unverified(folder)
-    assert twins.settled(folder, manifest, replay).status == "unverified"
+    assert changed_copy.settled(folder, manifest, replay).status == "unverified"
     believed = read_manifest(mixture).verification
     found = replay(folder, manifest.model_copy(update={"verification": believed}))
     assert found.status == "verified" and found.rerouted > believed.rerouted
@@ -65,7 +65,7 @@ def test_a_dense_model_that_differs_has_nothing_to_leave_out(
     def run(of: Path, its: Manifest):
         return replay(of, its) if of == folder else right
 
-    assert right.status == "verified" and twins.settled(folder, manifest, run).status == "unverified"
+    assert right.status == "verified" and changed_copy.settled(folder, manifest, run).status == "unverified"
 
 
 def unverified(folder: Path) -> Manifest:

@@ -20,7 +20,7 @@ from partita.export.passes.base import drop_unused_initializers
 from partita.export.progress import Silent, stage
 from partita.export.target import skeleton
 from partita.export.weights.external_data import file_bytes, parameter_count, planned_bytes, write_data
-from partita.export.weights.sources import Part, WeightSource, checkpoint_weight, initializers, stored
+from partita.export.weights.sources import Part, WeightSource, checkpoint_weight, initializers, weight_part
 from partita.package.folder import WEIGHTS
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
@@ -130,7 +130,7 @@ def test_a_source_that_gives_less_than_it_says_is_no_package(checkpoint: Checkpo
 def test_a_weight_of_several_parts_is_not_turned_in_part(checkpoint: Checkpoint) -> None:
     """Its scales would stay as they were."""
     for part in initializers(ByRow(checkpoint, NAME), NAME):
-        weight = stored(part)
+        weight = weight_part(part)
         assert weight is not None
         assert weight.permuted((1, 0)) is None and weight.interleaved(0) is None
     whole = checkpoint_weight(checkpoint, NAME, ir.DataType.FLOAT).permuted((1, 0))
@@ -138,5 +138,5 @@ def test_a_weight_of_several_parts_is_not_turned_in_part(checkpoint: Checkpoint)
 
 
 def test_a_value_that_is_no_weight_is_none() -> None:
-    assert stored(None) is None
-    assert stored(value("x", [1])) is None
+    assert weight_part(None) is None
+    assert weight_part(value("x", [1])) is None

@@ -23,15 +23,15 @@ from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.library.batches import cluster as cluster_module
+from partita.library.batches.batch_run import run_file
 from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
 from partita.library.batches.journal import journal_path
-from partita.library.batches.reading import look_at
+from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
-from partita.library.batches.running import answer_file
 from partita.library.chain import ChainOptions
 from partita.library.sampling import Sampling
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
-from tests.runtime.handmade import handmade, known_tokens
+from tests.runtime.handmade_packages import handmade, known_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of what Ray Data itself does
 SECONDS = 120.0
@@ -80,9 +80,9 @@ class Files:
         )
 
     def answer(self, setup: Setup) -> None:
-        rows = look_at(self.source)
+        rows = scan_file(self.source)
         defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=20))
-        answer_file(rows, self.out, Cluster("local", setup, 3, rows.rows, 1), defaults, package="p", options={})
+        run_file(rows, self.out, Cluster("local", setup, 3, rows.rows, 1), defaults, package="p", options={})
 
 
 def workers(process: psutil.Process) -> list[psutil.Process]:

@@ -15,15 +15,15 @@ import pytest
 
 from partita.errors import ResourceError, UsageError
 from partita.library.batches.journal import Journal, journal_path
-from partita.library.batches.rows import RowAnswer
+from partita.library.batches.rows import AnswerRow
 from tests.conftest import REPOSITORY
 
 RUN: dict[str, Any] = {"input file": "a", "options": {"temperature": 0.0, "stop": ("x",)}}
 ROWS = 4
 
 
-def answer(index: int, text: str = "é\n") -> RowAnswer:
-    return RowAnswer(index, f"row-{index}", text, (1, 2), 3, "length", None, None)
+def answer(index: int, text: str = "é\n") -> AnswerRow:
+    return AnswerRow(index, f"row-{index}", text, (1, 2), 3, "length", None, None)
 
 
 def lines(file: IO[bytes], written: Iterator[bytes]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from partita.library.batches.reading import look_at
+from partita.library.batches.batch_run import AHEAD, run_file, run_rows
+from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
-from partita.library.batches.running import AHEAD, answer_file, answers
-from partita.library.engine.requests import Piece
+from partita.library.engine.requests import RequestOutput
 from partita.library.sampling import Sampling
 
 FEW, MANY = 2_100, 3_400
@@ -37,7 +37,7 @@ class AtOnce:
     def waiting(self) -> int:
         return len(self._queue)
 
-    def submit(self, work: Any, listener: Callable[[Any, Piece], None]) -> Any:
+    def submit(self, work: Any, listener: Callable[[Any, RequestOutput], None]) -> Any:
         said = SimpleNamespace(
             text="", tokens=TOKENS, prompt_tokens=len(work.prompt), finish_reason="stop", sampling=work.sampling
         )
@@ -54,7 +54,7 @@ class AtOnce:
             self._queue, self._first = [self._first], SimpleNamespace(error="said")
         now, self._queue = self._queue[: self.slots], self._queue[self.slots :]
         for ticket in reversed(now):
-            ticket.listener(ticket, Piece("", TOKENS, (), "stop"))
+            ticket.listener(ticket, RequestOutput("", TOKENS, (), "stop"))
         return bool(now)
 
     def close(self) -> None:
@@ -79,10 +79,10 @@ def filed(source: Path, count: int) -> None:
     """The way of a prompt file to an answer file."""
     out, scheduler = source.with_suffix(".out.jsonl"), AtOnce()
     taken: Any = scheduler
-    done = answer_file(
-        look_at(source),
+    done = run_file(
+        scan_file(source),
         out,
-        lambda rows, defaults: answers(rows, defaults, taken, None, 1000),
+        lambda rows, defaults: run_rows(rows, defaults, taken, None, 1000),
         RowDefaults(Sampling(temperature=0.0, max_new_tokens=8)),
         package="",
         options={},

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, InstallationError, PartitaError, UsageError
-from partita.library.batches.reading import look_at, read_rows
-from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults, row_seed, work_of
-from partita.library.batches.running import check_files
+from partita.library.batches.batch_run import check_files
+from partita.library.batches.prompt_files import read_rows, scan_file
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults, row_seed, work_of
 from partita.library.engine.requests import Work
-from partita.library.sampling import Sampling, Suggestion, completed
+from partita.library.sampling import Sampling, Suggestion, complete_sampling
 from partita.runtime.generate.choice.logprobs import TokenLogprobs
-from partita.runtime.generate.prefix_file import Said
+from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.text.tokens import Text, load_text
 from tests.conftest import require
 
 VOCAB = 288
-GREEDY = completed(Sampling(max_new_tokens=7), Suggestion())
+GREEDY = complete_sampling(Sampling(max_new_tokens=7), Suggestion())
 DEFAULTS = RowDefaults(GREEDY, base_seed=100, stop=("\n",), stop_ids=(2,))
 
 
@@ -54,7 +54,7 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
 
 
 def test_what_every_row_would_fail_with_is_said_before_the_first(text):
-    ids, words = Said((4, 5), None, None), Said((4, 5), "return", None)
+    ids, words = PrefixContent((4, 5), None, None), PrefixContent((4, 5), "return", None)
     check_defaults(replace(DEFAULTS, prefix=words), text, "txt")
     check_defaults(replace(DEFAULTS, prefix=ids), None, "jsonl")
     with pytest.raises(UsageError, match="prefix was saved from token ids"):
@@ -88,7 +88,7 @@ def test_an_option_under_two_names_has_one_value(text):
 
 
 def test_rows_that_draw_have_seeds_of_their_own(text):
-    draws = RowDefaults(completed(Sampling(temperature=1.0, seed=9), Suggestion()), base_seed=9)
+    draws = RowDefaults(complete_sampling(Sampling(temperature=1.0, seed=9), Suggestion()), base_seed=9)
     seeds = [asked({"prompt": "a"}, text, draws, index).sampling.seed for index in range(3)]
     assert seeds == [row_seed(9, index) for index in range(3)] and len(set(seeds)) == 3
     assert asked({"prompt": "a", "seed": 4}, text, draws).sampling.seed == 4
@@ -163,7 +163,7 @@ def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
     path.write_bytes(b"one\r\n\n{two}\nthree")
     rows = list(read_rows(path))
     assert [row.data["prompt"] for row in rows] == ["one", "", "{two}", "three"]
-    assert look_at(path).rows == 4
+    assert scan_file(path).rows == 4
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_k", "seed", "max_new_tokens"])
@@ -181,7 +181,7 @@ def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
     assert asked({"messages": said, "system": "be brief"}, text).prompt == expected, "the same twice"
     with pytest.raises(UsageError, match="begins with a system message, but system sets another"):
         asked({"messages": said, "system": "be long"}, text)
-    prefix = RowDefaults(GREEDY, prefix=Said((1, 2), system="be long"))
+    prefix = RowDefaults(GREEDY, prefix=PrefixContent((1, 2), system="be long"))
     with pytest.raises(UsageError, match="system sets another"):
         asked({"messages": said}, text, prefix)
 
@@ -199,10 +199,10 @@ def test_a_text_that_cannot_fit_is_the_error_of_its_row(row, package):
 def test_two_rows_of_one_id_are_refused_and_named(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"id": key, "prompt": "a"}) + "\n" for key in (-1, -2, "7", 7)))
-    assert look_at(path).rows == 4
+    assert scan_file(path).rows == 4
     path.write_text(path.read_text() + '{"prompt": "a"}\n{"key": "7", "prompt": "b"}\n')
     with pytest.raises(GenerationError, match=r"rows 2 and 5 have the same id '7'"):
-        look_at(path)
+        scan_file(path)
 
 
 def tabled(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
@@ -226,7 +226,7 @@ def test_a_table_has_the_rows_that_lines_have(tmp_path):
     path = tabled(tmp_path / "in.parquet", data, row_group_size=90)
     rows = list(read_rows(path))
     assert rows == list(read_rows(lines)) and "top_k" not in rows[1].data
-    assert look_at(path).rows == look_at(lines).rows == 202
+    assert scan_file(path).rows == scan_file(lines).rows == 202
 
 
 @pytest.mark.parametrize(
@@ -238,21 +238,21 @@ def test_a_file_that_is_not_a_table_of_prompts_is_refused(tmp_path, rows, match)
     if rows is not None:
         tabled(path, rows)
     with pytest.raises(GenerationError, match=match):
-        look_at(path)
+        scan_file(path)
     with pytest.raises(UsageError, match="must end in one of"):
-        look_at(tmp_path / "in.csv")
+        scan_file(tmp_path / "in.csv")
 
 
 def test_answers_in_a_table(tmp_path):
     require("pyarrow")
     from pyarrow import parquet
 
-    from partita.library.batches.reading import write_table
+    from partita.library.batches.prompt_files import write_table
 
     likely = TokenLogprobs(1, -0.25, ((1, -0.25), (2, -7.875)))
-    largest = RowAnswer(0, 7, "a", (1,), 1, "stop", (1 << 64) - 1, None, (likely,))
+    largest = AnswerRow(0, 7, "a", (1,), 1, "stop", (1 << 64) - 1, None, (likely,))
     answers = [replace(largest, index=index) for index in range(20)] + [
-        RowAnswer(20, None, None, (), None, "error", None, "x")
+        AnswerRow(20, None, None, (), None, "error", None, "x")
     ]
     with (tmp_path / "out.parquet").open("wb") as file:
         write_table(file, (each.to_line() for each in answers))

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tests.runtime.handmade as hand
+import tests.runtime.handmade_packages as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
 from partita.foreign.folder import AS_IT_IS
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine.base import BatchOptions, Chunk, Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
-from partita.library.engine.requests import Piece, Ticket, Work
+from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.loading import open_engine
@@ -33,7 +33,7 @@ from partita.runtime.generate.request import Request
 from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
 from tests.drafts import always_draft, knowing
-from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
 CPU = ChainOptions(provider="cpu", threads=1)
@@ -65,16 +65,16 @@ class Words:
 
     def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Words:
         found = Words()
-        found.stops, found.said = tuple(stops), ""
+        found.stops, found.message = tuple(stops), ""
         return found
 
     stops: tuple[str, ...] = ()
-    said = ""
+    message = ""
     stopped = False
 
     def push(self, token: int) -> str:
-        self.said += f"{token} "
-        self.stopped = any(f" {self.said}".endswith(f" {stop}") for stop in self.stops)
+        self.message += f"{token} "
+        self.stopped = any(f" {self.message}".endswith(f" {stop}") for stop in self.stops)
         return "" if self.stopped else f"{token} "
 
     def finish(self) -> str:
@@ -148,7 +148,7 @@ def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, child):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
-    heard: list[Piece] = []
+    heard: list[RequestOutput] = []
     asking = scheduler.submit(work(PROMPTS[0], 4, logprobs=3), lambda ticket, piece: heard.append(piece))
     other = scheduler.submit(work(PROMPTS[1], 5))
     run(scheduler)
@@ -195,7 +195,7 @@ def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, s
 @pytest.mark.parametrize("stays", [False, True], ids=["leaves", "stays"])
 def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL))
-    heard: list[Piece] = []
+    heard: list[RequestOutput] = []
     gone = scheduler.submit(work(PROMPTS[0], 20, stays=stays), lambda ticket, piece: heard.append(piece))
     other = scheduler.submit(work(PROMPTS[1], 9))
     waiting = scheduler.submit(work(PROMPTS[2], 3))
@@ -377,7 +377,7 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     assert stopped.answer.tokens == alone.answer.tokens
 
 
-def _keep(pieces: list[Piece], ticket: Ticket, piece: Piece) -> None:
+def _keep(pieces: list[RequestOutput], ticket: Ticket, piece: RequestOutput) -> None:
     pieces.append(piece)
 
 
@@ -389,7 +389,7 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
     scheduler = engine
     scheduler.use_text(Words())  # type: ignore[arg-type]
     scheduler.open(BatchOptions(speculation=speculation))
-    pieces: list[list[Piece]] = [[] for _ in PROMPTS]
+    pieces: list[list[RequestOutput]] = [[] for _ in PROMPTS]
     tickets = []
     for number, prompt in enumerate(PROMPTS):
         stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
@@ -561,7 +561,7 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     heard: list[int] = []
 
-    def fails(ticket: Ticket, piece: Piece) -> None:
+    def fails(ticket: Ticket, piece: RequestOutput) -> None:
         if piece.finish_reason is None:
             raise ValueError("no room")
 
@@ -578,7 +578,7 @@ def test_a_listener_that_fails_always_is_told_of_once(tmp_path, opened):
     """Its last piece comes in a later step, which is of the others."""
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
 
-    def fails(ticket: Ticket, piece: Piece) -> None:
+    def fails(ticket: Ticket, piece: RequestOutput) -> None:
         raise ValueError("no room")
 
     scheduler.submit(work(PROMPTS[1], 30), fails)

@@ -14,7 +14,7 @@ from partita.library.engine.speculation import differing
 from partita.partition_reports.sections.report import sections
 from partita.runtime.generate.runner import load_runner
 from tests.drafts import always_draft, knowing
-from tests.runtime.handmade import ALL, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
 N = 40

@@ -22,7 +22,7 @@ from partita.runtime.chain.provider_check import (
     PROBE_MODEL,
     STAGES,
     Check,
-    Examined,
+    WorkerResult,
     best_chain,
     candidates,
     check,
@@ -193,8 +193,8 @@ def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
     assert "did not run a float32 MatMul" in (left.resolution.evidence or "")
 
 
-def outcome(*, result: dict) -> Examined:
-    return Examined(found=result, stage="run", log=(), how="", seconds=0.1)
+def outcome(*, result: dict) -> WorkerResult:
+    return WorkerResult(found=result, stage="run", log=(), how="", seconds=0.1)
 
 
 def test_every_stage_of_the_child_has_words():
@@ -284,7 +284,7 @@ def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says
 def over_stand_ins(tmp_path_factory, request):
     """Outcome of a child whose CUDA libraries are stubs."""
     from partita.providers.cuda_dry_run.devices import device
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
     cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))

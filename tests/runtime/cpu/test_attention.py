@@ -14,10 +14,18 @@ from partita import streams
 from partita.errors import UsageError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.cpu import settings
-from partita.runtime.cpu.attention import MOST_SCRATCH, VARIABLE, Attention, Form, choose, find_attention, within
+from partita.runtime.cpu.attention import (
+    MOST_SCRATCH,
+    VARIABLE,
+    Attention,
+    Form,
+    attention_path,
+    choose,
+    find_attention,
+)
 from partita.runtime.ort.session import Opening, open_native
 
-FORM = Form(8, 64, windowed=False)
+FORM = Form(8, 64, has_window=False)
 ATTENTION = Attention(frozenset({FORM}), batch=1, tokens=512, length=512)
 CPU = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])
 
@@ -26,14 +34,14 @@ CPU = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])
     ("forms", "threads", "avx512", "path", "why"),
     [
         ([FORM], 1, True, "naive", "faster"),
-        ([FORM, Form(4, 32, windowed=False)], 4, True, "naive", "faster"),
+        ([FORM, Form(4, 32, has_window=False)], 4, True, "naive", "faster"),
         ([FORM], 8, True, "naive", "faster"),  # a head for each thread
         ([FORM], 3, True, "naive", "faster"),  # three turns in place of 2.7
         ([FORM], 7, True, "flash", "8 heads do not divide evenly among 7 threads"),
         ([FORM], 64, True, "flash", "among 64 threads"),
         ([FORM], 1, False, "flash", "AVX-512"),
-        ([FORM, Form(8, 256, windowed=False)], 1, True, "flash", "head size 256 is above 64"),
-        ([Form(8, 64, windowed=True)], 1, True, "flash", "sliding window"),
+        ([FORM, Form(8, 256, has_window=False)], 1, True, "flash", "head size 256 is above 64"),
+        ([Form(8, 64, has_window=True)], 1, True, "flash", "sliding window"),
     ],
 )
 def test_naive_is_taken_where_it_was_measured_to_be_faster(forms, threads, avx512, path, why):
@@ -64,8 +72,8 @@ def test_attention_with_two_paths_is_found_with_its_form():
     found = find_attention(graph())
     assert found is not None and found == Attention(frozenset({FORM}), batch=1, tokens=512, length=1024)
     windowed = find_attention(graph(local_window_size=128, scale=0.5))
-    assert windowed is not None and windowed.forms == {Form(8, 64, windowed=True)}
-    alone = within(found, 1)
+    assert windowed is not None and windowed.forms == {Form(8, 64, has_window=True)}
+    alone = attention_path(found, 1)
     assert alone is not None and alone == replace(found, tokens=1)
     assert choose(alone, 1, avx512=True) is None, "a token takes about as long on both paths"
 

@@ -14,11 +14,11 @@ from onnx import helper, numpy_helper
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.cpu import huge_pages
-from partita.runtime.cpu.huge_pages import HUGE, added, anonymous_memory, full_blocks, make_huge
+from partita.runtime.cpu.huge_pages import HUGE, added_ranges, anonymous_memory, full_blocks, make_huge
 from partita.runtime.cpu.settings import memory_before, will_repeat
 from partita.runtime.ort.buffers import host_buffer
 
-linux = pytest.mark.skipif(not huge_pages.allowed(), reason="this system makes no huge pages for who asks")
+linux = pytest.mark.skipif(not huge_pages.are_available(), reason="this system makes no huge pages for who asks")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ linux = pytest.mark.skipif(not huge_pages.allowed(), reason="this system makes n
     ],
 )
 def test_only_what_was_not_there_before_counts(before, now, new):
-    assert added(before, now) == new
+    assert added_ranges(before, now) == new
 
 
 @linux
@@ -43,12 +43,12 @@ def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
     with mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         values = np.frombuffer(memory, np.uint32)
         values[:count] = 7  # what is beyond stays untouched; an array to copy from would be new memory beside it
-        resident = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
+        resident = sum(len(full_blocks(new)) for new in added_ranges(before, anonymous_memory()))
         assert resident >= 11  # a neighbour that the system joins with it is counted, too
-        made = make_huge(added(before, anonymous_memory()))
+        made = make_huge(added_ranges(before, anonymous_memory()))
         assert made in range((resident + 3) * HUGE + 1)  # a kernel before 6.1 refuses
         assert bool((values[:count] == 7).all())
-        left = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
+        left = sum(len(full_blocks(new)) for new in added_ranges(before, anonymous_memory()))
         assert left <= resident + 3, (
             "of the 8 blocks that nobody has touched hardly any: others of this process grow, too"
         )
@@ -69,9 +69,9 @@ def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, a
     path.write_text(setting)
     monkeypatch.setattr(huge_pages, "SETTING", path)
     monkeypatch.setattr(huge_pages, "_page_size", lambda: size)
-    assert huge_pages.allowed() is (allowed and sys.platform == "linux")
+    assert huge_pages.are_available() is (allowed and sys.platform == "linux")
     path.unlink()
-    assert not huge_pages.allowed()
+    assert not huge_pages.are_available()
 
 
 @linux

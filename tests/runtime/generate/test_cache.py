@@ -16,7 +16,7 @@ from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import Engine, serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
-from tests.runtime.handmade import VOCAB, handmade
+from tests.runtime.handmade_packages import VOCAB, handmade
 
 CPU = parse_chain("cpu")
 ADDING = """<ir_version: 10, opset_import: ["" : 17]>

@@ -11,12 +11,12 @@ from partita.errors import GenerationError
 from partita.options.sampling import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import executor
-from partita.runtime.generate.choice.drafting import Verified
+from partita.runtime.generate.choice.drafting import VerifiedDraft
 from partita.runtime.generate.choice.sampling import greedy, make_sampler
 from partita.runtime.generate.loop import Engine, serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
-from tests.runtime.handmade import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade_packages import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 KEYS, STATES = ("key",), ALL
@@ -58,7 +58,7 @@ def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     assert finish(engine)[row] == answer and engine.row(row).finish == ends
     engine.extend(row, PROMPTS[2])
     step = engine.step()
-    assert step is not None and step.phase == "prefill" and not step.again
+    assert step is not None and step.phase == "prefill" and not step.is_repeated
     text = [*PROMPTS[1], *answer, *PROMPTS[2]]
     assert [*step.tokens[row], *finish(engine).get(row, [])] == up_to(known_tokens(text, budget, states), stops)
     assert engine.runner.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
@@ -252,7 +252,7 @@ def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opene
     steps = [step for _ in range(30) if (step := engine.step()) is not None]
     told = [token for step in steps for token in step.tokens[row]]
     assert told == (wanted[:3] if ends else wanted) and any(step.drafted > step.accepted for step in steps)
-    assert any(step.again for step in steps) == (graph == "felt" or not ends)
+    assert any(step.is_repeated for step in steps) == (graph == "felt" or not ends)
     assert "not finite" in str([step.gave_up for step in steps])
     decode = [step for step in steps if step.phase == "decode"]
     assert [step.row_tokens for step in decode] == [sum(map(len, step.tokens)) for step in decode]
@@ -285,7 +285,7 @@ class Control:
     """As many draft tokens as fit, and a record of what was verified."""
 
     def __init__(self) -> None:
-        self.verified: list[Verified] = []
+        self.verified: list[VerifiedDraft] = []
 
     def rests(self, live: int) -> bool:
         return False
@@ -293,7 +293,7 @@ class Control:
     def count(self, live: int) -> int:
         return LENGTH
 
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
         self.verified += verified
 
 
@@ -429,7 +429,7 @@ def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):
         finish(engine)
         sizes = [
             graph.binding.buffers["logits"].size_bytes
-            for graph in (runner.seen_bound("decode"), runner._bound["decode", 0])
+            for graph in (runner.last_bound("decode"), runner._bound["decode", 0])
         ]
         assert sizes == [4 * VOCAB * 4, VOCAB * 4]
     finally:

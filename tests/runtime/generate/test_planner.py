@@ -74,7 +74,7 @@ def test_a_prompt_is_read_in_chunks_and_ends_with_its_last_position():
 
 
 def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
-    apart = replace(ANY, decode_takes_several=True)
+    apart = replace(ANY, decode_any_length=True)
     assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
     assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
     assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))

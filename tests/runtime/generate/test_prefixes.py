@@ -12,7 +12,7 @@ from partita.runtime.generate import prefixes
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.request import Prefix, Request
-from tests.runtime.handmade import ALL, PHASES, VOCAB, known_tokens
+from tests.runtime.handmade_packages import ALL, PHASES, VOCAB, known_tokens
 
 SYSTEM = [(5 * i + 1) % VOCAB for i in range(24)]
 QUESTIONS = [[9, 4, 33], [2], [7, 7, 1, 50, 3], [60, 1]]
@@ -242,7 +242,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     from dataclasses import replace
 
     from partita.package.contract import State
-    from partita.runtime.generate.cache.in_place import FixedStates, RecurrentStates
+    from partita.runtime.generate.cache.fixed_states import FixedStates, RecurrentStates
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from partita.observations.facts import Outcome
-from partita.runtime.lab.laboratory import Answer, Lab
-from partita.runtime.lab.tables import Asked, ask
+from partita.runtime.lab.laboratory import Lab, ModelOutcome
+from partita.runtime.lab.tables import GraphSupport, measure_graph
 
 ONE = {"x": (2,)}
 
@@ -22,22 +22,22 @@ def chain_of(*operators: str) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
 
 
-def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Outcome = "taken") -> Asked:
+def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Outcome = "supported") -> GraphSupport:
     """What is told when a Neg has this outcome, and the whole graph that one."""
 
     def try_all(models, *, one_node=True):
         outcomes = []
         for model in models:
             operators = {node.op_type for node in onnx.ModelProto.FromString(model.SerializeToString()).graph.node}
-            of_node: Outcome = outcome if "Sqrt" in operators else "taken"
-            outcomes.append(Answer(of_node if one_node else whole, "said"))
+            of_node: Outcome = outcome if "Sqrt" in operators else "supported"
+            outcomes.append(ModelOutcome(of_node if one_node else whole, "said"))
         return outcomes
 
     monkeypatch.setattr(lab, "try_all", try_all)
-    return ask(chain_of("Relu", "Sqrt", "Exp"), ONE, lab)
+    return measure_graph(chain_of("Relu", "Sqrt", "Exp"), ONE, lab)
 
 
-@pytest.mark.parametrize("outcome", ["left", "failed", "crashed"])
+@pytest.mark.parametrize("outcome", ["rejected", "failed", "crashed"])
 def test_what_a_provider_refuses_or_dies_of_it_does_not_take(bench, monkeypatch, outcome):
     told = asked(bench.lab(), monkeypatch, outcome)
     assert (told.nodes, told.left, told.unasked) == (3, {"Sqrt": 1}, 0)
@@ -51,7 +51,7 @@ def test_what_was_not_answered_is_not_known(bench, monkeypatch, outcome):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("taken", "")]
+    ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("supported", "")]
 )
 def test_a_whole_graph_that_comes_too_late_has_not_failed(bench, monkeypatch, outcome, fails):
-    assert asked(bench.lab(), monkeypatch, "taken", outcome).fails == fails
+    assert asked(bench.lab(), monkeypatch, "supported", outcome).fails == fails

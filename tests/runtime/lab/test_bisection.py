@@ -13,7 +13,7 @@ from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.bisection import MOST_PARTS, Search, find_rejected
 from partita.runtime.lab.graph import Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
 from partita.runtime.lab.variant import AUXILIARY
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -32,16 +32,16 @@ class ScriptedLab(Lab):
         self.asked: list[tuple[str, ...]] = []
 
     def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
-    ) -> list[Answer | None]:
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
+    ) -> list[ModelOutcome | None]:
         assert not one_node and len(models) == 1
         names = tuple(node.name for node in models[0].graph.node if node.name != AUXILIARY)
         if len(self.asked) >= self.tries:
             return [None]
         self.asked.append(names)
         if self.rejects(names):
-            return [Answer(self.outcome, f"{len(names)} nodes are too many")]
-        return [Answer("taken", "")]
+            return [ModelOutcome(self.outcome, f"{len(names)} nodes are too many")]
+        return [ModelOutcome("supported", "")]
 
 
 def rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
@@ -63,15 +63,15 @@ def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
     lab = ScriptedLab(lambda names: culprit in names)
     found = rejected(chain, lab)
     assert found is not None and found.nodes == (culprit,) and found.minimal
-    assert found.said == "1 nodes are too many", "what it says of this part, not of the whole"
-    assert found.company, "QNN compiles"
+    assert found.message == "1 nodes are too many", "what it says of this part, not of the whole"
+    assert found.neg_added, "QNN compiles"
     assert found.tries + 1 == len(lab.asked) < 2 * NODES, "in halves, not one by one; and once without it"
 
 
 @pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
 def test_a_pair_that_fails_only_together_is_found(chain, pair):
     found = rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
-    assert found is not None and found.nodes == pair and found.minimal and not found.company
+    assert found is not None and found.nodes == pair and found.minimal and not found.neg_added
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
@@ -80,7 +80,7 @@ def test_a_crash_and_a_hang_are_rejections_too(chain, outcome):
     assert found is not None and found.nodes == ("n7",)
 
 
-@pytest.mark.parametrize("outcome", ["left", "invalid"])
+@pytest.mark.parametrize("outcome", ["rejected", "invalid"])
 def test_a_part_that_is_left_or_not_legal_is_not_rejected(chain, outcome):
     assert rejected(chain, ScriptedLab(lambda _: True, outcome=outcome)) is None
 
@@ -90,7 +90,7 @@ def test_when_the_time_is_up_the_smallest_part_so_far_is_told_as_such(chain, tri
     pair = {"n2", "n9"}
     found = rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
     assert found is not None and pair <= set(found.nodes) and not found.minimal
-    assert found.tries == tries and found.said == f"{len(found.nodes)} nodes are too many"
+    assert found.tries == tries and found.message == f"{len(found.nodes)} nodes are too many"
 
 
 def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
@@ -100,7 +100,7 @@ def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
     onnx.save(parser.parse_model(HEAD + text), path)
     found = rejected(cut_graph(read_onnx(path), {}), ScriptedLab(lambda names: "b" in names))
     assert found is not None and found.nodes == ("a", "b")
-    assert found.untried == "the type of its input 'h' is unknown"
+    assert found.untested == "the type of its input 'h' is unknown"
 
 
 def test_parts_that_were_not_tried_are_told(chain):
@@ -113,7 +113,7 @@ def test_parts_that_were_not_tried_are_told(chain):
         (ScriptedLab(lambda _: False), ""),
     ):
         search = Search(chain, lab)
-        assert find_rejected(search) is None and search.untried == why
+        assert find_rejected(search) is None and search.untested == why
 
 
 def test_every_culprit_is_found_and_that_the_rest_opens(chain):

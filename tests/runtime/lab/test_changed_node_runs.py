@@ -26,7 +26,7 @@ from partita.runtime.lab.variant import (
     node_variant,
     to_run,
     variant_model,
-    with_original,
+    with_unchanged,
 )
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -48,11 +48,11 @@ def tried(model: onnx.ModelProto) -> placement.Placement:
 
 def test_a_node_that_is_claimed_and_does_not_run_is_not_taken(tmp_path: Path) -> None:
     broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
-    assert tried(variant_model(broken)).outcome == "taken"
+    assert tried(variant_model(broken)).outcome == "supported"
     found = tried(to_run(variant_model(broken), broken))
-    assert found.outcome == "failed" and found.said.startswith("it is assigned the node, but the run fails: ")
+    assert found.outcome == "failed" and found.message.startswith("it is assigned the node, but the run fails: ")
     sound = case_of(ADD, tmp_path, x=(3,), y=(3,))
-    assert tried(to_run(variant_model(sound), sound)).outcome == "taken"
+    assert tried(to_run(variant_model(sound), sound)).outcome == "supported"
 
 
 def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def dry(text: str, change: Change, factor: str, folder: Path, monkeypatch: pytes
     original = case_of(text, folder, **({"x": (2,), "y": (2,)} if text is ADD else {}))
     changed = vary(original, change)
     assert changed is not None
-    model = with_original(variant_model(changed), changed, original, factor)
+    model = with_unchanged(variant_model(changed), changed, original, factor)
     (request,) = (entry.value for entry in model.metadata_props if entry.key == ORIGINAL)
     return placement._compare(model.SerializeToString(), json.loads(request))
 
@@ -128,14 +128,14 @@ def dry(text: str, change: Change, factor: str, folder: Path, monkeypatch: pytes
 def test_in_a_dry_run_an_invalid_node_is_not_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, change, factor, said = INVALID[name]
     found = dry(text, change, factor, tmp_path, monkeypatch)
-    assert found.outcome == "invalid" and said in found.said
+    assert found.outcome == "invalid" and said in found.message
 
 
 @pytest.mark.parametrize("name", VALID)
 def test_in_a_dry_run_a_node_that_the_cpu_runs_is_taken(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert dry(*VALID[name], tmp_path, monkeypatch) == placement.Placement("taken", "")
+    assert dry(*VALID[name], tmp_path, monkeypatch) == placement.Placement("supported", "")
 
 
 @pytest.mark.parametrize("name", UNRUN)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from partita.providers.resolve import known_providers
-from partita.runtime.lab.placement import why_in
+from partita.runtime.lab.placement import reason_in_log
 
-QNN = known_providers()["qnn"].says_why
+QNN = known_providers()["qnn"].why_patterns
 
 
 def unit(name: str, why: str) -> tuple[str, ...]:
@@ -38,4 +38,4 @@ REFUSED = (
     ],
 )
 def test_the_most_telling_sentence_about_the_node_is_kept(log: tuple[str, ...], said: str):
-    assert why_in(log, QNN) == said
+    assert reason_in_log(log, QNN) == said

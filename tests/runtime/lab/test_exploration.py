@@ -12,15 +12,15 @@ import pytest
 from onnx import parser
 
 from partita import dtypes
-from partita.diagnosis.precedence import shown_by
-from partita.diagnosis.probe_verdict import conclusions
+from partita.diagnosis.precedence import reason_from_probes
+from partita.diagnosis.probe_conclusions import conclusions
 from partita.observations.facts import OPTION
 from partita.providers.base import Opens, Option
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
-from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
-from partita.runtime.lab.surroundings import MOST_TOGETHER, neighbourhoods
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -40,23 +40,23 @@ class Scripted(Lab):
         self.asked: list[tuple[str, str]] = []
 
     def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
-    ) -> list[Answer | None]:
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
+    ) -> list[ModelOutcome | None]:
         return [self.answer(model) for model in models]
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[Answer | None]:
+    ) -> list[ModelOutcome | None]:
         self.asked.append((option, value))
-        return [Answer("taken", "") for _ in models]
+        return [ModelOutcome("supported", "") for _ in models]
 
-    def answer(self, model: onnx.ModelProto) -> Answer:
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
         node = next(node for node in model.graph.node if node.name == NODE)
         kinds = {port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)}
         others = {each.op_type for each in model.graph.node}
         kinds |= {each.i for each in node.attribute if each.name == "to"}
         left = onnx.TensorProto.INT64 in kinds or (node.op_type == "Relu" and "Softplus" in others)
-        return Answer("left", "") if left else Answer("taken", "")
+        return ModelOutcome("rejected", "") if left else ModelOutcome("supported", "")
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
 
 def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
     lab = Scripted()
-    trials = explored(graph, "a", lab).trials
-    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "left"), (OPTION, "taken")]
+    trials = explored(graph, "a", lab).variants
+    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
     assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
 
 
@@ -92,31 +92,31 @@ class Nothing(Scripted):
         super().__init__()
         self.resolution, self.picky = Resolution(NOTHING, "active", options=options), picky
 
-    def answer(self, model: onnx.ModelProto) -> Answer:
-        return super().answer(model) if self.picky else Answer("left", "")
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+        return super().answer(model) if self.picky else ModelOutcome("rejected", "")
 
 
 def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Graph) -> None:
     lab = Nothing(device="TOASTER", speed="1")
     subject = explored(graph, "c", lab)
-    assert lab.asked == [("device", "GPU")] and len(subject.trials) == 2
+    assert lab.asked == [("device", "GPU")] and len(subject.variants) == 2
     (shown,) = conclusions(subject.probe("c"))
     assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
-    assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+    assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
 class Naming(Scripted):
     """Leaves every node, and names an option of which only the library knows, whose value is a file."""
 
-    def answer(self, model: onnx.ModelProto) -> Answer:
-        return Answer("left", "Relu filtered off by the affinity provider option")
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+        return ModelOutcome("rejected", "Relu filtered off by the affinity provider option")
 
 
 def test_an_option_that_the_provider_names_is_tried_at_its_default(graph: Graph) -> None:
     lab = Naming(affinity="a.json", speed="1")
     subject = explored(graph, "c", lab)
     assert lab.asked == [("affinity", "")]
-    assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+    assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
 class Both(Scripted):
@@ -124,31 +124,31 @@ class Both(Scripted):
 
     def try_with(
         self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-    ) -> list[Answer | None]:
+    ) -> list[ModelOutcome | None]:
         self.asked.append((option, str(len(models))))
         older = [model.opset_import[0].version < 13 for model in models]
-        return [Answer("taken", "") if old else Answer("left", "") for old in older]
+        return [ModelOutcome("supported", "") if old else ModelOutcome("rejected", "") for old in older]
 
-    def answer(self, model: onnx.ModelProto) -> Answer:
-        return Answer("left", "")
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+        return ModelOutcome("rejected", "")
 
 
 def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(graph: Graph) -> None:
     lab = Both()
     subject = explored(graph, "a", lab)
-    told = [trial for trial in subject.trials if trial.outcome == "taken"]
+    told = [trial for trial in subject.variants if trial.outcome == "supported"]
     assert {trial.parts for trial in told} == {(OPTION, "opset")}
     (shown,) = conclusions(subject.probe("a"))
     assert shown.factors == (OPTION, "opset")
     assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
-    assert (shown_by(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
+    assert (reason_from_probes(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
 
 
 def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:
     set_already = Scripted(wide="1")
-    assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).trials}
-    asked_otherwise = explored(graph, "a", Scripted(wide="0")).trials[-1]
-    assert (asked_otherwise.factor, asked_otherwise.outcome) == (OPTION, "taken")
+    assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).variants}
+    asked_otherwise = explored(graph, "a", Scripted(wide="0")).variants[-1]
+    assert (asked_otherwise.factor, asked_otherwise.outcome) == (OPTION, "supported")
     taken = Scripted()
     explored(graph, "c", taken)
     assert set_already.asked == taken.asked == []
@@ -159,8 +159,10 @@ def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> N
     relu = explored(graph, "c", Scripted())
 
     class Fussy(Scripted):
-        def answer(self, model: onnx.ModelProto) -> Answer:
-            return Answer("left", "in company") if len(model.graph.node) > 2 else Answer("taken", "")
+        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+            return (
+                ModelOutcome("rejected", "in company") if len(model.graph.node) > 2 else ModelOutcome("supported", "")
+            )
 
     lab = Fussy()
     surround(relu, graph, lab)
@@ -204,8 +206,8 @@ def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -
 
 def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:
     class Failing(Scripted):
-        def answer(self, model: onnx.ModelProto) -> Answer:
-            return Answer("failed", "no") if len(model.graph.node) > 1 else Answer("taken", "")
+        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+            return ModelOutcome("failed", "no") if len(model.graph.node) > 1 else ModelOutcome("supported", "")
 
     lab = Failing()
     subject = explored(graph, "c", lab)

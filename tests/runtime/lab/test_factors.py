@@ -12,7 +12,7 @@ from onnx import TensorProto, parser
 from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.facts import OPTION
 from partita.runtime.lab.attribute_factors import other_attributes
-from partita.runtime.lab.factors import as_it_is, combined, factors, single
+from partita.runtime.lab.factors import as_it_is, combine_factors, factors, single
 from partita.runtime.lab.forms import as_example, forms
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.schema import find_operator, history, operators
@@ -82,7 +82,7 @@ TEXTS = {
 def test_every_variation_is_another_model_and_leaves_the_case_as_it_was(case, name):
     plain = case(TEXTS[name], N=(2, 4))
     before = fingerprint(variant_model(as_it_is(plain).variant))
-    found = [*single(plain), *combined(plain)]
+    found = [*single(plain), *combine_factors(plain)]
     assert found and fingerprint(variant_model(plain)) == before
     for variation in found:
         assert variation.change and variation.variant.node.op_type == plain.node.op_type
@@ -208,7 +208,7 @@ def test_attributes_of_every_operator_can_be_varied_in_every_version():
 
 
 def test_combinations_have_two_factors(case):
-    every = [combined(case(text, x=(2, 4))) for text in TEXTS.values()]
+    every = [combine_factors(case(text, x=(2, 4))) for text in TEXTS.values()]
     assert sum(map(len, every)) > 50
     for found in every:
         assert all(len(entry.parts) == 2 for entry in found)

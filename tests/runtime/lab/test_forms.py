@@ -9,7 +9,7 @@ from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms,
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
 from partita.runtime.lab.tables import Plan
 from partita.runtime.lab.variant import variant_model
-from partita.support.answers import Outcome
+from partita.support.measurements import Outcome
 
 
 def version(name: str, since: int, domain: str = "") -> Operator:
@@ -86,6 +86,6 @@ def test_types_are_asked_about_in_a_form_that_is_taken():
     plan = Plan({resize: frozenset()}, answers, by_need=False)
     waves = plan.waves()
     first = next(waves)
-    answers |= {variant.key: "left" for variant in first}
-    answers[first[2].key] = "taken"
+    answers |= {variant.key: "rejected" for variant in first}
+    answers[first[2].key] = "supported"
     assert all(variant.form is first[2].form for variant in next(waves))

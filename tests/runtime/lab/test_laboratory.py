@@ -16,7 +16,7 @@ from partita.observations.facts import AssignedNode
 from partita.providers.generic import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
 from partita.runtime.lab.placement import Placement
 from partita.runtime.ort.session import NativeFailureError
 from tests.runtime.chain.test_provider_check import compiled
@@ -33,20 +33,20 @@ def outcomes(answers):
 
 def test_answers_come_in_the_order_of_the_models(bench, model):
     with bench.lab() as here:
-        answers = here.try_all([model("one"), model("left"), model("two")])
-    assert outcomes(answers) == ["taken", "left", "taken"]
-    assert answers[1] and answers[1].said == "no kernel"
+        answers = here.try_all([model("one"), model("rejected"), model("two")])
+    assert outcomes(answers) == ["supported", "rejected", "supported"]
+    assert answers[1] and answers[1].message == "no kernel"
     assert (here.experiments, here.cached, here.crashes) == (3, 0, 0) and len(bench.processes) == 1
 
 
 def test_what_a_taken_model_makes_needless_is_not_tried(bench, model, tmp_path):
-    names = ["left", "one", "beside", "later", "left again", "left last"]
-    turns = [Turn(0, 0), Turn(0, 1), Turn(0, 1), Turn(0, 2), Turn(1, 0), Turn(1, 1)]
+    names = ["rejected", "one", "beside", "later", "left again", "left last"]
+    turns = [ModelOrder(0, 0), ModelOrder(0, 1), ModelOrder(0, 1), ModelOrder(0, 2), ModelOrder(1, 0), ModelOrder(1, 1)]
     cache = Cache(tmp_path / "answers.json")
     for _ in range(2):  # known answers make others needless too
         with bench.lab(cache=cache) as here:
             answers = here.try_all([model(name) for name in names], turns=turns)
-        assert outcomes(answers) == ["left", "taken", "taken", None, "left", "left"]
+        assert outcomes(answers) == ["rejected", "supported", "supported", None, "rejected", "rejected"]
         assert len(bench.models) == 5 and here.experiments + here.cached == 5
         cache = Cache(tmp_path / "answers.json")
     assert here.cached == 5
@@ -54,19 +54,19 @@ def test_what_a_taken_model_makes_needless_is_not_tried(bench, model, tmp_path):
 
 def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model):
     with bench.lab() as here:
-        answers = here.try_all([model("one"), model("crash"), model("two"), model("leave"), model("left")])
-    assert outcomes(answers) == ["taken", "crashed", "taken", "crashed", "left"]
-    assert answers[1] and "killed by SIGSEGV" in answers[1].said
-    assert answers[1].said.endswith("assertion failed in the driver")
-    assert answers[3] and "ended with exit code 3" in answers[3].said
+        answers = here.try_all([model("one"), model("crash"), model("two"), model("leave"), model("rejected")])
+    assert outcomes(answers) == ["supported", "crashed", "supported", "crashed", "rejected"]
+    assert answers[1] and "killed by SIGSEGV" in answers[1].message
+    assert answers[1].message.endswith("assertion failed in the driver")
+    assert answers[3] and "ended with exit code 3" in answers[3].message
     assert here.crashes == 2 and not here.unusable
 
 
 def test_a_crash_counts_only_when_a_fresh_process_crashes_too(bench, model):
     """A model that leaves damage behind must not put the blame on the one after it, in its batch or the next."""
     with bench.lab() as here:
-        assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["taken"] * 3
-        assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["taken"] * 2
+        assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["supported"] * 3
+        assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["supported"] * 2
     assert here.crashes == 0 and len(bench.processes) == 3
 
 
@@ -75,8 +75,8 @@ def test_a_model_that_hangs_is_ended_and_the_next_are_answered(bench, model, mon
     monkeypatch.setattr(laboratory, "START_SECONDS", 2.0)
     with bench.lab() as here:
         answers = here.try_all([model("one"), model("hang"), model("two")])
-    assert outcomes(answers) == ["taken", "timed_out", "taken"] and here.crashes == 0
-    assert answers[1] and answers[1].said == "no answer within 2 s", "it was tried again, with more time"
+    assert outcomes(answers) == ["supported", "timed_out", "supported"] and here.crashes == 0
+    assert answers[1] and answers[1].message == "no answer within 2 s", "it was tried again, with more time"
 
 
 def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
     monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
     with bench.lab() as here:
         answers = here.try_all([model("one"), model("slow-left"), model("two")])
-    assert outcomes(answers) == ["taken", "left", "taken"]
+    assert outcomes(answers) == ["supported", "rejected", "supported"]
     assert here.experiments == 3 and here.crashes == 0
 
 
@@ -109,22 +109,22 @@ def test_what_another_process_may_have_caused_is_tried_again_next_time_and_a_cra
         ("crashed", "its process was killed by SIGABRT; its last output: what():  std::bad_alloc", False),
         ("crashed", "its process was killed by SIGSEGV", True),
         ("failed", "opset 22 is not known to the device compiler", True),
-        ("left", "no kernel that computes out of memory", True),
+        ("rejected", "no kernel that computes out of memory", True),
     ],
 )
 def test_a_failure_for_want_of_memory_is_not_stored(outcome, said, lasts):
-    assert Answer(outcome, said).lasts is lasts
+    assert ModelOutcome(outcome, said).lasts is lasts
 
 
 def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, model, tmp_path):
     with bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
         here.try_all([model("one")])
     with bench.lab(seconds=0.0, cache=Cache(tmp_path / "answers.json")) as late:
-        assert outcomes(late.try_all([model("one"), model("two")])) == ["taken", None]
+        assert outcomes(late.try_all([model("one"), model("two")])) == ["supported", None]
     assert len(bench.models) == 1 and not late.unusable
 
 
-@pytest.mark.parametrize(("mode", "first"), [("", "taken"), ("sleep", None)])
+@pytest.mark.parametrize(("mode", "first"), [("", "supported"), ("sleep", None)])
 def test_a_budget_that_runs_out_leaves_the_rest_unanswered_and_blames_nobody(bench, model, mode, first):
     bench.mode(mode)
     with bench.lab(seconds=3.0) as here:
@@ -155,7 +155,7 @@ def test_whatever_ends_a_lab_ends_its_process_and_saves_its_answers(bench, model
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with pytest.raises(KeyboardInterrupt), bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
         assert here.starts()
-        here.try_all([model("one"), model("left")])
+        here.try_all([model("one"), model("rejected")])
         raise KeyboardInterrupt
     assert not any(map(psutil.pid_exists, bench.processes)) and list(folder.iterdir()) == []
     assert len(Cache(tmp_path / "answers.json").answers) == 3
@@ -166,7 +166,7 @@ def test_a_process_that_dies_between_batches_is_replaced(bench, model):
         here.try_all([model("one")])
         os.kill(bench.processes[0], signal.SIGKILL)
         time.sleep(0.3)
-        assert outcomes(here.try_all([model("two")])) == ["taken"]
+        assert outcomes(here.try_all([model("two")])) == ["supported"]
     assert here.crashes == 0 and not here.unusable
 
 
@@ -196,8 +196,8 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
 @pytest.mark.parametrize(
     ("kind", "text", "outcome"),
     [
-        ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "left"),
-        ("RuntimeException", "Provider type for Div node with name 'probe' is not set", "left"),
+        ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "rejected"),
+        ("RuntimeException", "Provider type for Div node with name 'probe' is not set", "rejected"),
         ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
         ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
         ("EPFail", "opset 22 is not known to the device compiler", "failed"),
@@ -206,13 +206,17 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
             "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke",
             "failed",
         ),
-        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale", "left"),
+        (
+            "RuntimeException",
+            "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale",
+            "rejected",
+        ),
         ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
     ],
 )
 def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
-    found = placement.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: outcome != "invalid")
-    assert found.outcome == outcome and found.said
+    found = placement.failed_placement(failure(kind, text), CUDA, one_node=True, legal=lambda: outcome != "invalid")
+    assert found.outcome == outcome and found.message
 
 
 @pytest.mark.parametrize(
@@ -226,14 +230,14 @@ def test_what_is_said_of_the_node_goes_before_what_is_said_of_one_in_its_body(no
     head = "[I:onnxruntime:, cuda.cc:1 GetCapability] CUDA kernel not found in registries for Op type"
     log = (f"{head}: Selu node name: inner", f"{head}: Loop node name: {node}")
     broken = failure("NotImplemented", "nobody has it", *log)
-    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: True) == Placement("left", said)
+    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True) == Placement("rejected", said)
 
 
 def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
-    found = placement.failed(broken, CUDA, one_node=True, legal=lambda: False)
-    assert found.outcome == "left" and found.said.startswith("CUDA kernel not found")
-    whole = placement.failed(broken, CUDA, one_node=False, legal=lambda: False)
+    found = placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False)
+    assert found.outcome == "rejected" and found.message.startswith("CUDA kernel not found")
+    whole = placement.failed_placement(broken, CUDA, one_node=False, legal=lambda: False)
     assert whole.outcome == "failed", "in a graph the line may be about another node"
 
 
@@ -244,47 +248,47 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(monkeypatch)
     monkeypatch.setattr(placement.State, "resolution", CUDA)
     monkeypatch.setattr(placement, "_measure", broken)
     found = placement.measure(b"", 0, one_node=True)
-    assert found.outcome == "invalid" and "MemoryError: no memory" in found.said
+    assert found.outcome == "invalid" and "MemoryError: no memory" in found.message
 
 
 def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_providers():
     broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
-    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
-    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
+    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
+    assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
 
 
-UNFOLDED = Placement("taken", placement.AS_FUNCTION, "function")
+UNFOLDED = Placement("supported", placement.AS_FUNCTION, "function")
 LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
 
 
 @pytest.mark.parametrize(
     ("name", "listed", "planned", "expected"),
     [
-        ("webgpu", {"probe": "webgpu"}, {"probe": "1"}, Placement("taken")),
-        ("webgpu", {}, {"probe": "1", "other": "0"}, Placement("taken")),
-        ("webgpu", {}, {"probe_token_3": "1"}, Placement("taken")),
-        ("webgpu", {}, {"probe": "0", "other": "1"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
-        ("webgpu", {"probe": "cpu"}, {"probe": "0"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
+        ("webgpu", {"probe": "webgpu"}, {"probe": "1"}, Placement("supported")),
+        ("webgpu", {}, {"probe": "1", "other": "0"}, Placement("supported")),
+        ("webgpu", {}, {"probe_token_3": "1"}, Placement("supported")),
+        ("webgpu", {}, {"probe": "0", "other": "1"}, Placement("rejected", LOG[LOG.index("webgpu") : -17])),
+        ("webgpu", {"probe": "cpu"}, {"probe": "0"}, Placement("rejected", LOG[LOG.index("webgpu") : -17])),
         ("webgpu", {}, {"Less0": "1", "Where0": "1"}, UNFOLDED),
-        ("webgpu", {}, {}, Placement("taken", placement.NO_NODE_LEFT, "nothing")),
-        ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("taken")),
+        ("webgpu", {}, {}, Placement("supported", placement.NO_NODE_LEFT, "nothing")),
+        ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("supported")),
         (
             "openvino",
             {"_inlfunc_F_n": "openvino"},
             {"P_subgraph_0": "0"},
             UNFOLDED,
         ),
-        ("openvino", {}, {"probe": "0"}, Placement("left", placement.NOT_CLAIMED)),
-        ("openvino", {}, {"P_subgraph_0": "0"}, Placement("taken")),
-        ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("taken")),
+        ("openvino", {}, {"probe": "0"}, Placement("rejected", placement.NOT_CLAIMED)),
+        ("openvino", {}, {"P_subgraph_0": "0"}, Placement("supported")),
+        ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("supported")),
         (
             "cpu",
             {"probe": "cpu"},
             {"probe": "0", f"{placement.CAST}_i0": "0"},
-            Placement("taken", placement.CASTS, "casts"),
+            Placement("supported", placement.CASTS, "casts"),
         ),
-        ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("left")),
-        ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("taken")),
+        ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("rejected")),
+        ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("supported")),
     ],
 )
 def test_where_the_node_of_an_open_session_is(name, listed, planned, expected):
@@ -297,6 +301,6 @@ def test_where_the_node_of_an_open_session_is(name, listed, planned, expected):
         assigned=lambda: nodes,
         plan=[[node for node, on in planned.items() if on == device] for device in devices],
         plan_devices=devices,
-        log=(LOG,) if expected.outcome == "left" and name == "webgpu" else (),
+        log=(LOG,) if expected.outcome == "rejected" and name == "webgpu" else (),
     )
-    assert placement.opened(cast("Session", session), resolution) == expected
+    assert placement.opened_placement(cast("Session", session), resolution) == expected

@@ -13,8 +13,8 @@ from onnx import parser
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain
 from partita.errors import ProviderError
-from partita.library.place.probing import why_refused, with_probes
-from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, Trial
+from partita.library.place.probing import explain_refusal, with_probes
+from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
@@ -22,7 +22,7 @@ from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.exploration import Subject, lateness, one_of_each_first
 from partita.runtime.lab.graph import cut_graph
-from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.lab.variant import node_variant
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
@@ -57,18 +57,18 @@ class ScriptedLab(Lab):
         return self.starts_at_all
 
     def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
-    ) -> list[Answer | None]:
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
+    ) -> list[ModelOutcome | None]:
         return [self.answer(model) for model in models]
 
-    def answer(self, model: onnx.ModelProto) -> Answer | None:
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome | None:
         self.experiments += 1
         operators = [node.op_type for node in model.graph.node]
         self.tried.append("+".join(operators))  # a provider that compiles gets a Neg as company
         if "Softplus" in operators:
-            return Answer("failed", "finalising the graph failed")
+            return ModelOutcome("failed", "finalising the graph failed")
         left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
-        return Answer("left", "no such kernel") if left else Answer("taken", "")
+        return ModelOutcome("rejected", "no such kernel") if left else ModelOutcome("supported", "")
 
 
 @pytest.fixture
@@ -115,18 +115,20 @@ def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, sc
     (session,) = facts.sessions
     assert (
         set(session.of(QNN).probes) == {"b", "c"}
-        and session.of(QNN).probes["b"].trials == session.of(QNN).probes["c"].trials
+        and session.of(QNN).probes["b"].variants == session.of(QNN).probes["c"].variants
     )
-    found = {trial.change for trial in session.of(QNN).probes["b"].trials if trial.outcome == "taken"}
+    found = {trial.change for trial in session.of(QNN).probes["b"].variants if trial.outcome == "supported"}
     assert "without alpha=2" in found and chain == (WANTED, FALLBACK)
-    assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].trials)
+    assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].variants)
 
 
 def test_a_node_that_is_taken_alone_is_tried_with_the_nodes_around_it_and_not_changed(model):
     facts, _ = probed(facts_of(model, "d"), model=model)
-    first, *others = facts.sessions[0].of(QNN).probes["d"].trials
-    assert first.outcome == "taken" and {trial.factor for trial in others} == {NEIGHBOURS}
-    assert [trial.outcome for trial in others][:3] == ["left", "failed", "failed"], "beside the Elu, the Softplus, both"
+    first, *others = facts.sessions[0].of(QNN).probes["d"].variants
+    assert first.outcome == "supported" and {trial.factor for trial in others} == {NEIGHBOURS}
+    assert [trial.outcome for trial in others][:3] == ["rejected", "failed", "failed"], (
+        "beside the Elu, the Softplus, both"
+    )
 
 
 def test_each_provider_that_was_skipped_is_tried(model, scripted):
@@ -163,7 +165,7 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
     after, _ = probed(facts, model=broken)
     assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is unknown")
-    assert after.probing is not None and after.probing.experiments == 0 and after.probing.unprobed == ("b",)
+    assert after.probing is not None and after.probing.experiments == 0 and after.probing.missing_probes == ("b",)
     assert any("the type of its input 'h' is unknown: b" in note for note in after.notes)
 
 
@@ -175,14 +177,14 @@ def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
 
 def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
     def interrupted(self, models, *, one_node=True, turns=()):
-        self.cache.put("node:a", Answer("taken", ""))
+        self.cache.put("node:a", ModelOutcome("supported", ""))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
     monkeypatch.setattr(scripted, "try_all", interrupted)
     facts = facts_of(model, "b")
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
-    assert Cache(tmp_path / "answers.json").get("node:a") == Answer("taken", "", cached=True)
+    assert Cache(tmp_path / "answers.json").get("node:a") == ModelOutcome("supported", "", cached=True)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
     assert after.interrupted == ("experiments",) and "were interrupted" in after.notes[-1]
 
@@ -195,7 +197,7 @@ def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, m
     after, _ = with_probes(facts_of(model, "b"), (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert after.probing is None and "No space left on device" in after.notes[-1]
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(FAILED,))
-    assert why_refused(error, model, SIZES, 60.0) is error
+    assert explain_refusal(error, model, SIZES, 60.0) is error
 
 
 # --- graphs that a provider does not open --------------------------------------------------------------------------
@@ -209,8 +211,8 @@ def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model)
         and session.of(QNN).rejected.nodes == ("e",)
         and session.of(QNN).rejected.minimal
     )
-    assert session.of(QNN).rejected.said == "finalising the graph failed"
-    assert [trial.outcome for trial in session.of(QNN).probes["e"].trials][0] == "failed"
+    assert session.of(QNN).rejected.message == "finalising the graph failed"
+    assert [trial.outcome for trial in session.of(QNN).probes["e"].variants][0] == "failed"
     assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
 
 
@@ -219,7 +221,7 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
 
     def try_with(lab, option, value, models, *, one_node=True):
         asked.append((option, value, [len(each.graph.node) for each in models], one_node))
-        return [Answer("taken", "")]
+        return [ModelOutcome("supported", "")]
 
     monkeypatch.setattr(scripted, "try_with", try_with)
     switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
@@ -261,8 +263,8 @@ def test_a_refusal_over_nodes_names_the_cause_of_each(model):
 
 def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     """So that a slow machine is the cause that the report gives, and not an unexplained node."""
-    late = Trial("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
-    first, other = Trial("as_is", "", "left", ""), Trial("opset", "an older one", "taken", "")
+    late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
+    first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
     assert lateness((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
     assert lateness((first, late, other)) == "" == lateness((first,))
     context = Context(

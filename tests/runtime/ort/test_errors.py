@@ -92,7 +92,7 @@ def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtim
 ) -> None:
     with pytest.raises(PackageError, match=said) as caught:
         partita.place(identity(tmp_path / "model.onnx", domain=domain, op_type=op_type), "cpu")
-    assert not_said not in f"{caught.value.said}; {caught.value.remedy}"
+    assert not_said not in f"{caught.value.message}; {caught.value.remedy}"
 
 
 def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.generate.bound_graph import Logits
-from partita.runtime.generate.feeds import Feed
+from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output
@@ -109,7 +109,7 @@ def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runne
     exported = {node.name for node in runner.graphs[0].model.nodes}
     assert len(exported.intersection(node.name for node in assigned)) > 20
     assert len(exported & planned) > 20
-    assert set(opened.wanted_memory.values()) == {"Cpu"}
+    assert set(opened.required_memory.values()) == {"Cpu"}
 
 
 @NO_CUDA
@@ -337,7 +337,7 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
     ):
         feed = open_runner().bound("decode", 1, 1)
         buffer = host_buffer((1, 1, 4), dtype)
-        feed._logits = Logits(Feed(buffer, buffer.host), None, None)
+        feed._logits = Logits(BoundInput(buffer, buffer.host), None, None)
         buffer.host[0, 0] = stored
         np.testing.assert_array_equal(feed.logits(0, 0), wanted)
         assert feed.logits(0, 0).dtype == np.float32

@@ -17,12 +17,12 @@ from partita.errors import GenerationError, PackageError, PartitaError, Provider
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
-from partita.runtime import in_time
-from partita.runtime.chain.run_errors import RunLateError, told_error
+from partita.runtime import time_limit
+from partita.runtime.chain.run_errors import RunLateError, failed_run_error
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place.inputs import (
-    check_room,
+    check_free_memory,
     input_shapes,
     make_values,
     name_and_file,
@@ -30,8 +30,8 @@ from partita.runtime.place.inputs import (
     read_values,
 )
 from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
-from partita.runtime.place.run_phases import Where, filled_buffer, output_bytes, place_model, place_package
-from tests.runtime.handmade import handmade
+from partita.runtime.place.run_phases import OpenOptions, filled_buffer, output_bytes, place_model, place_package
+from tests.runtime.handmade_packages import handmade
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -58,8 +58,8 @@ def chain(path: Path, *nodes: tuple[str, str]) -> Path:
     return path
 
 
-def where(**changes) -> Where:
-    return Where(**{"chain": parse_chain("cpu"), "options": {}, "pins": (), "threads": 1, "runs": 3, **changes})
+def where(**changes) -> OpenOptions:
+    return OpenOptions(**{"chain": parse_chain("cpu"), "options": {}, "pins": (), "threads": 1, "runs": 3, **changes})
 
 
 def placed(path: Path, *shapes: str, **changes):
@@ -377,7 +377,7 @@ def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_mad
     message = r"needs 1 TiB of memory.* is free; the largest is x\[524288,262144\], 512 GiB"
     with pytest.raises(ResourceError, match=message):
         place_model(model, wide, where())
-    check_room(model.inputs, wide, {"x"})
+    check_free_memory(model.inputs, wide, {"x"})
 
 
 def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
@@ -405,8 +405,8 @@ def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
     """Figures of runs that ended before it hold, without the profile, which ONNX Runtime writes at the end."""
-    monkeypatch.setattr(in_time, "STOP_SECONDS", 0.05)
-    monkeypatch.setattr(in_time, "_running", [])
+    monkeypatch.setattr(time_limit, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(time_limit, "_running", [])
     runs, ended, run = [0], threading.Event(), Binding.run
 
     def hang(binding: Binding) -> None:
@@ -418,7 +418,7 @@ def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
 
     monkeypatch.setattr(Binding, "run", hang)
     result = placed(written(tmp_path / "m.onnx", RELU), run_seconds=0.5)
-    assert in_time.left()
+    assert time_limit.is_still_running()
     ended.set()
     assert len(result.facts.steps) == before and result.facts.sessions[0].plan == (("a",),)
     assert isinstance(result.error, RunLateError) == (before == 0)
@@ -449,7 +449,7 @@ def failed_run(message: str) -> PartitaError:
 
 def failed(path: Path, message: str, session: object = None) -> PartitaError:
     """The error for the user of a run that ends in ONNX Runtime with this text."""
-    return told_error(read_onnx(path), cast("Session", session or Fallen()), failed_run(message))
+    return failed_run_error(read_onnx(path), cast("Session", session or Fallen()), failed_run(message))
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_a_message_about_sizes_is_the_providers_error_if_the_cpu_runs_the_same_i
     path = written(tmp_path / "m.onnx", RELU)
     message = failed_run("while running Relu node. Name:'a' Status Message: only shapes of rank 4")
     for runs_on_cpu, kind in ((lambda: False, GenerationError), (lambda: True, ProviderError)):
-        error = told_error(read_onnx(path), cast("Session", Fallen()), message, (), runs_on_cpu)
+        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), message, (), runs_on_cpu)
         assert type(error) is kind
 
 

@@ -15,7 +15,7 @@ from partita.package.folder import KNOWN_ANSWER, TOLERANCES, read_manifest, reco
 from partita.providers.resolve import parse_chain
 from partita.runtime.verify.comparison import Comparison, set_aside
 from partita.runtime.verify.replay import first_difference, replay
-from tests.runtime.handmade import VOCAB, WIDTH, handmade
+from tests.runtime.handmade_packages import VOCAB, WIDTH, handmade
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
 

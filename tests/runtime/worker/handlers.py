@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from partita.errors import ProviderError, RefusedNode, Refusing
-from partita.runtime.worker.child import Channel, answer
+from partita.runtime.worker.child import Channel, handle_message
 
 
 class OddError(Exception):
@@ -71,4 +71,4 @@ def run(channel: Channel) -> None:
             for event in message.args:
                 channel.push(event)
         elif message is not None:
-            answer(channel, message, HANDLERS)
+            handle_message(channel, message, HANDLERS)

@@ -30,11 +30,11 @@ from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
-from partita.export.quantise.rounding.reference import moves
+from partita.export.quantise.calibrate.reference import moves
 from partita.export.quantise.write.products import weight_of_product
 from partita.export.weights.element_types import of_ir
 from partita.export.weights.origins import Places
-from partita.export.weights.sources import Plain
+from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
 
@@ -45,7 +45,7 @@ ROWS = "adapter_rows"
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class SwitchableAdapter:
     """An adapter that a run can switch on."""
 
     name: str
@@ -66,7 +66,7 @@ class Adapters:
 
     merged: tuple[AdapterRecord, ...] = ()
     """Adapters merged into the weights."""
-    switched: tuple[Switched, ...] = ()
+    switched: tuple[SwitchableAdapter, ...] = ()
     """Adapters in branches."""
 
 
@@ -102,7 +102,7 @@ class Branch:
         )
 
 
-def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> Switched:
+def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
     """Match an adapter with the model, to add it as branches.
 
     Raises CheckpointError for an adapter of another model, UnsupportedModelError for one that changes more than
@@ -115,10 +115,12 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
             option="with_adapters",
         )
     notes = base_note(checkpoint, adapter, "added as a branch to")
-    return Switched(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
+    return SwitchableAdapter(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
 
 
-def add_branches(model: ir.Model, adapters: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
+def add_branches(
+    model: ir.Model, adapters: Sequence[SwitchableAdapter], batch: int, *, fixed: bool
+) -> dict[str, Branch]:
     """Add a branch to every MatMul that an adapter of `adapters` changes, in place. Returns branches by the name of A.
 
     `batch`: batch size of the graph. `fixed`: all sizes are fixed, and the rank is the largest. Raises
@@ -146,7 +148,7 @@ def add_branches(model: ir.Model, adapters: Sequence[Switched], batch: int, *, f
     return made
 
 
-def _modules(plain: Plain, adapters: Sequence[Switched]) -> dict[str, torch.Tensor]:
+def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[str, torch.Tensor]:
     """The adapted modules that make up `plain` [N, K] -> the indices of their rows in it."""
     found: dict[str, torch.Tensor] = {}
     for module, site in ((module, site) for each in adapters for module, site in each.sites.items()):
@@ -157,7 +159,7 @@ def _modules(plain: Plain, adapters: Sequence[Switched]) -> dict[str, torch.Tens
     return found
 
 
-def _rows(plain: Plain, site: Site) -> torch.Tensor | None:
+def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
     """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
     count, width = plain.origin.shape
     rows = site.base.shape[1 if site.turned else 0]
@@ -180,9 +182,9 @@ def _rows(plain: Plain, site: Site) -> torch.Tensor | None:
 
 def _branch(
     node: ir.Node,
-    plain: Plain,
+    plain: FloatSource,
     modules: Mapping[str, torch.Tensor],
-    adapters: Sequence[Switched],
+    adapters: Sequence[SwitchableAdapter],
     apart: int | str | None,
     *,
     fixed: bool,
@@ -230,7 +232,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
     known = next((value for value in graph.inputs if value.name == port.name), None)
     if known is not None:
         return known
-    kind = ir.TensorType(ir.DataType(dtypes.named(port.dtype).number))
+    kind = ir.TensorType(ir.DataType(dtypes.dtype_named(port.dtype).number))
     value = ir.Value(name=port.name, shape=ir.Shape(port.shape), type=kind)
     graph.inputs.append(value)
     if not all(isinstance(size, int) for size in port.shape):
@@ -240,7 +242,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
     return value
 
 
-def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
+def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
     """The values of an adapter for the inputs of the graphs, by name.
 
     Raises CheckpointError for a value outside the range of the dtype.
@@ -271,7 +273,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
     return found
 
 
-def add_to(model: Any, each: Switched) -> None:
+def add_to(model: Any, each: SwitchableAdapter) -> None:
     """Add an adapter to the float32 weights of a transformers model, in place."""
     with torch.no_grad(), OpenFiles(each.adapter.folder) as files:
         for module, site in each.sites.items():
@@ -285,7 +287,7 @@ def add_to(model: Any, each: Switched) -> None:
             owner.weight.add_(added.T if site.turned else added)
 
 
-def told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
+def weights_text(placed: object, prompts: object, adapter: SwitchableAdapter | None) -> str:
     """The end of a sentence that names the weights of the source model."""
     parts = ["the package's rounded weights"] if placed else []
     parts += [] if adapter is None else [f"the adapter {adapter.name}"]

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.weight_files import (
     SHOWN_CHARACTERS,
@@ -35,6 +34,7 @@ from partita.export.checkpoint.weight_files import (
 from partita.export.weights.element_types import CHECKPOINT
 from partita.export.weights.origins import Region, blocks
 from partita.package.folder import COMPANIONS, AdapterRecord, check_folder, record_file
+from partita.untrusted_files import is_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from partita.export.checkpoint.adapters.files import (
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import Decoder, TensorInfo, few
-from partita.export.weights.origins import Stored
+from partita.export.weights.origins import StoredTensor
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,7 @@ class _Merging:
         self.vocabulary = int(self.checkpoint.config.get_text_config(decoder=True).vocab_size)
 
 
-def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
+def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
     """The checkpoint with `adapter` merged into its weights, and notes for the user.
 
     `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, with the
@@ -84,7 +84,7 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
         _merge_module(work, name, matrices)
     _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
-    return replace(checkpoint, tensors=tensors, unmerged=checkpoint.tensors), [
+    return replace(checkpoint, tensors=tensors, without_adapter=checkpoint.tensors), [
         *base_note(checkpoint, adapter, "merged into"),
         *work.notes,
     ]
@@ -163,7 +163,7 @@ def _site(work: _Merging, name: str) -> Site | None:
     if name not in work.names and name not in work.checkpoint.tensors:
         name = next(iter(_renamed(work, name)), name)
     origin = work.sources.of(name)
-    if origin is not None and not isinstance(origin, Stored):
+    if origin is not None and not isinstance(origin, StoredTensor):
         work.computed.append(name)
         return None
     if origin is not None:
@@ -176,7 +176,7 @@ def _site(work: _Merging, name: str) -> Site | None:
             turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
         )
-    if name in work.checkpoint.tensors and name not in work.sources.unmatched:
+    if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
         return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
     work.unknown.append(name)
     return None
@@ -191,7 +191,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
     """Replace a parameter with the output of `decoder`. Tied parameters keep the stored weight."""
     base = site.base
     work.made[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
-    partners = work.sources.tied.get(name, frozenset()) - {name}
+    partners = work.sources.tied_names.get(name, frozenset()) - {name}
     if not partners:
         return
     if work.adapter.config.keeps_ties:

@@ -94,7 +94,7 @@ def mapped_as(architecture: str) -> str:
     return names.get(architecture, architecture)
 
 
-def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """`raw`, transformers' config of a file, with the settings that it does not read, and a note on ignored settings.
 
     Raises UnsupportedModelError for unsupported settings that change the outputs.

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.gguf.header import GgufTensor, Header
 from partita.export.checkpoint.gguf.types import AFFINE, Bytes, dequantised
-from partita.export.checkpoint.original import auto_class
+from partita.export.checkpoint.model_class import auto_class
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, few, first_line
 from partita.export.weights.origins import Region

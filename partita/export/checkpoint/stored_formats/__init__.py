@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.quantised import Recognised, refusal
+from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
 from partita.export.weights.element_types import unpack
 from partita.export.weights.origins import Region
@@ -170,7 +170,7 @@ class Sources:
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
-    claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
+    declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
     """Weight name -> alternative declarations of the settings; the tensors must match one."""
 
     def stems(self, end: str, kind: str = ANY) -> list[str]:
@@ -289,7 +289,7 @@ def read_words(
 __all__ = [
     "AffineWeight",
     "Parts",
-    "Quantised",
+    "QuantisedTensors",
     "StoredFormat",
     "StoredWeight",
     "affine",
@@ -300,7 +300,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class QuantisedTensors:
     """The quantised weights of a checkpoint."""
 
     method: str
@@ -351,7 +351,7 @@ def format_of(method: str) -> StoredFormat | None:
     return None
 
 
-def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> Quantised:
+def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo]) -> QuantisedTensors:
     """The tensors of a quantised checkpoint, with its weights as floats.
 
     Raises UnsupportedModelError for an unsupported method, CheckpointError when tensors do not match each other.
@@ -369,7 +369,7 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
         )
     with OpenFiles(folder) as files:
         for weight in made.weights:
-            wrong = [contradiction(weight, claims, files) for claims in sources.claims.get(weight.name, ())]
+            wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
             if wrong and wrong[0] is not None and None not in wrong:
                 raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
     left = {name: info for name, info in tensors.items() if name not in sources.taken}
@@ -387,4 +387,4 @@ def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> 
             f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
-    return Quantised(found.method.name, all_tensors, weights, made.notes)
+    return QuantisedTensors(found.method.name, all_tensors, weights, made.notes)

@@ -108,7 +108,7 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
             )
     tensors, name = (qweight, scales, qzeros), f"{stem}.weight"
     symmetric = sources.settings.get("zero_point") is False
-    sources.claims[name] = [
+    sources.declarations[name] = [
         {"zero_point false": ("symmetric", symmetric)} | claims_of(sources.settings, {"sym": "symmetric"})
     ]
     return _Weight(name, (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales)

@@ -54,7 +54,7 @@ class _Table(StoredWeight):
     """4-bit codes of a table."""
 
     block: int
-    nested: int
+    nested_blocks: int
     """Blocks per nested scale; 0: scales are stored as floats."""
     offset: float
     rounded: torch.dtype
@@ -70,13 +70,13 @@ class _Table(StoredWeight):
         data, absmax, table, *others = self.tensors
         elements = math.prod(self.shape)
         held, scales = -(-elements // 2), -(-elements // self.block)
-        outer = [(-(-scales // self.nested),), (256,)] if self.nested else []
+        outer = [(-(-scales // self.nested_blocks),), (256,)] if self.nested_blocks else []
         return (
             data.shape in ((held, 1), (1, held), (held,))
             and absmax.shape == (scales,)
             and table.shape == (16,)
             and [each.shape for each in others] == outer
-            and bool(re.fullmatch(BYTE if self.nested else FLOAT, absmax.dtype))
+            and bool(re.fullmatch(BYTE if self.nested_blocks else FLOAT, absmax.dtype))
         )
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
@@ -111,12 +111,12 @@ class _Table(StoredWeight):
     ) -> torch.Tensor:
         """Scales of blocks `low` .. `high`, float32."""
         found = files.read(absmax, ((low, high),))
-        if not self.nested:
+        if not self.nested_blocks:
             return found.float()
         scales, table = others[:2]
         outer = files.read(scales, ((0, scales.shape[0]),)).float()
         inner = files.read(table, ((0, table.shape[0]),)).float()[found.long()]
-        return inner * outer[torch.arange(low, high) // self.nested] + self.offset
+        return inner * outer[torch.arange(low, high) // self.nested_blocks] + self.offset
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _read(sources: Sources) -> Read:
         key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
     }
     of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested"})
-    sources.claims |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
+    sources.declarations |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
     return Read(found)
 
 

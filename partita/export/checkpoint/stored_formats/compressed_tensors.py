@@ -39,7 +39,7 @@ from partita.export.checkpoint.stored_formats import (
     claims_of,
     read_words,
 )
-from partita.export.checkpoint.stored_formats.fp8 import ACTIVATIONS, BLOCK, scaled, take_activation_scales
+from partita.export.checkpoint.stored_formats.fp8 import ACTIVATIONS, BLOCK, mark_activation_scales, scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
 
@@ -141,18 +141,18 @@ def _read(sources: Sources) -> Read:
         else:
             structures, groups = _block_structures(sources.settings), _groups_with(sources.settings, "weights")
             declared = 0 < len(list(structures)) == len(list(groups))
-            weights.append(scaled(sources, weight, scales, blocks, declared=declared))
+            weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
     found = [weight for weight in weights if weight is not None]
     said = list(_groups_with(sources.settings, "weights"))
-    sources.claims |= {weight.name: [_claims(each) for each in said] for weight in found}
-    notes = take_activation_scales(sources)
+    sources.declarations |= {weight.name: [_declarations(each) for each in said] for weight in found}
+    notes = mark_activation_scales(sources)
     if not notes and any(_groups_with(sources.settings, "input_activations")):
         notes = (ACTIVATIONS.format(sources.method),)
     return Read(found, notes)
 
 
-def _claims(said: Mapping[str, Any]) -> Claims:
+def _declarations(said: Mapping[str, Any]) -> Claims:
     """The declarations of a config group for its weights."""
     found = claims_of(said, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
     if said.get("symmetric") is False:

@@ -48,10 +48,10 @@ class ScaledWeight(StoredWeight):
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Weight times scale, float32."""
-        return files.read(self.weight, region).float() * expanded(self.factors, self.blocks, region, files)
+        return files.read(self.weight, region).float() * expand_scales(self.factors, self.blocks, region, files)
 
 
-def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
+def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
     """The scale of every element in `region`, float32, in a shape that broadcasts to it."""
     shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
     some = [
@@ -100,7 +100,7 @@ def blocks_of(
     return tuple(found)
 
 
-def scaled(
+def scaled_weight(
     sources: Sources,
     weight: TensorInfo,
     scales: TensorInfo,
@@ -118,7 +118,7 @@ def scaled(
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
-def take_activation_scales(sources: Sources) -> tuple[str, ...]:
+def mark_activation_scales(sources: Sources) -> tuple[str, ...]:
     """Mark the scales of activations as used. Returns a note where there are any."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
     sources.taken.update(found)
@@ -135,9 +135,9 @@ def _read(sources: Sources) -> Read:
             continue
         weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
         if weight is not None and scales is not None:
-            weights.append(scaled(sources, weight, scales, expected, declared=declared))
-            sources.claims[name] = [claims_of(sources.settings, {"fmt": "kind"})]
-    notes = take_activation_scales(sources)
+            weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
+            sources.declarations[name] = [claims_of(sources.settings, {"fmt": "kind"})]
+    notes = mark_activation_scales(sources)
     if not notes and sources.settings.get("activation_scheme") == "dynamic":
         notes = (ACTIVATIONS.format(sources.method),)
     return Read(weights, notes)

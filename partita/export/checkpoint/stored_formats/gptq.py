@@ -136,7 +136,7 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
     in_order = settings["desc_act"] is False
-    sources.claims[name] = [claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}]
+    sources.declarations[name] = [claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}]
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 

@@ -39,7 +39,7 @@ from partita.export.checkpoint.stored_formats import (
     claims_of,
 )
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
-from partita.export.checkpoint.stored_formats.fp8 import scaled
+from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
 from partita.export.weights.element_types import to_torch
 from partita.export.weights.origins import Region
@@ -54,7 +54,7 @@ SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
 
 
 @dataclass(frozen=True)
-class _Plain(StoredWeight):
+class _PlainInt4(StoredWeight):
     """An int4 weight [N, K]. Its second tensor has the scales, the third the zero points, which are added."""
 
     group: int
@@ -101,9 +101,9 @@ def _read(sources: Sources) -> Read:
         kind = declared.get(name, {})
         if stem + BEFORE in sources.tensors:
             raise sources.refused(f"with an activation scale ({stem}{BEFORE})", ADVICE)
-        sources.claims[name] = [_claims(sources.settings, kind)]
+        sources.declarations[name] = [_declarations(sources.settings, kind)]
         if _is_plain(sources, stem, kind):
-            weights.append(_plain(sources, stem, name))
+            weights.append(_plain_int4(sources, stem, name))
             continue
         if stem not in fitting:
             raise sources.refused(
@@ -117,11 +117,11 @@ def _read(sources: Sources) -> Read:
         if data.dtype in ("I8", "torch.int8"):
             weights.append(of_integers(sources, name, data.shape, _bits(kind), data, scales, zeros))
         else:
-            weights.append(scaled(sources, data, scales, (1, data.shape[-1]), name))
+            weights.append(scaled_weight(sources, data, scales, (1, data.shape[-1]), name))
     return Read([weight for weight in weights if weight is not None])
 
 
-def _claims(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
+def _declarations(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
     """The declarations of config.json for all weights, and of the file header for one."""
     default = _section(settings.get("quant_type"), "default")
     of_all = {**_section(settings, "quant_type_kwargs"), **_section(default, "_data")}
@@ -143,7 +143,7 @@ def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
     return kind.get("_type", PLAIN) == PLAIN and zeros is not None and bool(re.fullmatch(FLOAT, zeros.dtype))
 
 
-def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
+def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     """A weight of plain int4. Raises CheckpointError when the tensors do not match each other."""
     data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
     zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
@@ -158,7 +158,7 @@ def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     if zero.shape != scale.shape:
         raise sources.wrong(zero.name, f"is {list(zero.shape)}, but {scale.name} is {list(scale.shape)}")
     kind = to_torch(scale.dtype)
-    return _Plain(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
+    return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
 
 
 def _bits(kind: Mapping[str, Any]) -> int:

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from partita.export.passes.base import added, take_names
 from partita.export.quantise.write.layouts import Layout
-from partita.export.quantise.write.packed import Packing
+from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import Kernels
-from partita.export.weights.sources import stored
+from partita.export.weights.sources import weight_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Place:
 
     def reshaped(self, value: ir.Value, shape: tuple[int, ...], name: str) -> ir.Value:
         """The same bytes of a weight as a constant of another shape."""
-        part = stored(value)
+        part = weight_part(value)
         if part is not None:
             return added(self.graph, part.reshaped(shape), name)
         assert value.const_value is not None

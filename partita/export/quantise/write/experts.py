@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from partita.export.quantise.forms import ExpertsCall, Place, Weight
 from partita.export.target import Kernels
-from partita.export.weights.origins import Flattened
-from partita.export.weights.sources import Plain, stored
+from partita.export.weights.origins import FlattenedOrigin
+from partita.export.weights.sources import FloatSource, weight_part
 
 OPERATOR, PLAIN, DOMAIN = "QMoE", "MoE", "com.microsoft"
 EXACT_LEVEL = 0
@@ -28,7 +28,7 @@ ZEROS_UP, ZEROS_DOWN, INPUTS = 11, 12, 13
 """Input indices of the zero points, and the number of inputs."""
 
 
-def stacks(node: ir.Node) -> tuple[Plain, Plain] | None:
+def stacks(node: ir.Node) -> tuple[FloatSource, FloatSource] | None:
     """The weights [E * F, H] and [E * H, I] of a MoE node; None for other nodes."""
     if (node.domain, node.op_type) != (DOMAIN, PLAIN) or any(value is not None for value in node.inputs[6:]):
         return None
@@ -37,20 +37,20 @@ def stacks(node: ir.Node) -> tuple[Plain, Plain] | None:
     return None if up is None or down is None else (up, down)
 
 
-def _flat(value: ir.Value | None) -> Plain | None:
+def _flat(value: ir.Value | None) -> FloatSource | None:
     """A stack of the checkpoint as concatenated matrices."""
-    weight = stored(value)
-    if weight is None or weight.shape.rank() != 3 or weight.is_reshaped or not isinstance(weight.source, Plain):
+    weight = weight_part(value)
+    if weight is None or weight.shape.rank() != 3 or weight.is_reshaped or not isinstance(weight.source, FloatSource):
         return None
-    return flattened(weight.source)
+    return flatten_stack(weight.source)
 
 
-def flattened(plain: Plain) -> Plain:
+def flatten_stack(plain: FloatSource) -> FloatSource:
     """A stack [E, N, K] as [E * N, K]."""
-    return replace(plain, origin=Flattened(plain.origin))
+    return replace(plain, origin=FlattenedOrigin(plain.origin))
 
 
-def gathered(models: Iterable[ir.Model]) -> frozenset[str]:
+def stack_tensors(models: Iterable[ir.Model]) -> frozenset[str]:
     """Checkpoint tensors of stacks from which a graph of the package selects matrices with Gather.
 
     They stay unquantised in all graphs, to be stored once.
@@ -58,7 +58,7 @@ def gathered(models: Iterable[ir.Model]) -> frozenset[str]:
     found: set[str] = set()
     for model in models:
         for node in model.graph:
-            weight = stored(node.inputs[0]) if node.op_type == "Gather" and node.inputs else None
+            weight = weight_part(node.inputs[0]) if node.op_type == "Gather" and node.inputs else None
             if weight is not None and weight.shape.rank() > 2:
                 found |= weight.source.tensors
     return frozenset(found)
@@ -75,7 +75,7 @@ def call_of(node: ir.Node, up: Weight, down: Weight) -> ExpertsCall:
 
 def write(place: Place, call: ExpertsCall) -> ir.Value:
     """Write the node. Returns the output [T, H]."""
-    up, down = (_stacked(place, weight, call.count) for weight in (call.up, call.down))
+    up, down = (_per_expert(place, weight, call.count) for weight in (call.up, call.down))
     inputs: list[ir.Value | None] = [None] * INPUTS
     inputs[:8] = [call.hidden, call.scores, up[0], up[1], call.up_bias, down[0], down[1], call.down_bias]
     inputs[ZEROS_UP:] = [*(up[2:] or [None]), *(down[2:] or [None])]
@@ -91,7 +91,7 @@ def write(place: Place, call: ExpertsCall) -> ir.Value:
     return place.node(OPERATOR, inputs, dtype=hidden.dtype, shape=hidden.shape, domain=DOMAIN, attributes=attributes)
 
 
-def _stacked(place: Place, weight: Weight, count: int) -> list[ir.Value | None]:
+def _per_expert(place: Place, weight: Weight, count: int) -> list[ir.Value | None]:
     """The parts of a quantised weight, with one matrix per expert."""
     found: list[ir.Value | None] = []
     for value in weight.values:
@@ -107,10 +107,10 @@ def make_exact(model: ir.Model) -> None:
         if node.attributes.get_int("expert_weight_bits", 4) == 4:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", EXACT_LEVEL)
         else:
-            _as_plain(model.graph, node)
+            _replace_by_moe(model.graph, node)
 
 
-def _as_plain(graph: ir.Graph, node: ir.Node) -> None:
+def _replace_by_moe(graph: ir.Graph, node: ir.Node) -> None:
     """Replace an 8-bit QMoE by MoE."""
     place = Place(graph, node, Kernels())
     given = [*node.inputs, *[None] * (INPUTS - len(node.inputs))]

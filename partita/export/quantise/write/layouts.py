@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 
 from partita.export.publish import unnamed_file
-from partita.export.quantise.rounders import Packing, Quantised
+from partita.export.quantise.quantisers import Packing, Quantised
 from partita.export.weights.element_types import of_ir, pack, to_torch, unpack
 from partita.export.weights.sources import SLICE_BYTES, Part
 
@@ -50,7 +50,7 @@ class Sizes(Protocol):
         """The dtype of the scales."""
 
 
-class Rounded(Sizes, Protocol):
+class RowWiseQuantised(Sizes, Protocol):
     """A weight that is quantised a few rows at a time."""
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
@@ -66,7 +66,7 @@ class Layout(Protocol):
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
         """Integers, scales, and zero points where there are any."""
 
-    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts in pieces, as `WeightSource.pieces`. Raises CheckpointError."""
 
     def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
@@ -91,7 +91,7 @@ class InRows:
         )
         return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
 
-    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers in order, then scales and zero points."""
         grid, scales, zeros = weight.packing.grid, [], []
         for _, rows in weight.rows_quantised():
@@ -137,7 +137,7 @@ class InColumns:
         )
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
-    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
         """All integers are computed before the first is written, because they come in rows and are written in columns.
 
         A temporary file holds them, one byte each.
@@ -195,7 +195,7 @@ class InBlocks:
             Part((rows, count, 1), weight.dtype, SCALES),
         )
 
-    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers in order, then scales."""
         scales = []
         for _, rows in weight.rows_quantised():

@@ -15,14 +15,14 @@ import onnx_ir as ir
 from partita.errors import UsageError
 from partita.export.options import INTEGERS, ExportOptions
 from partita.export.passes.base import PassContext
-from partita.export.quantise.asking import PROBED_WIDTH, settled
+from partita.export.quantise.form_probes import PROBED_WIDTH, first_supported
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.rounders import without_text
-from partita.export.quantise.write.packed import Packing
+from partita.export.quantise.quantisers import without_text
 from partita.export.quantise.write.rewrite import Outcome, quantise
+from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import Kernels, Target
-from partita.export.weights.sources import Plain
+from partita.export.weights.sources import FloatSource
 
 
 def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | None) -> Plan | None:
@@ -50,7 +50,7 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
         found = replace(own, form=form, kernels=kernels).packed(8, PROBED_WIDTH)
         return [] if found is None else [found]
 
-    taken, _ = settled(target, forms, packings, packings, options.computing.dtype, option=option)
+    taken, _ = first_supported(target, forms, packings, packings, options.computing.dtype, option=option)
     return replace(own, form=taken)
 
 
@@ -61,7 +61,7 @@ def pack(
     plan: Plan,
     own: Outcome,
     shared: Outcome,
-    movable: Callable[[Plain], bool],
+    movable: Callable[[FloatSource], bool],
 ) -> dict[str, int]:
     """Quantise the weights of the prefill graph, in place.
 

@@ -13,11 +13,11 @@ import onnx_ir as ir
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.passes.base import only_consumer
 from partita.export.quantise.forms import Place
-from partita.export.quantise.plan import Plan, looks_up_stored
+from partita.export.quantise.plan import Plan, supports_stored_lookup
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.as_stored import AsStored, NotAsStoredError, Taken
-from partita.export.weights.origins import Reordered
-from partita.export.weights.sources import Plain, StoredPart, stored
+from partita.export.quantise.write.stored_integers import AsStored, NotAsStoredError, StoredPacking
+from partita.export.weights.origins import ReorderedOrigin
+from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 
 ROUTER_STEPS = 12
 """Maximum nodes between a router's product and the choice of experts."""
@@ -35,11 +35,11 @@ SCORING = frozenset(
 """Operators on a router's scores before the selection. Other products have a norm or product before any selection."""
 
 
-def weight_of_product(node: ir.Node) -> Plain | None:
+def weight_of_product(node: ir.Node) -> FloatSource | None:
     """The weight [N, K] of a product x W^T; None for other nodes."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
         return None
-    weight = stored(node.inputs[1])
+    weight = weight_part(node.inputs[1])
     plain = None if weight is None else _matrix(weight)
     if plain is None:
         return None
@@ -69,15 +69,15 @@ def views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
     return (first, last) if known and widths and sizes[:-1] == becomes[:-1] else None
 
 
-def _matrix(weight: StoredPart) -> Plain | None:
+def _matrix(weight: StoredPart) -> FloatSource | None:
     """A matrix as stored, or a stack as one; None for other weights."""
-    if weight.shape.rank() != 2 or not isinstance(weight.source, Plain):
+    if weight.shape.rank() != 2 or not isinstance(weight.source, FloatSource):
         return None
     if not weight.is_reshaped:
         return weight.source
     shape = weight.part.shape
     as_one = len(shape) == 3 and tuple(weight.shape.numpy()) == (shape[0] * shape[1], shape[2])
-    return experts.flattened(weight.source) if as_one else None
+    return experts.flatten_stack(weight.source) if as_one else None
 
 
 def routes(node: ir.Node) -> bool:
@@ -105,7 +105,7 @@ PACKED_ATTENTION = "packed_attention"
 """The pass that joins the query, key and value projections."""
 
 
-def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
+def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking:
     """The packing of a product's weight.
 
     Raises UnsupportedModelError where it cannot be packed as stored, UsageError where a setting contradicts.
@@ -127,9 +127,9 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
     return taken
 
 
-def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) -> None:
+def _check_said(plan: Plan, modules: Iterable[str], plain: FloatSource, taken: StoredPacking) -> None:
     """Raise UsageError where a setting requests other bits than the stored ones."""
-    said, bits = plan.bits_said(modules), taken.packing.grid.bits
+    said, bits = plan.requested_bits(modules), taken.packing.grid.bits
     if said is not None and said != bits:
         raise UsageError(
             f"`keep`: {plain.name} is stored in {bits} bits, and would be quantised a second time; add "
@@ -137,18 +137,18 @@ def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) 
         )
 
 
-def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken | None:
+def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking | None:
     """The packing of an embedding; None where it stays floats, because its form does not look up these integers."""
     try:
         taken = _of(plan).take([plain.origin])
     except NotAsStoredError:
         return None
     _check_said(plan, modules, plain, taken)
-    reordered_rows = any(isinstance(origin, Reordered) for origin in taken.origins)
-    return None if reordered_rows or not looks_up_stored(plan.form, taken.packing) else taken
+    reordered_rows = any(isinstance(origin, ReorderedOrigin) for origin in taken.origins)
+    return None if reordered_rows or not supports_stored_lookup(plan.form, taken.packing) else taken
 
 
-def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain]) -> Taken | None:
+def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource]) -> StoredPacking | None:
     """The packing of one layer's stacks for one operator; None where it does not support them."""
     if plan.form.experts is None or not plan.kernels.experts:
         return None
@@ -160,7 +160,7 @@ def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain
             f"unchanged: {error}; {_instead()}"
         ) from error
     _check_said(plan, modules, weights[0], taken)
-    return None if any(isinstance(origin, Reordered) for origin in taken.origins) else taken
+    return None if any(isinstance(origin, ReorderedOrigin) for origin in taken.origins) else taken
 
 
 def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Value:

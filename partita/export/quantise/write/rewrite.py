@@ -25,12 +25,10 @@ from partita.export.passes.base import Pass, PassContext, drop_unused_initialize
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise.forms import Place, Weight
-from partita.export.quantise.keep import Keep, paths
+from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.as_stored import Taken, is_stored
 from partita.export.quantise.write.layouts import Layout
-from partita.export.quantise.write.packed import Packed, Packing
 from partita.export.quantise.write.products import (
     reordered,
     routes,
@@ -40,9 +38,11 @@ from partita.export.quantise.write.products import (
     views_around,
     weight_of_product,
 )
+from partita.export.quantise.write.stored_integers import StoredPacking, is_stored
+from partita.export.quantise.write.weight_source import Packing, QuantisedSource
 from partita.export.weights.element_types import of_ir
-from partita.export.weights.origins import Reordered
-from partita.export.weights.sources import Plain, initializers, stored
+from partita.export.weights.origins import ReorderedOrigin
+from partita.export.weights.sources import FloatSource, initializers, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.records import PackedKind, PackedWeights
 
@@ -57,10 +57,10 @@ AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedWeight:
     """A quantised weight in the graphs."""
 
-    packed: Packed
+    packed: QuantisedSource
     modules: tuple[str, ...]
     """Modules of the nodes that read it."""
     values: tuple[ir.Value, ...]
@@ -83,19 +83,19 @@ class Narrowed:
 class Outcome:
     """The outcome of quantisation for all graphs of a package."""
 
-    placed: dict[object, Placed] = field(default_factory=dict)
+    placed: dict[object, PlacedWeight] = field(default_factory=dict)
     """Weight key -> the quantised weight."""
-    asked_to_stay: dict[str, int] = field(default_factory=dict)
+    kept_by_setting: dict[str, int] = field(default_factory=dict)
     """Weights of modules that a setting keeps unquantised -> number of elements."""
-    stayed: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
+    unquantised: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
     """(operator, dtype) -> other unquantised weights with their number of elements."""
     otherwise: dict[str, int] = field(default_factory=dict)
     """Embeddings whose setting requests bits that the form does not look up -> their bits."""
-    narrowed: dict[object, Narrowed] = field(default_factory=dict)
+    half_precision: dict[object, Narrowed] = field(default_factory=dict)
     """Weight key -> weights rounded to 16 bits and stored in them."""
     modules: set[str] = field(default_factory=set)
     """Modules of all weights that could be quantised."""
-    gathered: frozenset[str] = frozenset()
+    kept_for_selection: frozenset[str] = frozenset()
     """Checkpoint tensors that stay because a graph selects matrices from them."""
 
 
@@ -104,7 +104,7 @@ def quantise(
     context: PassContext,
     plan: Plan,
     outcome: Outcome,
-    movable: Callable[[Plain], bool],
+    movable: Callable[[FloatSource], bool],
     *,
     rest: Plan | None = None,
 ) -> dict[str, int]:
@@ -138,7 +138,7 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
 
 def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
     """Settings whose modules have no weight that could be quantised."""
-    narrowed = {module for each in outcome.narrowed.values() for module in each.modules}
+    narrowed = {module for each in outcome.half_precision.values() for module in each.modules}
     return [each for each in keep if not any(each.fits(module) for module in outcome.modules | narrowed)]
 
 
@@ -150,7 +150,7 @@ class _Rewriter:
     context: PassContext
     plan: Plan
     outcome: Outcome
-    movable: Callable[[Plain], bool]
+    movable: Callable[[FloatSource], bool]
     rest: Plan | None = None
     """The plan that runs afterwards."""
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
@@ -167,23 +167,23 @@ class _Rewriter:
             with over(node):
                 count += self._experts(node)
                 plain = weight_of_product(node)
-                if plain is not None and not routes(node) and not self._is_left(node, plain):
+                if plain is not None and not routes(node) and not self._is_for_next_plan(node, plain):
                     found = self._packing(node, plain)
                     if found is not None:
                         heads[_tensor(plain)] = found.packing
                         layout = self.plan.form.product.layout
-                        self._product(node, self._packed(plain, found, layout))
+                        self._product(node, self._quantised_weight(plain, found, layout))
                         count += 1
         for node in list(self.graph) if self.rest is None else ():
             with over(node):
-                count += self._looked_up(node, tokens, heads)
+                count += self._replace_lookup(node, tokens, heads)
         self._settle_values()
         drop_unused_initializers(self.graph)
         if self.rest is None:
-            self._note_others()
+            self._count_unquantised()
         return count
 
-    def _is_left(self, node: ir.Node, plain: Plain) -> bool:
+    def _is_for_next_plan(self, node: ir.Node, plain: FloatSource) -> bool:
         """Whether a product is left to the plan that runs afterwards."""
         if self.rest is None:
             return False
@@ -201,68 +201,72 @@ class _Rewriter:
             near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
         return False
 
-    def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Taken | None:
+    def _packing(self, node: ir.Node, plain: FloatSource, *, embedding: bool = False) -> StoredPacking | None:
         """The packing of the weight of `node`; None where it stays. Raises UnsupportedModelError, UsageError."""
-        if not self._may_be_packed(plain):
+        if not self._may_be_quantised(plain):
             return None
         where = modules_of(node, plain)
         self.outcome.modules.update(where)
-        if self.plan.asked_to_stay(where):
-            self.outcome.asked_to_stay[plain.name] = plain.elements
+        if self.plan.kept_by_setting(where):
+            self.outcome.kept_by_setting[plain.name] = plain.elements
         elif self._keeps_stored(where, plain):
             taken = taken_by_look_up if embedding else taken_by_product
             return taken(self.plan, where, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
-        said = self.plan.bits_said(where)
+        said = self.plan.requested_bits(where)
         if packing is not None and said not in (None, packing.grid.bits):
             self.outcome.otherwise[plain.name] = packing.grid.bits
-        return None if packing is None else Taken(packing, (plain.origin,))
+        return None if packing is None else StoredPacking(packing, (plain.origin,))
 
-    def _keeps_stored(self, where: Sequence[str], *weights: Plain) -> bool:
+    def _keeps_stored(self, where: Sequence[str], *weights: FloatSource) -> bool:
         """Whether the stored integers of some weights are to be kept."""
-        if self.plan.stored is None or self.plan.asked_to_stay(where):
+        if self.plan.stored is None or self.plan.kept_by_setting(where):
             return False
         return any(is_stored(plain.origin) for plain in weights)
 
-    def _packed(self, plain: Plain, taken: Taken, layout: Layout, place: int = 0) -> Packed:
+    def _quantised_weight(
+        self, plain: FloatSource, taken: StoredPacking, layout: Layout, place: int = 0
+    ) -> QuantisedSource:
         """The weight with this packing."""
-        return Packed.of(replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded)
+        return QuantisedSource.of(
+            replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded
+        )
 
-    def _may_be_packed(self, plain: Plain) -> bool:
+    def _may_be_quantised(self, plain: FloatSource) -> bool:
         """Whether the weight can be verified and is stored once."""
-        return not plain.tensors & self.outcome.gathered and self.movable(plain)
+        return not plain.tensors & self.outcome.kept_for_selection and self.movable(plain)
 
     def _experts(self, node: ir.Node) -> bool:
         """Replace MoE by the form's operator on quantised experts; False where that is impossible."""
         found, form = experts.stacks(node), self.plan.form.experts
-        if found is None or form is None or not all(map(self._may_be_packed, found)):
+        if found is None or form is None or not all(map(self._may_be_quantised, found)):
             return False
         where = modules_of(node, found[0])
         self.outcome.modules.update(where)
-        if self.plan.asked_to_stay(where):
-            self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
+        if self.plan.kept_by_setting(where):
+            self.outcome.kept_by_setting |= {plain.name: plain.elements for plain in found}
         if self._keeps_stored(where, *found):
             taken = taken_by_experts(self.plan, where, found)
         else:
             packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
-            taken = None if packing is None else Taken(packing, tuple(plain.origin for plain in found))
+            taken = None if packing is None else StoredPacking(packing, tuple(plain.origin for plain in found))
         if taken is None:
             return False
         up, down = (
-            self._weight(self._packed(plain, taken, form.layout, place), node, of_experts=True)
+            self._weight(self._quantised_weight(plain, taken, form.layout, place), node, of_experts=True)
             for place, plain in enumerate(found)
         )
         self._replace(node, form.write(self._place(node), experts.call_of(node, up, down)))
         return True
 
-    def _product(self, node: ir.Node, packed: Packed) -> None:
+    def _product(self, node: ir.Node, packed: QuantisedSource) -> None:
         """Replace a MatMul or Gemm by the product of the form."""
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         views = views_around(node)
         hidden = node.inputs[0] if views is None else views[0].inputs[0]
         assert hidden is not None
         place = self._place(node)
-        if isinstance(packed.origin, Reordered):
+        if isinstance(packed.origin, ReorderedOrigin):
             hidden = reordered(place, hidden, packed.origin.order)
         made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
         if views is None:
@@ -270,22 +274,27 @@ class _Rewriter:
         else:
             self._replace(views[1], made, dead=(node, views[0]))
 
-    def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
+    def _replace_lookup(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
         """Replace the Gather of an embedding by the form's lookup; False where it is not one."""
         form = self.plan.form
         if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
             return False
-        weight = stored(node.inputs[0])
-        if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
+        weight = weight_part(node.inputs[0])
+        if (
+            weight is None
+            or weight.shape.rank() != 2
+            or weight.is_reshaped
+            or not isinstance(weight.source, FloatSource)
+        ):
             return False
         found = self._packing(node, weight.source, embedding=True)
-        ties = form.look_up.layout == form.product.layout and not _is_kept(self.plan, node)
+        ties = form.look_up.layout == form.product.layout and not _setting_matches(self.plan, node)
         if found is not None and ties:
             # tied: the bytes of the head
             found = replace_fields(found, packing=heads.get(_tensor(weight.source), found.packing))
         if found is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % found.packing.block_size:
             return False
-        packed = self._packed(weight.source, found, form.look_up.layout)
+        packed = self._quantised_weight(weight.source, found, form.look_up.layout)
         assert tokens is not None
         self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
         return True
@@ -300,11 +309,11 @@ class _Rewriter:
         assert new is not None
         replace(self.graph, node, new, dead)
 
-    def _weight(self, packed: Packed, node: ir.Node, *, of_experts: bool = False) -> Weight:
+    def _weight(self, packed: QuantisedSource, node: ir.Node, *, of_experts: bool = False) -> Weight:
         """A weight for node writers."""
         return Weight(self._parts(packed, node, of_experts), packed.rows, packed.width, packed.packing)
 
-    def _parts(self, packed: Packed, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
+    def _parts(self, packed: QuantisedSource, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
         """The initializers of a weight, created once per graph."""
         key, module = packed.key, node.metadata_props.get(MODULE, "")
         if key not in self.values:
@@ -318,59 +327,61 @@ class _Rewriter:
         known = self.outcome.placed.get(key)
         modules = () if known is None else known.modules
         values = self.values[key] if known is None else known.values
-        self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values, of_experts)
+        self.outcome.placed[key] = PlacedWeight(packed, tuple(dict.fromkeys([*modules, module])), values, of_experts)
         return self.values[key]
 
     def _settle_values(self) -> None:
         """Set the values of each weight to its used initializers: a form may have reshaped the bytes."""
         read = {
-            part.key: value for value in self.graph.initializers.values() if value.uses() and (part := stored(value))
+            part.key: value
+            for value in self.graph.initializers.values()
+            if value.uses() and (part := weight_part(value))
         }
         for key in self.values:
             placed = self.outcome.placed[key]
             values = tuple(
-                value if value.uses() or (part := stored(value)) is None else read.get(part.key, value)
+                value if value.uses() or (part := weight_part(value)) is None else read.get(part.key, value)
                 for value in placed.values
             )
             self.outcome.placed[key] = replace_fields(placed, values=values)
 
-    def _note_others(self) -> None:
+    def _count_unquantised(self) -> None:
         """Count the unquantised weights by consumer."""
         for value in self.graph.initializers.values():
-            weight = stored(value)
-            if weight is None or not isinstance(weight.source, Plain) or weight.shape.rank() < 2:
+            weight = weight_part(value)
+            if weight is None or not isinstance(weight.source, FloatSource) or weight.shape.rank() < 2:
                 continue
             name = weight.source.name
             if self.plan.stored is not None and not is_stored(weight.source.origin):
                 continue  # floats of a checkpoint whose integers are kept
-            if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
+            if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.kept_by_setting:
                 continue
             operator = next((use.node.op_type for use in value.uses()), "nothing")
-            self.outcome.stayed.setdefault((operator, weight.source.dtype), {})[name] = weight.source.elements
+            self.outcome.unquantised.setdefault((operator, weight.source.dtype), {})[name] = weight.source.elements
 
 
-def modules_of(node: ir.Node, plain: Plain) -> list[str]:
+def modules_of(node: ir.Node, plain: FloatSource) -> list[str]:
     """The modules of a node and of its weight, as `--keep` names them. Both stacks of an operator on experts count."""
     beside = experts.stacks(node) or (plain,)
     return [node.metadata_props.get(MODULE, ""), *(path for each in beside for path in paths(each.parameters))]
 
 
-def _is_kept(plan: Plan, node: ir.Node) -> bool:
+def _setting_matches(plan: Plan, node: ir.Node) -> bool:
     """Whether a setting matches the module of `node`."""
     return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
 
 
-def _tensor(plain: Plain) -> str:
+def _tensor(plain: FloatSource) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
 
 
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
     """The manifest record."""
-    kinds: dict[Packing, list[Packed]] = {}
+    kinds: dict[Packing, list[QuantisedSource]] = {}
     for each in outcome.placed.values():
         whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
-        packing = replace_fields(each.packed.packing, quantiser=each.packed.rounded_by)
+        packing = replace_fields(each.packed.packing, quantiser=each.packed.quantiser)
         packing = replace_fields(packing, block_size=0) if whole else packing
         kinds.setdefault(packing, []).append(each.packed)
     return PackedWeights(
@@ -390,7 +401,7 @@ def _reads(plan: Plan, outcome: Outcome) -> str:
     return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
 
 
-def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
+def _kind(packing: Packing, weights: list[QuantisedSource]) -> PackedKind:
     """The record of weights with one packing; block size 0 is a whole row."""
     return PackedKind(
         precision=packing.name,
@@ -406,7 +417,7 @@ def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
 def not_packed(outcome: Outcome) -> list[str]:
     """Weights that stay unquantised without a setting, one phrase per operator that reads them."""
     told = []
-    for (operator, kind), weights in sorted(outcome.stayed.items()):
+    for (operator, kind), weights in sorted(outcome.unquantised.items()):
         size = human_bytes(sum(weights.values()) * kind.bitwidth // 8)
         told.append(
             f"{plural(len(weights), 'weight')} that {operator} reads, {size} in {of_ir(kind)}, as {min(weights)}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from partita.package.contract import Role
 
 
-__all__ = ["GROWING", "Lowering", "lowering", "names", "ranked"]
+__all__ = ["GROWING", "Lowering", "lowering", "names", "by_preference"]
 
 
 GROWING = "growing"
@@ -34,7 +34,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", GROWING)))
 
 
-def ranked() -> tuple[Lowering, ...]:
+def by_preference() -> tuple[Lowering, ...]:
     """All lowerings with a static cache in order of preference, for `auto`."""
     return tuple(sorted((lowering(name) for name in names()), key=lambda each: (each.rank, each.name)))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from partita.export.trace.attention import AttentionCall, Cursor, Lowering, primitives
-from partita.export.trace.operators import padded
+from partita.export.trace.operators import pad_last_axis
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     batch, heads, length, _ = call.query.shape
     key_width, value_width = call.past_key.shape[-1], call.past_value.shape[-1]
     flat = [
-        padded(tensor, width).transpose(1, 2).reshape(batch, length, -1)
+        pad_last_axis(tensor, width).transpose(1, 2).reshape(batch, length, -1)
         for tensor, width in ((call.query, key_width), (call.key, key_width), (call.value, value_width))
     ]
     attributes: dict[str, Any] = {

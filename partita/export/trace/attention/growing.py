@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partita.export.trace.attention import AttentionCall, Cursor, Lowering, Reading
-from partita.export.trace.attention.primitives import LOWEST, allowed, with_sink
-from partita.export.trace.operators import product, reshaped
+from partita.export.trace.attention.primitives import LOWEST, attention_mask, with_sink
+from partita.export.trace.operators import product, reshape
 
 if TYPE_CHECKING:
     import torch
@@ -44,21 +44,21 @@ def _attend(reading: Reading) -> torch.Tensor:
     batch, heads, length, width = reading.query.shape
     kv_heads, total, value_width = reading.keys.shape[1], reading.keys.shape[2], reading.values.shape[-1]
     rows = heads // kv_heads * length
-    query = reshaped(reading.query * reading.scale, (batch, kv_heads, -1, width), (batch, kv_heads, rows, width))
+    query = reshape(reading.query * reading.scale, (batch, kv_heads, -1, width), (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
-    scores = reshaped(scores, (batch, heads, -1, 0), (batch, heads, length, total))  # 0: T, as in the input
+    scores = reshape(scores, (batch, heads, -1, 0), (batch, heads, length, total))  # 0: T, as in the input
     if reading.softcap:
         scores = torch.tanh(scores / reading.softcap) * reading.softcap
     seen = (reading.cursors[0] != 0)[:, None, None, :]
     if reading.mask is not None:
         scores = scores + reading.mask
     else:
-        seen = seen & allowed(reading.positions, reading.window, total)
+        seen = seen & attention_mask(reading.positions, reading.window, total)
     scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
     weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
-    weights = reshaped(weights, (batch, kv_heads, -1, 0), (batch, kv_heads, rows, total))
+    weights = reshape(weights, (batch, kv_heads, -1, 0), (batch, kv_heads, rows, total))
     shape = (batch, heads, length, value_width)
-    output = reshaped(product(weights, reading.values), (batch, heads, -1, value_width), shape)
+    output = reshape(product(weights, reading.values), (batch, heads, -1, value_width), shape)
     return output.transpose(1, 2)
 
 

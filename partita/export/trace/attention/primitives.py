@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partita.export.trace.attention import AttentionCall, Lowering, Reading
-from partita.export.trace.operators import product, reshaped
+from partita.export.trace.operators import product, reshape
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +39,10 @@ def write(
 
 def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Reshape to four sizes, of which the third may be symbolic."""
-    return reshaped(tensor, (*shape[:2], -1, shape[3]), shape)
+    return reshape(tensor, (*shape[:2], -1, shape[3]), shape)
 
 
-def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
+def attention_mask(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
     """Whether a query may see a key: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
@@ -68,7 +68,7 @@ def attend(reading: Reading) -> torch.Tensor:
     if reading.mask is not None:
         scores = scores + reading.mask
     else:
-        seen = allowed(reading.positions, reading.window, max_length)
+        seen = attention_mask(reading.positions, reading.window, max_length)
         scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
     weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
     weights = _split(weights, (batch, kv_heads, rows, max_length))

@@ -35,16 +35,16 @@ IMPLEMENTATION = "partita"
 class Forms:
     """The requested form, and the forms that were used."""
 
-    wanted: Form
+    requested: Form
     tokens: int | None
     """B*S when it is fixed, None when it is symbolic."""
     signs: Signs
-    decided: Counter[str] = field(default_factory=Counter)
+    chosen: Counter[str] = field(default_factory=Counter)
 
     @property
     def notes(self) -> list[str]:
         """The forms used, with their number of layers, one line each."""
-        return [f"experts of {count} layer{'s' * (count > 1)}: {what}" for what, count in self.decided.items()]
+        return [f"experts of {count} layer{'s' * (count > 1)}: {what}" for what, count in self.chosen.items()]
 
 
 _active: list[Forms] = []
@@ -110,12 +110,12 @@ def _forward(
     forms = _active[-1]
     experts = Experts.of(module)
     call = Call(experts, _in_rows(hidden_states), _in_rows(top_k_index), _in_rows(top_k_weights), forms.tokens)
-    gate = contrib.gate_of(call, forms.signs) if forms.wanted == "contrib" else None
+    gate = contrib.gate_of(call, forms.signs) if forms.requested == "contrib" else None
     if isinstance(gate, Gate):
         what, output = contrib.NAME, contrib.emit(call, gate)
     else:
         what, output = standard.emit(call)
-    forms.decided[what if not gate or isinstance(gate, Gate) else f"{what}, because {gate}"] += 1
+    forms.chosen[what if not gate or isinstance(gate, Gate) else f"{what}, because {gate}"] += 1
     return output if hidden_states.dim() == 2 else output.reshape(hidden_states.shape)
 
 

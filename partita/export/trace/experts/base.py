@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from partita.export.trace.operators import looked_up
+from partita.export.trace.operators import look_up_rows
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class Experts:
     """[E, F]."""
     down_bias: torch.Tensor | None
     """[E, H]."""
-    gated: bool
+    has_gate: bool
     activate: Function
     """[..., F] -> [..., I], the model's own code."""
     after: Function | None
@@ -49,7 +49,7 @@ class Experts:
             down=down if module.is_transposed else down.transpose(1, 2),
             up_bias=biases[0],
             down_bias=biases[1],
-            gated=module.has_gate,
+            has_gate=module.has_gate,
             activate=module._apply_gate if module.has_gate else module.act_fn,
             after=module.post_expert_norm if module.has_post_expert_norm else None,
         )
@@ -85,7 +85,7 @@ def routing(call: Call) -> torch.Tensor:
     import torch
 
     numbers = torch.arange(call.experts.count + 1, dtype=torch.int32)
-    chosen = looked_up(numbers, call.index)[:, :, None] == numbers[:-1]
+    chosen = look_up_rows(numbers, call.index)[:, :, None] == numbers[:-1]
     nothing = torch.zeros((), dtype=call.weights.dtype)
     return torch.where(chosen, call.weights[:, :, None], nothing).sum(dim=1)
 
@@ -97,4 +97,4 @@ def existing(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     count = call.experts.count
     numbers = torch.cat([torch.arange(count, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)])
     share = torch.cat([torch.ones(count, dtype=call.weights.dtype), torch.zeros(1, dtype=call.weights.dtype)])
-    return looked_up(numbers, call.index), call.weights * looked_up(share, call.index)
+    return look_up_rows(numbers, call.index), call.weights * look_up_rows(share, call.index)

@@ -61,7 +61,7 @@ def emit(call: Call, gate: Gate) -> torch.Tensor:
     weights = routing(call).to(torch.float32)
     largest = weights.amax(dim=-1, keepdim=True).clamp(min=LEAST)
     logits = torch.log((weights / largest).clamp(min=LEAST)).to(call.hidden.dtype)
-    up, up_bias = (_taking_turns(t, gate) for t in (experts.up, experts.up_bias))
+    up, up_bias = (_interleave(t, gate) for t in (experts.up, experts.up_bias))
     attributes: dict[str, Any] = {"k": call.index.shape[1], "normalize_routing_weights": 1, **gate.attributes()}
     inputs = (call.hidden, logits, up, up_bias, experts.down.transpose(1, 2), experts.down_bias)
     output = onnx_ops.symbolic(
@@ -70,7 +70,7 @@ def emit(call: Call, gate: Gate) -> torch.Tensor:
     return output * weights.sum(dim=-1, keepdim=True).to(call.hidden.dtype)
 
 
-def _taking_turns(tensor: torch.Tensor | None, gate: Gate) -> torch.Tensor | None:
+def _interleave(tensor: torch.Tensor | None, gate: Gate) -> torch.Tensor | None:
     """[E, F, ...] with interleaved gate and up rows g0, u0, g1, u1, ...; a pass folds this into the stored weights."""
     if tensor is None or not gate.halves:
         return tensor
@@ -118,7 +118,9 @@ def recognised(experts: Experts) -> Gate | None:
     """The activation of `experts` in the operator; None where it has none."""
     # Outside of the trace, which has fake tensors and records operations.
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
-        tries = (_gated(experts.activate, True), _gated(experts.activate, False)) if experts.gated else _plain(experts)
+        tries = (
+            (_gated(experts.activate, True), _gated(experts.activate, False)) if experts.has_gate else _plain(experts)
+        )
         return next((gate for gate in tries if gate is not None), None)
 
 

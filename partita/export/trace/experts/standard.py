@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partita.export.trace.experts.base import Call, existing, routing
-from partita.export.trace.operators import looked_up, product, reshaped
+from partita.export.trace.operators import look_up_rows, product, reshape
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def emit(call: Call) -> tuple[str, torch.Tensor]:
     """Emit the nodes. Returns a description and the output [T, H]."""
     chosen = call.index.shape[1]
     if call.tokens is not None and GATHER_SHARE * call.tokens * chosen <= call.experts.count:
-        return "standard operators over the selected experts", _gathered(call, call.tokens)
+        return "standard operators over the selected experts", _chosen_experts(call, call.tokens)
     if call.experts.after is not None:
         return "standard operators over all experts, one output each", _separate(call)
     return "standard operators over all experts", _together(call)
@@ -44,8 +44,8 @@ def _together(call: Call) -> torch.Tensor:
     count, inner, hidden = experts.down.shape
     rows = call.hidden.shape[0]
     weights = routing(call).to(call.hidden.dtype)
-    active = _activated(call) * weights[:, :, None]
-    flat = reshaped(active, (-1, count * inner), (rows, count * inner))
+    active = _inner_activations(call) * weights[:, :, None]
+    flat = reshape(active, (-1, count * inner), (rows, count * inner))
     output = product(flat, experts.down.reshape(count * inner, hidden))
     return output if experts.down_bias is None else output + product(weights, experts.down_bias)
 
@@ -55,13 +55,13 @@ def _separate(call: Call) -> torch.Tensor:
     experts = call.experts
     assert experts.after is not None
     weights = routing(call).to(call.hidden.dtype)
-    output = product(_activated(call).transpose(0, 1), experts.down)
+    output = product(_inner_activations(call).transpose(0, 1), experts.down)
     if experts.down_bias is not None:
         output = output + experts.down_bias[:, None, :]
     return (experts.after(output) * weights.transpose(0, 1)[:, :, None]).sum(dim=0).to(call.hidden.dtype)
 
 
-def _activated(call: Call) -> torch.Tensor:
+def _inner_activations(call: Call) -> torch.Tensor:
     """The inner activations of all experts, [T, E, I]."""
     import torch.onnx.ops as onnx_ops
 
@@ -76,24 +76,24 @@ def _activated(call: Call) -> torch.Tensor:
         shape=(rows, count * width),
         version=13,
     )
-    inner = reshaped(flat, (-1, count, width), (rows, count, width))
+    inner = reshape(flat, (-1, count, width), (rows, count, width))
     return experts.activate(inner if experts.up_bias is None else inner + experts.up_bias)
 
 
-def _gathered(call: Call, tokens: int) -> torch.Tensor:
+def _chosen_experts(call: Call, tokens: int) -> torch.Tensor:
     """The chosen experts of a fixed number of tokens."""
     experts, chosen = call.experts, call.index.shape[1]
     hidden, pairs = call.hidden.shape[1], tokens * call.index.shape[1]
     index, weights = existing(call)
     index = index.reshape(pairs)
     rows = call.hidden[:, None, :].expand(tokens, chosen, hidden).reshape(pairs, hidden, 1)
-    inner = product(looked_up(experts.up, index), rows).reshape(pairs, experts.up.shape[1])
+    inner = product(look_up_rows(experts.up, index), rows).reshape(pairs, experts.up.shape[1])
     if experts.up_bias is not None:
-        inner = inner + looked_up(experts.up_bias, index)
+        inner = inner + look_up_rows(experts.up_bias, index)
     active = experts.activate(inner).reshape(pairs, 1, experts.down.shape[1])
-    output = product(active, looked_up(experts.down, index)).reshape(pairs, hidden)
+    output = product(active, look_up_rows(experts.down, index)).reshape(pairs, hidden)
     if experts.down_bias is not None:
-        output = output + looked_up(experts.down_bias, index)
+        output = output + look_up_rows(experts.down_bias, index)
     if experts.after is not None:
         output = experts.after(output)
     weighted = output.reshape(tokens, chosen, hidden) * weights[:, :, None]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from partita.export.trace.operators import Form
 
 
-__all__ = ["Recurrence", "read_states", "recurrences", "replaced", "used_by"]
+__all__ = ["Recurrence", "read_states", "recurrences", "replace_recurrences", "used_by"]
 
 
 def recurrences() -> dict[str, Recurrence]:
@@ -57,7 +57,7 @@ def read_states(model: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
+def replace_recurrences(model: torch.nn.Module, form: Form) -> Iterator[None]:
     """In this block the modelling code of `model` computes its recurrences in `form`."""
     known = recurrences()
     with ExitStack() as stack:

@@ -120,14 +120,14 @@ def chunk(
         pairs = pairs * key.unsqueeze(2)
         system = ((key * beta).unsqueeze(3) * pairs).sum(dim=-1)
         scores = (query.unsqueeze(3) * pairs).sum(dim=-1)
-    inverse = inverted(system)
+    inverse = invert_triangular(system)
     corrected = inverse @ (value * beta) - inverse @ (key * beta * since) @ state
     output = (query * since) @ state + scores @ corrected
     final = state * since[:, :, -1:].transpose(2, 3) + (key * left.exp()).transpose(2, 3) @ corrected
     return output, final
 
 
-def inverted(system: torch.Tensor) -> torch.Tensor:
+def invert_triangular(system: torch.Tensor) -> torch.Tensor:
     """Inverse of the unit lower triangular matrices [..., C, C] whose part below the diagonal is that of `system`.
 
     Computed by halves for all blocks of a size: the inverse of [[A, 0], [B, D]] is [[A', 0], [-D' B A', D']]. There is

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.observations.text_format import decimals, plural, tally
 from partita.partition_reports.groups import op_type_of, provider_of, total_us
-from partita.partition_reports.outcome import used_phases, wanted_of
+from partita.partition_reports.outcome import preferred_of, used_phases
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.layers import layer_rows
@@ -35,9 +35,9 @@ class MapCell:
 
     blocks: tuple[Block, ...]
     summary: str
-    strays: str
+    fallbacks: str
     """Number of fallback nodes as text; empty for none."""
-    stray_operators: str
+    fallback_operators: str
     """Fallback nodes by provider and operator, for screen readers."""
 
 
@@ -56,7 +56,7 @@ class LayerMap:
 
     phases: tuple[str, ...]
     rows: tuple[MapRow, ...]
-    strays: int
+    fallbacks: int
     timed: bool
     copies: bool
     """It has Memcpy nodes."""
@@ -80,7 +80,7 @@ def draw_map(report: Report) -> LayerMap:
     return LayerMap(
         phases=tuple(phase.name for phase in phases),
         rows=tuple(rows),
-        strays=sum(provider_of(node) != draw.wanted for node in nodes),
+        fallbacks=sum(provider_of(node) != draw.preferred_provider for node in nodes),
         timed=any(node.host_us_per_run is not None for node in nodes),
         copies=any(map(is_copy, nodes)),
         compiled=any(node.op_type == COMPILED for node in nodes),
@@ -93,7 +93,7 @@ class Drawer:
     def __init__(self, report: Report) -> None:
         self.marks: Mapping[str, Mark] = find_marks(report)
         self.main = main_provider(report)
-        self.wanted = wanted_of(report)
+        self.preferred_provider = preferred_of(report)
         self.anchors = node_anchors(report)
 
     def cell(self, phase: Phase, nodes: Sequence[NodePlacement]) -> MapCell:
@@ -102,15 +102,15 @@ class Drawer:
         summary = plural(len(nodes), "node") if nodes else "none"
         off: dict[str, Counter[str]] = {}
         for node in nodes:
-            if provider_of(node) != self.wanted:
+            if provider_of(node) != self.preferred_provider:
                 off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
         operators = "; ".join(f"on {self.marks[name].label}: {tally(dict(counts))}" for name, counts in off.items())
         strays = sum(counts.total() for counts in off.values())
         return MapCell(
             blocks=tuple(self.block(phase, node) for node in nodes),
             summary=summary if time is None else f"{summary}, {decimals(time, 1e-3)} ms",
-            strays=f"{strays} off" if 0 < strays < len(nodes) else "all off" if strays else "",
-            stray_operators=operators,
+            fallbacks=f"{strays} off" if 0 < strays < len(nodes) else "all off" if strays else "",
+            fallback_operators=operators,
         )
 
     def block(self, phase: Phase, node: NodePlacement) -> Block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partita.observations.text_format import plural
-from partita.partition_reports.outcome import wanted_of
+from partita.partition_reports.outcome import preferred_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.shared import placements
 from partita.partition_reports.verdict import phase_names
@@ -33,7 +33,7 @@ class Ribbon:
     """The partitions of phases with equal placement."""
 
     title: str
-    told: str
+    description: str
     bands: tuple[Band, ...]
 
 
@@ -48,7 +48,7 @@ def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
                 css=marks[part.provider].css if part.provider in marks else "eu",
                 left=round(WIDTH * part.first_position / total, 2),
                 width=round(WIDTH * part.nodes / total, 2),
-                lane=int(part.provider != wanted_of(report)),
+                lane=int(part.provider != preferred_of(report)),
             )
             for part in phase.partitions[:MOST_BANDS]
         )

@@ -27,5 +27,5 @@ __attribute__((unused)) static int give_handle(void **handle) {
     return 0;
 }
 
-/* Proof for the process that loaded this library that it is a stand-in, and of which build; standins.py names it. */
+/* Proof for the process that loaded this library that it is a stand-in, and of which build; stub_build.py names it. */
 API const char *partita_standin_version(void) { return PARTITA_BUILD; }

@@ -8,8 +8,8 @@ from partita import dtypes
 from partita.observations.facts import StateFact
 from partita.package.contract import State
 from partita.runtime.generate.cache.base import RowShapes, RowStates, Span
-from partita.runtime.generate.cache.growing import GrowingStates, moves
-from partita.runtime.generate.cache.in_place import KINDS, FixedStates, InPlace, RecurrentStates, RollingStates
+from partita.runtime.generate.cache.fixed_states import KINDS, FixedStates, InPlace, RecurrentStates, RollingStates
+from partita.runtime.generate.cache.growing_states import GrowingStates, moves
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
@@ -42,9 +42,9 @@ class Cache:
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token."""
-        self.unjudged: set[int] = set()
+        self.unchecked: set[int] = set()
         """Rows with cached tokens whose logits were not checked, so their states may not be finite."""
-        self.spoiled: set[int] = set()
+        self.invalid: set[int] = set()
         """Rows whose recurrent states took in padding; they must be read again."""
         self._sums_up = not self.padding_is_safe
         self.dirty = False
@@ -115,18 +115,18 @@ class Cache:
 
     def prepare(self) -> None:
         """Prepare for a first request: zero the cache if necessary, and free every row."""
-        if self.dirty or self.unjudged:
+        if self.dirty or self.unchecked:
             self.clear()
         self.filled[:] = [0] * len(self.filled)
-        self.spoiled.clear()
+        self.invalid.clear()
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
         for store in self.stores:
             store.clear()
         self.filled[:] = [0] * len(self.filled)
-        self.spoiled.clear()
-        self.unjudged.clear()
+        self.invalid.clear()
+        self.unchecked.clear()
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class Cache:
             store.after_run(binding, take)
         first, end = span or (0, len(take))
         if self._sums_up:
-            self.spoiled.update(row for row in range(first, end) if self.filled[row] and not take[row])
+            self.invalid.update(row for row in range(first, end) if self.filled[row] and not take[row])
         for row in range(first, end):
             self.filled[row] = self.filled[row] + take[row] if take[row] else min(self.filled[row], starts[row])
 
@@ -196,13 +196,13 @@ class Cache:
 
     def release_row(self, row: int) -> None:
         """Free a row: its next request begins at position 0."""
-        if row in self.unjudged and not self.wipe(row):
+        if row in self.unchecked and not self.wipe(row):
             self.dirty = True
-        self.unjudged.discard(row)
+        self.unchecked.discard(row)
         for store in self.stores:
             store.release_row(row)
         self.filled[row] = 0
-        self.spoiled.discard(row)
+        self.invalid.discard(row)
 
     def wipe(self, row: int) -> bool:
         """Zero a row whose values may not be finite, because they would affect its next request.
@@ -216,10 +216,10 @@ class Cache:
             store.wipe(places)
         return True
 
-    def look(self, outputs: Mapping[str, int]) -> None:
+    def record_addresses(self, outputs: Mapping[str, int]) -> None:
         """Record the addresses of the states after a run. `outputs`: addresses of its outputs by name."""
         for store in self.stores:
-            store.look(outputs)
+            store.record_addresses(outputs)
 
     def facts(self) -> tuple[StateFact, ...]:
         """The observed facts of every state, in the order of the package."""

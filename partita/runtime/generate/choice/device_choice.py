@@ -37,7 +37,7 @@ FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, OSErr
 """Errors of a device selection after which the host selects."""
 Row = npt.NDArray[np.float32]
 """[vocab]."""
-Found = tuple[npt.NDArray[np.int64], Row]
+LargestLogits = tuple[npt.NDArray[np.int64], Row]
 """Token ids, ascending, and their logits."""
 
 
@@ -73,7 +73,7 @@ class DeviceChoice:
         Raises NativeFailureError, and the errors of `Binding.run`.
         """
         model = _model(logits.dtype, len(logits.value.shape()))
-        return Selection(self._session.beside(self._port.name, model), logits, (self._batch, rows))
+        return Selection(self._session.binding_of(self._port.name, model), logits, (self._batch, rows))
 
     def fail(self, error: Exception) -> None:
         """Select on the host from now on, because of an error of the device, e.g. too little memory."""
@@ -125,7 +125,7 @@ class Selection:
         """Select among the current logits. Raises GenerationError, ProviderError or ResourceError."""
         self._binding.run()
 
-    def found(self, row: int, column: int, count: int) -> Found | None:
+    def found(self, row: int, column: int, count: int) -> LargestLogits | None:
         """The `count` largest logits of a row and all equal to the last; None if some are not finite or too many
         equal."""
         values = self._values[row, column]
@@ -142,7 +142,7 @@ class Selection:
         self._binding.release()
 
 
-def _is_selection(row: Row, count: int, found: Found | None) -> bool:
+def _is_selection(row: Row, count: int, found: LargestLogits | None) -> bool:
     """Whether a selection equals the host's. None is valid for rows that are not finite or have many equal values."""
     if not np.isfinite(row).all():
         return found is None
@@ -176,7 +176,7 @@ def _model(dtype: str, rank: int) -> bytes:
     import onnx
     from onnx import helper
 
-    element, integer, wide = dtypes.named(dtype).number, onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    element, integer, wide = dtypes.dtype_named(dtype).number, onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
     sizes: list[Any] = [f"d{axis}" for axis in range(rank - 1)]
     constants = [helper.make_tensor(name, integer, [1], [value]) for name, value in (("count", SELECTED), ("last", -1))]
     nodes = [

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from partita.errors import PartitaError
 from partita.observations.text_format import listing, name_some
 from partita.runtime.generate.bound_graph import FEW_TOKENS
-from partita.runtime.generate.cache.in_place import KINDS
+from partita.runtime.generate.cache.fixed_states import KINDS
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
 from partita.runtime.generate.request import Row
 
 
-class Verified(NamedTuple):
+class VerifiedDraft(NamedTuple):
     """The draft tokens of one row in one step."""
 
     drafted: int
@@ -37,7 +37,7 @@ class DraftControl(Protocol):
     def count(self, live: int) -> int:
         """Draft tokens per row for the next step of `live` rows; 0 for none."""
 
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
         """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
 
 
@@ -67,8 +67,8 @@ def draft(
     """
     began, filled = time.perf_counter(), runner.cache.filled
     going = [(row, count) for row, count in zip(rows, filled, strict=True) if row is not None and row.finish is None]
-    drafting = [(row, room) for row, count in going if (room := row.room_for_drafts(count))]
-    if not drafting or not runner.takes_back or runner.graph("decode").window.open:
+    drafting = [(row, room) for row, count in going if (room := row.max_drafts(count))]
+    if not drafting or not runner.can_remove_last or runner.graph("decode").window.open:
         return NO_DRAFTS
     live = sum(count >= row.read_until for row, count in going)
     if not runner.capacity.appends(live):
@@ -79,7 +79,7 @@ def draft(
     if most == 0:
         return Drafts(live)
     for row, room in drafting:
-        ask(row, room if most is None else min(room, most))
+        draft_tokens(row, room if most is None else min(room, most))
     made = plan() if any(row.drafted for row, _ in drafting) else None
     if made is None or not all(row is None or _is_verified(made, index, row) for index, row in enumerate(rows)):
         for row, _ in drafting:
@@ -95,10 +95,10 @@ def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> Non
     for index, _ in plan.ends:
         row = rows[index]
         if row is not None and row.request.drafter is not None and row.finish is None:
-            ask(row, 0)
+            draft_tokens(row, 0)
 
 
-def ask(row: Row, most: int) -> None:
+def draft_tokens(row: Row, most: int) -> None:
     """Get at most `most` draft tokens from a row's drafter. A drafter that fails is removed."""
     try:
         row.draft(most)
@@ -148,7 +148,7 @@ class DraftLength:
         """Draft tokens per row for the next step of `live` rows; 0 for none."""
         return self._of(live).count()
 
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
         """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
         self._of(live).record(drafted, seconds, verified)
 
@@ -188,7 +188,7 @@ class _Measured:
         self._seconds = {0: self._seconds[0]}
         return 0
 
-    def record(self, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+    def record(self, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
         for row in verified:
             # Tokens after the first rejected token were not verified.
             judged = min(row.accepted + 1, row.drafted)
@@ -285,17 +285,17 @@ ANY = 512
 CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
-def why_not(runner: Runner) -> str | None:
+def no_speculation_reason(runner: Runner) -> str | None:
     """The reason why no step of this package can verify draft tokens; None if one can."""
-    roped = CHANGING_ROPE if runner.takes_rope_length else None
-    return _cannot_go_back(runner) or roped or _takes_no_several(runner)
+    roped = CHANGING_ROPE if runner.has_rope_length else None
+    return _cannot_go_back(runner) or roped or _single_token_reason(runner)
 
 
-def why_no_draft(runner: Runner) -> str | None:
+def no_draft_reason(runner: Runner) -> str | None:
     """The reason why this package cannot be a draft package; None if it can."""
     if runner.contract.batch_size != 1:
         return f"its batch size is {runner.contract.batch_size}, but a draft package needs 1"
-    if runner.takes_rope_length:
+    if runner.has_rope_length:
         return CHANGING_ROPE
     return _cannot_go_back(runner)
 
@@ -322,7 +322,7 @@ def _cannot_go_back(runner: Runner) -> str | None:
     return "its growing cache cannot be shortened on this provider: bfloat16, or device memory"
 
 
-def _takes_no_several(runner: Runner) -> str | None:
+def _single_token_reason(runner: Runner) -> str | None:
     """The reason why no step can append several tokens per row and give the logits of each."""
     contract, graphs = runner.contract, runner.capacity
     live = runner.rows if graphs.appends(runner.rows) else 1

@@ -25,7 +25,7 @@ class TokenLogprobs:
     """The most likely tokens and their log-probabilities, most likely first; as many as requested."""
 
 
-class Watched:
+class RecordingSampler:
     """A sampler that records the log-probabilities of its choices."""
 
     def __init__(self, sampler: Sampler, top: int) -> None:
@@ -39,9 +39,9 @@ class Watched:
         self._records.append(token_logprobs(logits, token, self._top))
         return token
 
-    def over(self, sampler: Sampler) -> Watched:
+    def over(self, sampler: Sampler) -> RecordingSampler:
         """A recorder of the same settings for another sampler."""
-        return Watched(sampler, self._top)
+        return RecordingSampler(sampler, self._top)
 
     def take_records(self) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities recorded since the last call."""

@@ -12,31 +12,31 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.runtime.generate.bound_graph import BoundGraph
 from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.choice.device_choice import Found
+from partita.runtime.generate.choice.device_choice import LargestLogits
 from partita.runtime.generate.choice.sampling import Draws, greedy
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Row
 
 
-class Seen(NamedTuple):
+class PositionLogits(NamedTuple):
     """The logits of one position, as far as a sampler needs them."""
 
-    few: Found | None
+    few: LargestLogits | None
     """The largest logits, if the device selected them."""
     whole: npt.NDArray[np.float32] | None
     """[vocab], otherwise."""
     finite: bool
 
 
-def look(row: Row, graph: BoundGraph, index: int, position: int) -> Seen:
+def position_logits(row: Row, graph: BoundGraph, index: int, position: int) -> PositionLogits:
     """The logits of a position of a row, for its sampler."""
     sampler = row.request.sampler
     count = 1 if sampler is greedy else sampler.few if isinstance(sampler, Draws) else 0
     few = graph.largest(index, position, count) if count else None
     if few is not None:
-        return Seen(few, None, finite=True)
+        return PositionLogits(few, None, finite=True)
     whole = graph.logits(index, position)
-    return Seen(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any value is
+    return PositionLogits(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any value is
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class NextTokens:
         for index, position in plan.ends:
             row = rows[index]
             assert row is not None
-            row.again = False
+            row.is_repeated = False
             if row.drafted:
                 tokens[index] = self._verify(index, row, graph)
             elif row.request.sampler is not None:
-                tokens[index] = self._add(index, row, look(row, graph, index, position))
+                tokens[index] = self._add(index, row, position_logits(row, graph, index, position))
             elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
                 self._fail(index, row)  # no sampler would detect it, and a cached prefix would contain it
         return tuple(tokens)
@@ -77,7 +77,7 @@ class NextTokens:
             if isfinite(logits[token]):  # NaN if any value is NaN
                 row.add(token)
                 return (token,)
-        return self._add(index, row, look(row, graph, index, 0))
+        return self._add(index, row, position_logits(row, graph, index, 0))
 
     def _verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
         """Choose the token after the last token and after each accepted draft token; remove rejected draft tokens.
@@ -89,7 +89,7 @@ class NextTokens:
         found: tuple[int, ...] = ()
         spoilt = False
         for position, token in enumerate((*drafts, None)):
-            seen = look(row, graph, index, position)
+            seen = position_logits(row, graph, index, position)
             spoilt = token is not None and not seen.finite
             if spoilt:
                 break
@@ -99,11 +99,11 @@ class NextTokens:
                 break
         rejected = len(drafts) + 1 - max(len(found), 1)
         if rejected:
-            spoilt = spoilt or not look(row, graph, index, len(drafts)).finite
-            self._take_back(index, row, rejected, spoilt=spoilt)
+            spoilt = spoilt or not position_logits(row, graph, index, len(drafts)).finite
+            self._rewind_rejected(index, row, rejected, spoilt=spoilt)
         return found
 
-    def _take_back(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
+    def _rewind_rejected(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
         """Rewind rejected draft tokens.
 
         `spoilt`: they left values that are not finite, which affect results even if masked (0 * NaN), so the row is
@@ -120,9 +120,9 @@ class NextTokens:
         if spoilt and row.finish is None:  # the row cannot be zeroed, and others may read it
             cache.dirty = True
         elif spoilt:
-            cache.unjudged.add(index)
+            cache.unchecked.add(index)
 
-    def _add(self, index: int, row: Row, seen: Seen) -> tuple[int, ...]:
+    def _add(self, index: int, row: Row, seen: PositionLogits) -> tuple[int, ...]:
         """Add the next token of a row; none if its cache is full."""
         sampler = row.request.sampler
         assert sampler is not None

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from partita.options.fields import checked
+from partita.options.fields import check_fields
 from partita.options.sampling import GREEDY, Sampling
 
 Values = npt.NDArray[Any]
@@ -91,7 +91,7 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
 
     Raises UsageError for a value out of range.
     """
-    full = checked(options).over(GREEDY)
+    full = check_fields(options).over(GREEDY)
     penalty = full.repetition_penalty or 1.0
     if not full.temperature:
         return greedy if penalty == 1 else _penalised_greedy(penalty)

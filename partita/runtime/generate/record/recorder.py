@@ -30,7 +30,7 @@ class Step(NamedTuple):
     """Whether profiling was on."""
     file: str
     """The ONNX file of the run. A static pair runs part of a prompt with decode.onnx."""
-    again: bool = False
+    is_repeated: bool = False
     """Whether tokens were read again because their cached states were no longer valid."""
     drafted: int = 0
     """Draft tokens of all rows that were verified."""
@@ -100,7 +100,7 @@ class Recorder:
 
     def on_request(self, index: int, row: Row, loaded: int) -> None:
         """Record a request in row `index`; `loaded` tokens of its prompt are copied from a prefix."""
-        if not row.request.trial:
+        if not row.request.is_warm_up:
             self.adapters[row.request.adapter] = None
         self.on_turn(index, row, row.known, loaded)
 

@@ -19,7 +19,7 @@ from partita.observations.records import Memory
 from partita.observations.text_format import human_bytes, plural
 from partita.process import peak_rss_bytes
 from partita.runtime.generate.bound_graph import BoundGraph, LoadedGraph
-from partita.runtime.generate.record.observe import session_facts
+from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.generate.record.recorder import Recorder, Step
 from partita.runtime.generate.request import Finish
 from partita.runtime.generate.runner import Runner
@@ -27,7 +27,7 @@ from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
-from partita.runtime.place.model_file import all_nodes, bodies, graph_node, reads
+from partita.runtime.place.model_file import all_nodes, graph_node, reads, subgraphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -101,7 +101,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
             f"{tokens} prompt tokens were prefilled one at a time with {file}, because a chunk of "
             f"{runner.capacity.chunk} {why}; they count as prefill steps"
         )
-    again = [step for step in runner.steps if step.again]
+    again = [step for step in runner.steps if step.is_repeated]
     if again:
         tokens = sum(step.row_tokens for step in again)
         limit = runner.contract.rereads_at
@@ -150,7 +150,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         inner=entry.model.inner,
         file=entry.graph.file,
         phases=entry.phases,
-        ports=_port_facts(entry, runner.seen_bound(entry.phases[-1]), session.wanted_memory),
+        ports=_port_facts(entry, runner.last_bound(entry.phases[-1]), session.required_memory),
         events=events,
         runs=runs,
     )
@@ -166,7 +166,7 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             name=name,
             direction="output" if name in outputs else "input",
             role=roles.get(name, "state"),
-            wanted_memory=wanted[name],
+            required_memory=wanted[name],
             bound_memory=HOST_MEMORY if name in crossing else buffer.memory,
             bytes_per_decode_step=crossing.get(name, buffer.size_bytes),
         )
@@ -197,7 +197,7 @@ def step_fact(step: Step) -> StepFact:
         step.overhead_seconds,
         step.observed,
         step.row_tokens,
-        step.again,
+        step.is_repeated,
         step.width,
         step.drafted,
         step.accepted,
@@ -260,14 +260,14 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
         why = f"its weights of {human_bytes(weight_bytes)} exceed {human_bytes(LIMIT_BYTES)}, and a second "
         why += "session would load them again"
     if why:
-        return replace(facts, optimised_why=why)
+        return replace(facts, optimised_missing_reason=why)
     try:
         nodes, plan = read_optimised(session)
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
         message = one_line(str(error), MESSAGE_LENGTH)
-        return replace(facts, optimised_why=f"the second session, which writes it, failed: {message}")
+        return replace(facts, optimised_missing_reason=f"the second session, which writes it, failed: {message}")
     why = difference(facts.plan, plan)
-    return replace(facts, optimised=None if why else nodes, optimised_why=why)
+    return replace(facts, optimised=None if why else nodes, optimised_missing_reason=why)
 
 
 def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None]:
@@ -295,7 +295,7 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
     return tuple(
         replace(
             with_captured(graph_node(node), node),
-            inside=tuple(graph_node(inner) for body in bodies(node) for inner in all_nodes(body)),
+            inside=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
         )
         for node in graph.node
     )

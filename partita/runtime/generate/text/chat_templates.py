@@ -15,12 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_json_value
 from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import human_bytes
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
+from partita.untrusted_files import read_json_value
 
 Message = dict[str, Any]
 """role and content."""

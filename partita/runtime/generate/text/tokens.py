@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.capped import check_size, read_capped, read_json_value
 from partita.errors import GenerationError, PackageError, UsageError
 from partita.extras import explain
 from partita.package.folder import TokenizerKind, refuse_absent
@@ -23,9 +22,10 @@ from partita.runtime.generate.text.chat_templates import (
     template_of_processor,
 )
 from partita.runtime.generate.text.stop_strings import StopStrings
-from partita.runtime.in_time import LateError, in_time
 from partita.runtime.ort.native_log import captured_output
+from partita.runtime.time_limit import LateError, in_time
 from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
+from partita.untrusted_files import check_size, read_capped, read_json_value
 
 INCOMPLETE = "\ufffd"
 """The decoder's replacement for bytes of an incomplete character."""

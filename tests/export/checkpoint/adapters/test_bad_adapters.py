@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
-from partita.export.checkpoint.adapters.branches import switched
+from partita.export.checkpoint.adapters.branches import match_switchable
 from partita.export.checkpoint.adapters.files import NOT_MERGED, read_adapter
-from partita.export.checkpoint.adapters.merge import merged
+from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.original import auto_class
+from partita.export.checkpoint.model_class import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
 from tests.conftest import Exported, TinyCheckpoint, require
@@ -209,8 +209,8 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
         model = auto_class(opened.config).from_config(opened.config)
     for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
         adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
-        _, notes = merged(opened, model, read_adapter(adapter))
-        beside = switched(opened, model, "name", read_adapter(adapter)).notes
+        _, notes = merge_adapter(opened, model, read_adapter(adapter))
+        beside = match_switchable(opened, model, "name", read_adapter(adapter)).notes
         for told, done in ((notes, "merged into"), (beside, "added as a branch to")):
             said = f"base model is someone/another-model; it is {done} {opened.given}"
             assert any(said in note for note in told) is noted

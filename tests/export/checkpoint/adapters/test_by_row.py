@@ -15,7 +15,7 @@ from partita.cli import run
 from partita.library.engine.requests import Ticket, Work
 from partita.library.sampling import Sampling
 from partita.package.folder import read_manifest
-from partita.runtime.generate.adapters import NOTHING, stacked
+from partita.runtime.generate.adapters import NOTHING, stack_values
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint
@@ -45,16 +45,16 @@ def test_values_are_padded_to_the_largest_rank() -> None:
     down, up = generator.normal(size=(1, 4, 2)), generator.normal(size=(1, 2, 3))
     wide = {"a": value_of(generator.normal(size=(1, 4, 5))), "b": value_of(generator.normal(size=(1, 5, 3)))}
     narrow = {"a": value_of(down), "b": value_of(up)}
-    made = stacked([narrow, NOTHING, wide])
+    made = stack_values([narrow, NOTHING, wide])
     assert made["a"].host.shape == (3, 4, 5) and made["b"].host.shape == (3, 5, 3)
     products = made["a"].host @ made["b"].host
     np.testing.assert_allclose(products[0], (down @ up)[0], rtol=1e-5)
     assert not products[1].any()
     np.testing.assert_allclose(products[2], wide["a"].host[0] @ wide["b"].host[0], rtol=1e-5)
-    assert stacked([wide, wide]) is wide and stacked([NOTHING, NOTHING]) is NOTHING
-    every = stacked([wide, wide], every=True)
+    assert stack_values([wide, wide]) is wide and stack_values([NOTHING, NOTHING]) is NOTHING
+    every = stack_values([wide, wide], every=True)
     assert every["a"].host.shape == (2, 4, 5) and np.array_equal(every["a"].host[1], wide["a"].host[0])
-    assert stacked([NOTHING, NOTHING], every=True) is NOTHING
+    assert stack_values([NOTHING, NOTHING], every=True) is NOTHING
 
 
 def answers(package: Path, asked: list[tuple[list[int], str | None]]) -> tuple[list[tuple[int, ...]], int]:

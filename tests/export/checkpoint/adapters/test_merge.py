@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from partita.export.checkpoint.adapters.files import read_adapter
-from partita.export.checkpoint.adapters.merge import merged
+from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.original import auto_class
+from partita.export.checkpoint.model_class import auto_class
 from partita.export.verify.known_answer import load
 from partita.package.folder import KNOWN_ANSWER, read_manifest
 from tests.adapters import PREFIX, save_adapter
@@ -64,7 +64,7 @@ def merged_model(checkpoint: Path, adapter: Path) -> Any:
     opened = open_checkpoint(str(checkpoint))
     with torch.device("meta"):
         empty = auto_class(opened.config).from_config(opened.config)
-    return load(merged(opened, empty, read_adapter(adapter))[0])
+    return load(merge_adapter(opened, empty, read_adapter(adapter))[0])
 
 
 def logits(model: Any, prompt: Any = None) -> np.ndarray[Any, Any]:

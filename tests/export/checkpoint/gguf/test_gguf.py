@@ -195,10 +195,10 @@ def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, monkeypatc
     import subprocess
     import sys
 
-    from partita.export.checkpoint.gguf.opening import Scratch
+    from partita.export.checkpoint.gguf.conversion import Scratch
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    module = "partita.export.checkpoint.gguf.opening"
+    module = "partita.export.checkpoint.gguf.conversion"
     code = f"import os; from {module} import Scratch; s = Scratch(); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}).returncode == -9
     (left,) = tmp_path.iterdir()

@@ -9,7 +9,7 @@ import pytest
 
 from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.gguf.opening import prepare
+from partita.export.checkpoint.gguf.conversion import prepare
 from tests.conftest import TinyCheckpoint, require
 from tests.gguf_files import save_gguf, save_settings
 

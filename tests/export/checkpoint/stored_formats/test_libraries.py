@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from partita.export.checkpoint.quantised import by_config, by_tensors
-from partita.export.checkpoint.stored_formats import AffineWeight, Quantised, read
+from partita.export.checkpoint.quantisation_method import by_config, by_tensors
+from partita.export.checkpoint.stored_formats import AffineWeight, QuantisedTensors, read
 from partita.export.checkpoint.weight_files import OpenFiles, find_tensors
 
 LIBRARIES = Path(__file__).parent / "libraries"
@@ -24,7 +24,7 @@ DEQUANTISED_ONLY = ("bnb_nf4", "bnb_fp4", "fp8", "float8", "int4_plain")
 """Formats whose numbers are no integers with a scale and an integer zero point."""
 
 
-def stored(name: str, folder: Path) -> tuple[Quantised, torch.Tensor]:
+def stored(name: str, folder: Path) -> tuple[QuantisedTensors, torch.Tensor]:
     """A checkpoint of one weight as the library stores it, and what the library makes of it."""
     path = LIBRARIES / f"{name}.safetensors"
     (folder / "model.safetensors").symlink_to(path)

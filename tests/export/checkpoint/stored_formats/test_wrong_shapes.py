@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.quantised import by_config
-from partita.export.checkpoint.stored_formats import AffineWeight, Quantised, read
+from partita.export.checkpoint.quantisation_method import by_config
+from partita.export.checkpoint.stored_formats import AffineWeight, QuantisedTensors, read
 from partita.export.checkpoint.weight_files import OpenFiles, find_tensors
 from tests import quantised_checkpoints as formats
 from tests.export.checkpoint.stored_formats.test_libraries import CASES, LIBRARIES
@@ -36,7 +36,7 @@ def opened(
     settings: dict[str, Any],
     tensors: dict[str, torch.Tensor],
     said: dict[str, str] | None = None,
-) -> Quantised:
+) -> QuantisedTensors:
     """A checkpoint of one weight. `said`: texts in the header of the file."""
     kept = {key: value.clone().contiguous() for key, value in tensors.items()}
     save_file(kept, folder / "model.safetensors", metadata=said)

@@ -15,7 +15,7 @@ from partita.runtime.generate.bound_graph import Logits
 from partita.runtime.generate.choice import device_choice
 from partita.runtime.generate.choice.device_choice import SELECTED, DeviceChoice
 from partita.runtime.generate.choice.sampling import MOST_DRAWN, largest
-from partita.runtime.generate.feeds import Feed
+from partita.runtime.generate.feeds import BoundInput
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
 
@@ -71,7 +71,7 @@ class Device:
     def state_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
         return OnDevice(tuple(shape), dtype)
 
-    def beside(self, name: str, model: bytes) -> Any:
+    def binding_of(self, name: str, model: bytes) -> Any:
         if self.way is None:
             raise NativeFailureError(RuntimeError("no kernel"), ())
         session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -140,7 +140,7 @@ def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
     choice = device.choice()
     choice.check()
     made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
-    return Logits(Feed(held, held.host), cast(Buffer, made), choice), made, choice
+    return Logits(BoundInput(held, held.host), cast(Buffer, made), choice), made, choice
 
 
 @pytest.mark.usefixtures("fast")

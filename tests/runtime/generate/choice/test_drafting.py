@@ -16,16 +16,16 @@ from partita.runtime.generate.choice.drafting import (
     DraftLength,
     DraftModel,
     NgramDrafter,
-    Verified,
-    why_no_draft,
-    why_not,
+    VerifiedDraft,
+    no_draft_reason,
+    no_speculation_reason,
 )
 from partita.runtime.generate.choice.sampling import Draws, make_sampler
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
-from tests.runtime.handmade import ALL, LENGTH, VOCAB, known_logits, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, known_logits, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
 KEYS = ("key",)
@@ -100,13 +100,13 @@ def test_tokens_that_the_larger_model_does_not_have_are_not_drafted(opened: Open
 
 
 def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
-    assert why_no_draft(opened()) is None and why_no_draft(opened(shapes="pair")) is None
+    assert no_draft_reason(opened()) is None and no_draft_reason(opened(shapes="pair")) is None
     for options, says in (
         ({"batch": 2}, "its batch size is 2"),
         ({"graph": "rope"}, "rotary frequencies"),
         ({"states": ALL}, "cannot be rewound"),
     ):
-        assert says in str(why_no_draft(opened(**options)))
+        assert says in str(no_draft_reason(opened(**options)))
 
 
 def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
@@ -150,7 +150,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
 def test_a_package_that_cannot_verify_draft_tokens_is_refused_by_name(
     opened: Opened, options: dict[str, object], says: str | None
 ) -> None:
-    found = why_not(opened(**options))
+    found = no_speculation_reason(opened(**options))
     assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
 
 
@@ -164,7 +164,7 @@ def simulate(rate: float, slope: float, steps: int, seed: int = 0) -> tuple[floa
         while accepted < count and draws.random() < rate:
             accepted += 1
         took = 0.001 * (1 + slope * count) * draws.uniform(0.97, 1.03)
-        control.record(1, count, took, [Verified(count, accepted)] if count else [])
+        control.record(1, count, took, [VerifiedDraft(count, accepted)] if count else [])
         counts.append(count)
         tokens, seconds = tokens + 1 + accepted, seconds + took
     return tokens * 0.001 / seconds, counts

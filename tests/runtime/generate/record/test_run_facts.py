@@ -127,7 +127,7 @@ def test_a_state_that_moves_is_noticed(open_runner):
     home = {state.present: buffer.address() for state, buffer in zip(cache.states, cache.buffers, strict=True)}
     moved = {**home, cache.states[0].present: 64}
     for outputs in (home, moved, moved, home):
-        cache.look(outputs)
+        cache.record_addresses(outputs)
     facts = cache.facts()
     assert (facts[0].same_address, facts[0].address_changes) == (False, 2)
     assert all(state.same_address for state in facts[1:])
@@ -141,7 +141,7 @@ def test_ports_say_where_they_are_and_how_large_a_step_is(open_runner):
     assert ports["input_ids"].bytes_per_decode_step == 3 * 8
     assert ports["seqlens_k"].bytes_per_decode_step == 3 * 4
     assert ports["past_key_values.0.key"].role == "state"
-    assert {(port.wanted_memory, port.bound_memory) for port in ports.values()} == {("Cpu", "Cpu")}
+    assert {(port.required_memory, port.bound_memory) for port in ports.values()} == {("Cpu", "Cpu")}
 
 
 def test_tokens_and_times_of_the_steps_add_up(open_runner):

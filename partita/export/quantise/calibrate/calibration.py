@@ -1,0 +1,392 @@
+"""Quantise weights on a text: run the source model, and quantise every product by its inputs.
+
+All windows run in lockstep (`abreast`). Before a product, the inputs of all windows give the mean of x x^T; its weights
+are quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
+Results are stored on disk until they are packed (`rounded`).
+
+Quantise the expert stacks of a layer on a text, each expert by its tokens.
+
+All windows wait before the experts, with their inputs and the router's choice. For each expert, the first stack is
+quantised by the mean of x x^T of its tokens; the quantised first stack then gives the inputs of the second. Experts
+with few tokens are quantised without the text.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partita.errors import CheckpointError, ResourceError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.naming import Sources
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.progress import Stage
+from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate.lockstep import run_lockstep
+from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
+from partita.export.quantise.quantisers import Round, quantiser
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import Packing, QuantisedSource, in_parts, restored
+from partita.export.trace.experts.base import Experts
+from partita.export.trace.fake_model import quiet, translate_errors
+from partita.export.verify import texts
+from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
+from partita.export.verify.texts import Text
+from partita.export.weights.origins import Origin, Places, StoredTensor, blocks
+from partita.observations.text_format import human_bytes
+from partita.process import give_back
+
+WINDOWS_ABREAST = 4
+"""Windows per forward pass."""
+TRIED_TOKENS = 4
+"""Tokens for testing what a module computes."""
+SAME = 1e-4
+"""Relative tolerance; float32 sums in another order differ by 1e-6 to 1e-5."""
+HELD = 4
+"""Activations of hidden size that a waiting pass holds, besides the widest of its layer."""
+
+
+MOST_WINDOWS = 128
+FEWEST_TOKENS = 2048
+"""Minimum tokens for an estimate of x x^T in thousands of dimensions."""
+
+
+def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
+    """The first windows of the text in `path`.
+
+    Raises UsageError when it is unreadable or too short, or without a tokenizer.
+    """
+    raw, sha256 = texts.read(path, "calibrate")
+    vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
+    found = texts.chosen_text(texts.tokens(raw, checkpoint, vocabulary), FEWEST_TOKENS, path, "calibrate")
+    length = min(texts.WINDOW_TOKENS, max_length)
+    most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
+    return Text(path.name, sha256, found.windows(length)[:most])
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightToQuantise:
+    """A checkpoint tensor that a module multiplies by."""
+
+    tensor: str
+    packing: Packing
+
+
+def check_memory(
+    placed: Iterable[PlacedWeight], parameters: int, hidden: int, text: Text, heads: int = 0, loaded: int = 0
+) -> None:
+    """Raise ResourceError when free memory is below the peak of a calibration on `text`.
+
+    The peak includes the float32 model, the activations of one layer with its mask and attention weights (`heads`), and
+    for the widest product the moments, their float64 factor and inverse, and its weights. `loaded`: parameters already
+    in memory.
+    """
+    placed = tuple(placed)
+    width = max((each.packed.width for each in placed), default=0)
+    largest = max((each.packed.elements for each in placed if not each.of_experts), default=0)
+    stack = max((each.packed.elements for each in placed if each.of_experts), default=0)
+    window = text.windows.shape[1]
+    waiting = 4 * text.tokens * (HELD * hidden + 2 * width + (1 + heads) * window)
+    routed = 4 * 4 * text.tokens * width if stack else 0  # worst case: one expert gets all tokens
+    rounding = max(5 * 4 * largest, 2 * 4 * stack + routed)
+    needed = int(4 * (parameters - loaded) * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + rounding
+    free = free_bytes()
+    if needed > free:
+        raise ResourceError(
+            f"`calibrate={text.name}`: calibrating on {text.tokens:,} tokens takes about "
+            f"{human_bytes(needed)} of memory, {human_bytes(waiting)} of it for the text, but "
+            f"{human_bytes(int(free))} are free; use a shorter text, or omit `calibrate`"
+        )
+
+
+def calibrate(
+    model: Any,
+    checkpoint: Checkpoint,
+    text: Text,
+    placed: Iterable[PlacedWeight],
+    sources: Sources,
+    rounded: CalibratedWeights,
+    stage: Stage,
+) -> list[str]:
+    """Quantise the weights of `placed` in `model`, a transformers model, in place, and store them in `rounded`.
+
+    Returns the weights that no module multiplies activations by, and the numbers of experts with too few tokens. Raises
+    CheckpointError for a weight or activation that is not finite, and what running the model raises.
+    """
+    _refuse_non_finite(model, checkpoint)
+    placed = tuple(placed)
+    stacks = stacks_of(model, placed)
+    in_stacks = {id(each) for pair in stacks.values() for each in (pair.up, pair.down)}
+    weight_of, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
+    names = parameter_names(model, sources)
+    left = {name: entry.tensor for name, entry in weight_of.items()} | {name: name for name in stacks}
+    modules = {name: model.get_submodule(name) for name in left}
+    ids = torch.from_numpy(text.windows)
+    batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
+    rounds = _Rounds(checkpoint, rounded, text)
+    running = run_lockstep(model, batches, modules, stacks)
+    with quiet(), translate_errors("running the source model"), closing(running) as walk:
+        for name, given in walk:
+            if name in stacks:
+                rounds.refuse_overflow([each for each, _ in given], name)
+                few = round_experts(model, modules[name], stacks[name], given, names, rounded)
+                del left[name]
+                if few:
+                    others.add(
+                        f"{few} of {Experts.of(modules[name]).count} experts of {name}, which receive few tokens"
+                    )
+                stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
+            else:
+                if rounds.take(modules[name], weight_of[name], given):
+                    del left[name]
+                stage.advance(modules[name].weight.numel())
+            del given
+            if not left:
+                break
+    give_back()
+    return sorted({*left.values(), *others})
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Quantises one module after another; consecutive modules with equal inputs share the moments."""
+
+    checkpoint: Checkpoint
+    rounded: CalibratedWeights
+    text: Text
+    _seen: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _moments: torch.Tensor | None = None
+    _found: dict[Packing, Round] = field(default_factory=dict)
+
+    def take(self, module: Any, weight_of: _WeightToQuantise, given: Sequence[torch.Tensor]) -> bool:
+        """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
+        weight = module.weight.detach()
+        self.refuse_overflow(given, weight_of.tensor)
+        turned = _is_transposed(module, given[0])
+        if turned is None:
+            return False
+        rows = self._round(weight_of.packing, given)
+        found = in_parts(rows, weight.T.contiguous() if turned else weight)
+        packing = weight_of.packing
+        self.rounded.add(weight_of.tensor, packing.grid, packing.block_size, found, turned=turned)
+        values = restored(found)[:, : weight.shape[0 if turned else 1]]
+        weight.copy_(values.T if turned else values)
+        return True
+
+    def refuse_overflow(self, given: Sequence[torch.Tensor], what: str) -> None:
+        """Raise CheckpointError for activations that are not finite."""
+        if not all(bool(torch.isfinite(each).all()) for each in given):
+            raise CheckpointError(
+                f"{self.checkpoint.where}: the input of {what} overflows float32 on "
+                f"`calibrate={self.text.name}`, although no weight is NaN or infinite; omit `calibrate`"
+            )
+
+    def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:
+        known = len(self._seen) == len(given)
+        if not known or any(ref() is not each for ref, each in zip(self._seen, given, strict=True)):
+            self._seen = [weakref.ref(each) for each in given]
+            self._moments = moments(given)
+            self._found = {}
+        if packing not in self._found:
+            calibrated = quantiser(packing.quantiser).calibrate
+            assert calibrated is not None and self._moments is not None
+            self._found[packing] = calibrated(self._moments, packing.grid, packing.block_size)
+        return self._found[packing]
+
+
+def moments(given: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The mean of x x^T, float32 [K, K], over activations [..., K]."""
+    total, count = None, 0
+    for each in given:
+        flat = each.flatten(0, -2).float()
+        total = flat.T @ flat if total is None else total.addmm_(flat.T, flat)
+        count += len(flat)
+    assert total is not None
+    return total / count
+
+
+def _weights_to_quantise(
+    model: Any, placed: Iterable[PlacedWeight], sources: Sources
+) -> tuple[dict[str, _WeightToQuantise], set[str]]:
+    """Module -> the weight to quantise, and the modules whose weights no module multiplies by directly."""
+    found: dict[str, _WeightToQuantise] = {}
+    others: set[str] = set()
+    names = parameter_names(model, sources)
+    for each in placed:
+        packing = each.packed.packing
+        known = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
+        if not any(name.endswith(".weight") for name in known):
+            others.update(each.modules[:1])
+            continue
+        if quantiser(packing.quantiser).calibrate is None:
+            continue
+        if not _keeps_columns(each.packed.origin):
+            others.update(each.modules[:1])
+            continue
+        for tensor in sorted(each.packed.tensors):
+            modules = [
+                name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")
+            ]
+            modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
+            own = [name for name in modules if name in each.modules]
+            if not own and any(_looks_up(model, name) for name in each.modules):  # the head has other weights here
+                others.update(each.modules[:1])
+                continue
+            for module in own or modules:
+                found.setdefault(module, _WeightToQuantise(tensor, packing))
+    return found, others
+
+
+def _looks_up(model: Any, name: str) -> bool:
+    try:
+        return isinstance(model.get_submodule(name), torch.nn.Embedding)
+    except AttributeError:  # a module of the graph only
+        return False
+
+
+def _keeps_columns(origin: Origin) -> bool:
+    """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
+    if isinstance(origin, StoredTensor):
+        return True
+    places = Places(origin.tensors())
+    for region in blocks(origin.shape, ROWS_ELEMENTS):
+        index = origin.read(region, places)
+        for info, first in places.first.items():
+            rows = index[(index[:, 0] >= first) & (index[:, 0] < first + info.shape[0] * info.shape[1])]
+            if not any(_in_order(rows - first, *sizes) for sizes in ((1, info.shape[1]), (info.shape[1], 1))):
+                return False
+    return True
+
+
+def _in_order(rows: torch.Tensor, stride: int, of_row: int) -> bool:
+    """Whether rows advance by `stride`, each from the start of a row or column of its tensor."""
+    steady = bool((rows.diff(dim=1) == stride).all())
+    begins = rows[:, 0] % of_row == 0 if stride == 1 else rows[:, 0] < stride
+    return steady and bool(begins.all())
+
+
+def _is_transposed(module: Any, given: torch.Tensor) -> bool | None:
+    """Whether a module multiplies by its weight [K, N] rather than the transpose of [N, K]; None: neither."""
+    weight, bias = module.weight.detach(), getattr(module, "bias", None)
+    some = given.flatten(0, -2)[:TRIED_TOKENS]
+    with torch.no_grad():
+        computed = module.forward(some)
+        for turned in (False, True):
+            oriented = weight.T if turned else weight
+            if some.shape[1] != oriented.shape[1] or computed.shape[1:] != oriented.shape[:1]:
+                continue
+            expected = torch.nn.functional.linear(some, oriented, bias)
+            if float((computed - expected).abs().max()) <= SAME * float(expected.abs().max()):
+                return turned
+    return None
+
+
+def _refuse_non_finite(model: Any, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a parameter with NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise CheckpointError(
+                f"{checkpoint.where}: tensor {name} contains NaN or infinite values and cannot be "
+                "quantised; the checkpoint is damaged"
+            )
+
+
+FEWEST_EXPERT_TOKENS = 128
+"""Experts with fewer tokens are quantised without the text."""
+STACKED = "is_concatenated"
+"""An attribute that transformers sets on modules with stacked experts in a known layout."""
+Routed = tuple[torch.Tensor, torch.Tensor]
+"""Inputs of experts [..., H], and the chosen experts of each token [..., K]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The weights of one layer's experts."""
+
+    up: PlacedWeight
+    """[E * F, H]."""
+    down: PlacedWeight
+    """[E * H, I]."""
+
+
+def stacks_of(model: Any, placed: Iterable[PlacedWeight]) -> dict[str, Stacks]:
+    """Module of the source model -> its stacks, for stacks that can be calibrated."""
+    of: dict[str, list[PlacedWeight]] = {}
+    for each in placed:
+        if each.of_experts and quantiser(each.packed.packing.quantiser).calibrate is not None:
+            of.setdefault(each.modules[0], []).append(each)
+    modules = dict(model.named_modules())
+    return {
+        name: Stacks(*pair)
+        for name, pair in of.items()
+        if len(pair) == 2 and name in modules and _fits(modules[name], *(each.packed for each in pair))
+    }
+
+
+def _fits(module: Any, up: QuantisedSource, down: QuantisedSource) -> bool:
+    """Whether two weights are the stacks of a module, in this order."""
+    if not hasattr(module, STACKED):
+        return False
+    experts = Experts.of(module)
+    (count, inner, hidden), (_, width, _) = experts.up.shape, experts.down.shape
+    shapes = (up.rows, up.width), (down.rows, down.width)
+    return experts.after is None and shapes == ((count * inner, hidden), (count * hidden, width))
+
+
+def round_experts(
+    model: Any, module: Any, stacks: Stacks, given: Sequence[Routed], names: Parameters, rounded: CalibratedWeights
+) -> int:
+    """Quantise both stacks of `module` by its inputs `given`, store them in `rounded`, and replace them in the model.
+
+    Returns the number of experts that were quantised without the text. Raises CheckpointError.
+    """
+    experts = Experts.of(module)
+    flat = [(each.flatten(0, -2), index.flatten(0, -2)) for each, index in given]
+    few: set[int] = set()
+
+    def tokens_of(number: int) -> torch.Tensor:
+        return torch.cat([each[(index == number).any(-1)] for each, index in flat]).float()
+
+    def inner_of(number: int) -> torch.Tensor:
+        bias = None if experts.up_bias is None else experts.up_bias[number]
+        return experts.activate(torch.nn.functional.linear(tokens_of(number), experts.up[number], bias))
+
+    for placed, inputs in ((stacks.up, tokens_of), (stacks.down, inner_of)):
+        few |= _round(placed.packed, experts.count, inputs, rounded)
+        put_back(model, placed, names, _restored(placed.packed, rounded))
+    return len(few)
+
+
+def _round(
+    packed: QuantisedSource, count: int, inputs: Callable[[int], torch.Tensor], rounded: CalibratedWeights
+) -> set[int]:
+    """Quantise one stack of `count` experts; returns those with too few tokens."""
+    packing, height, few = packed.packing, packed.rows // count, set()
+    calibrated = quantiser(packing.quantiser).calibrate
+    assert calibrated is not None
+    with OpenFiles(packed.checkpoint.folder) as files, torch.no_grad():
+        for number in range(count):
+            region = (number * height, (number + 1) * height), (0, packed.width)
+            weights = packed.origin.read(region, files).to(torch.float32)
+            given = inputs(number)
+            if len(given) < FEWEST_EXPERT_TOKENS:
+                few.add(number)
+                found = in_parts(packed.quantised, weights)
+            else:
+                by = calibrated(given.T @ given / len(given), packing.grid, packing.block_size)
+                found = in_parts(by, weights)
+            rounded.add_rows(packed.origin, packing.grid, packing.block_size, region[0][0], found)
+    rounded.complete(packed.origin, packing.grid, packing.block_size)
+    return few
+
+
+def _restored(packed: QuantisedSource, rounded: CalibratedWeights) -> Iterator[tuple[int, torch.Tensor]]:
+    """The dequantised rows of a stack."""
+    for start, found in rounded.rows(packed.origin, packed.packing.grid, packed.packing.block_size):
+        yield start, restored(found)[:, : packed.width]

@@ -1,0 +1,206 @@
+"""The source model with the quantised weights of a package, against which the graph is verified.
+
+The weights are read back from the written file, a few rows at a time. The loss by quantisation itself is measured by
+`quality`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from partita.export.checkpoint.naming import Sources
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.weights import memory_map
+from partita.export.weights.origins import (
+    ComputedOrigin,
+    JoinedOrigin,
+    Leaves,
+    Origin,
+    Places,
+    RescaledOrigin,
+    StoredTensor,
+    blocks,
+)
+from partita.export.weights.sources import FloatSource
+
+ROWS_ELEMENTS = 1 << 22
+"""Weights that are put back at a time."""
+
+
+def movable(sources: Sources) -> Callable[[FloatSource], bool]:
+    """Whether every value of a weight is a value of one parameter, so that it can be put back."""
+    single = {origin.info.name for origin in sources.found.values() if isinstance(origin, StoredTensor)}
+    stacked = [_names_of(origin) for origin in sources.found.values() if _rearranged(origin)]
+
+    def fits(plain: FloatSource) -> bool:
+        if not moves(plain.origin):
+            return False
+        inside = single.union(*(names for names in stacked if names <= plain.tensors))
+        return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= inside)
+
+    return fits
+
+
+def _names_of(origin: Origin) -> frozenset[str]:
+    """Names of the tensors that an origin reads."""
+    return frozenset(info.name for info in origin.tensors())
+
+
+def _rearranged(origin: Origin) -> bool:
+    """Whether a parameter is a permutation of several whole tensors, e.g. a stack of experts."""
+    return not isinstance(origin, StoredTensor) and moves(origin) and _is_whole(origin)
+
+
+def _is_whole(origin: Origin) -> bool:
+    """Whether an origin that only moves values reads every value of its tensors."""
+    return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
+
+
+def moves(origin: Origin) -> bool:
+    """Whether an origin only moves values."""
+    if isinstance(origin, ComputedOrigin | RescaledOrigin):
+        return False
+    if isinstance(origin, JoinedOrigin):
+        return all(moves(part) for part in origin.parts)
+    whole = getattr(origin, "whole", None)
+    return whole is None or moves(whole)
+
+
+def round_weights(model: Any, placed: Iterable[PlacedWeight], sources: Sources) -> None:
+    """Give `model`, a transformers model, the written weights, in place."""
+    names, placed = parameter_names(model, sources), list(placed)
+    with torch.no_grad():
+        untie(model, placed, names)
+        for each in placed:
+            put_back(model, each, names, written_rows(each))
+            memory_map.let_go(model)
+
+
+def untie(model: Any, placed: Sequence[PlacedWeight], names: Parameters) -> None:
+    """Untie parameters of `model` whose uses are quantised differently, or not all quantised."""
+    for tensor, shared in names.single.items():
+        modules = {name.rpartition(".")[0] for name in shared}
+        if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
+            continue  # quantised alike for all uses: stays one tensor
+        for name in shared[1:]:  # head and embedding were quantised differently, or one was not
+            _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a model for each checkpoint tensor."""
+
+    single: Mapping[str, list[str]]
+    """Checkpoint tensor -> every parameter that equals it."""
+    stacked_origins: tuple[tuple[str, Origin], ...]
+    """Parameters from several tensors, with their origins."""
+
+    def stacked_of(self, tensors: frozenset[str]) -> list[tuple[str, Origin]]:
+        """The stacked parameters that read only these tensors."""
+        return [(name, origin) for name, origin in self.stacked_origins if _names_of(origin) <= tensors]
+
+
+def parameter_names(model: Any, sources: Sources) -> Parameters:
+    """The parameters of `model` for each checkpoint tensor."""
+    single: dict[str, list[str]] = {}
+    stacked = []
+    for name in dict(model.named_parameters(remove_duplicate=False)):
+        # A checkpoint may store a tied weight under each of its names.
+        all_names = (name, *sorted(sources.tied_names.get(name, frozenset()) - {name}))
+        origins = [sources.found[each] for each in all_names if each in sources.found]
+        stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, StoredTensor))
+        for tensor in stored:
+            single.setdefault(tensor, []).append(name)
+        if origins and not stored and _rearranged(origins[0]):
+            stacked.append((name, origins[0]))
+    return Parameters(single, tuple(stacked))
+
+
+Rows = Iterable[tuple[int, torch.Tensor]]
+"""The index of the first row, and rows [R, K] float32; all rows of a weight in order."""
+
+
+def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows) -> None:
+    """Write rows of a weight into its parameters, in place. With several, those of the modules that read it."""
+    if stacked := names.stacked_of(placed.packed.tensors):
+        _put_stacks_back(model, placed, names, stacked, rows_of)
+        return
+    targets: dict[str, list[torch.Tensor]] = {}
+    for tensor in placed.packed.tensors:
+        found = names.single[tensor]
+        own = [name for name in found if name.rpartition(".")[0] in placed.modules]
+        targets[tensor] = [_get(model, name).detach() for name in own or found]
+    for start, rows in rows_of:
+        region = ((start, start + len(rows)), (0, placed.packed.width))
+        origin = placed.packed.origin
+        if isinstance(origin, StoredTensor):
+            for parameter in targets[origin.info.name]:
+                parameter[start : start + len(rows)] = rows
+            continue
+        places = Places(origin.tensors())
+        index = origin.read(region, places)
+        for info, first in places.first.items():
+            inside = (index >= first) & (index < first + math.prod(info.shape))
+            for parameter in targets[info.name]:
+                parameter.view(-1)[index[inside] - first] = rows[inside]
+
+
+def _put_stacks_back(
+    model: Any, placed: PlacedWeight, names: Parameters, stacked: Iterable[tuple[str, Origin]], rows_of: Rows
+) -> None:
+    """`put_back` for parameters from several tensors: fill the tensors, then read the parameters through their origins.
+
+    Needs memory for one more weight in float32.
+    """
+    origin = placed.packed.origin
+    places = Places(origin.tensors())
+    flat = torch.empty(sum(math.prod(info.shape) for info in places.first))
+    for start, rows in rows_of:
+        index = origin.read(((start, start + len(rows)), (0, placed.packed.width)), places)
+        flat[index.reshape(-1)] = rows.reshape(-1)
+    values = {info: flat[first:][: math.prod(info.shape)].view(info.shape) for info, first in places.first.items()}
+    tensors = Leaves(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
+    for info, value in values.items():
+        for name in names.single.get(info.name, ()):
+            _get(model, name).detach().copy_(value)
+    for name, where in stacked:
+        parameter = _get(model, name).detach()
+        for region in blocks(where.shape, ROWS_ELEMENTS):
+            parameter[tuple(slice(begin, end) for begin, end in region)] = where.read(region, tensors)
+
+
+def written_rows(placed: PlacedWeight) -> Iterator[tuple[int, torch.Tensor]]:
+    """Dequantised rows of a written weight, float32 [R, K], with the index of the first; all rows in order."""
+    packed = placed.packed
+    written = [_written(value) for value in placed.values]
+    step = max(2, ROWS_ELEMENTS // packed.width) & ~1
+    for start in range(0, packed.rows, step):
+        found = packed.layout.read(packed, written, start, min(start + step, packed.rows))
+        steps = found.integers.float() - found.zeros.float().unsqueeze(-1)
+        yield start, (steps * found.scales.unsqueeze(-1)).flatten(1)[:, : packed.width]
+
+
+def _written(value: Any) -> np.ndarray[Any, Any]:
+    """The bytes of a part, memory-mapped."""
+    tensor = value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    return np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes,))
+
+
+def _get(model: Any, name: str) -> torch.Tensor:
+    module, _, last = name.rpartition(".")
+    found = getattr(model.get_submodule(module), last)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _set(model: Any, name: str, parameter: torch.nn.Parameter) -> None:
+    module, _, last = name.rpartition(".")
+    setattr(model.get_submodule(module), last, parameter)

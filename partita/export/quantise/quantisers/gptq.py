@@ -1,0 +1,76 @@
+"""GPTQ: quantise column by column, and let later columns compensate the error on a text.
+
+With x the inputs of a product, H the mean of x x^T and W [N, K] its weights, the error of the outputs is tr (W - Q) H
+(W - Q)^T. When column j is quantised, the weights after it that minimise this are W[:, k] - e L[j, k] with e = (W[:, j]
+- Q[:, j]) / L[j, j], where L is the upper Cholesky factor of H^-1 (Frantar et al., GPTQ, arXiv 2210.17323, equations 2
+and 3 and section 3.3). Columns of a block are updated at once, later blocks after it.
+
+Scale and zero point of a block are chosen on the updated weights, by the search of `refit` weighted with 1 / L[j, j]^2.
+Columns keep their order and zero points are integers, as ONNX Runtime's fast kernels require.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, Round, finished, refit, steps
+
+DAMPING = 0.01
+"""Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""
+
+
+def _calibrate(moments: torch.Tensor, grid: Grid, size: int) -> Round:
+    filled = -len(moments) % size
+    factor = _factor(torch.nn.functional.pad(moments, (0, filled, 0, filled)))
+
+    def round_rows(weights: torch.Tensor) -> Quantised:
+        return _round(torch.nn.functional.pad(weights, (0, filled)).T.contiguous(), factor, grid, size)
+
+    return round_rows
+
+
+def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Quantised:
+    """Quantise. `left`: weights [K, R], changed in place."""
+    count, rows = len(left) // size, left.shape[1]
+    found = torch.empty_like(left)
+    scales, zeros = torch.empty(count, rows), torch.empty(count, rows)
+    for index in range(count):
+        start, end = index * size, (index + 1) * size
+        block, inside = left[start:end], factor[start:end, start:end]
+        _, scale, zero = refit.fit(block.T.unsqueeze(1).contiguous(), grid, inside.diagonal() ** -2)
+        scales[index], zeros[index] = scale.flatten(), zero.flatten()
+        errors = torch.empty_like(block)
+        for j in range(size):
+            now = steps(block[j], scales[index], zeros[index], grid)
+            errors[j] = (block[j] - scales[index] * now) / inside[j, j]
+            block[j + 1 :].addr_(inside[j, j + 1 :], errors[j], alpha=-1)
+            found[start + j] = now
+        left[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+    blocks = found.T.reshape(rows, count, size)
+    return finished(blocks, scales.T.unsqueeze(-1), zeros.T.unsqueeze(-1))
+
+
+def _factor(moments: torch.Tensor) -> torch.Tensor:
+    """The upper Cholesky factor of the inverse of H, damped, float32 [K, K].
+
+    Inputs that are always 0, e.g. padding of the last block, are independent of the others. Computed in float64,
+    because the smallest eigenvalues of H are below float32 precision.
+    """
+    damped = moments.to(torch.float64, copy=True)
+    diagonal = damped.diagonal()
+    share = DAMPING * diagonal.mean()
+    diagonal[diagonal == 0] = 1.0
+    diagonal += share
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float()
+
+
+def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
+    """Weights that the text does not reach are quantised without it."""
+    return finished(*refit.fit(weights, grid))
+
+
+QUANTISER = Quantiser(
+    "gptq", "compensates the rounding of earlier weights in later ones, on a text (GPTQ)", _quantise, _calibrate
+)

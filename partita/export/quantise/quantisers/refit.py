@@ -1,0 +1,52 @@
+"""Scale search with refit: try several ranges per block, each with its least-squares scale.
+
+A range that clips the largest weights has finer steps for the others. For each range the weights are rounded to steps
+d; the scale with the least squared error is s = <w, d> / <d, d>, and it explains <w, d>^2 / <d, d> of the block, so the
+range with the largest value is chosen. Zero points stay integers, as ONNX Runtime's fast kernels require. Data-free.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, finished, not_zero, steps
+from partita.export.quantise.quantisers.nearest import range_parameters
+
+SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
+"""Tested fractions of the whole range. Eight fractions from 0.75 reduce the squared error by 0.1 to 0.3 % only."""
+FINE = 8
+"""From this number of bits, clipping costs more than finer steps save: only the whole range is refitted."""
+
+
+def fit(
+    weights: torch.Tensor, grid: Grid, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Steps [R, M, B], scales and zero points [R, M, 1] with the least squared error, all float32.
+
+    `importance`: weight of each squared error, broadcast to [M, B]; None: equal.
+    """
+    full, zeros = range_parameters(weights, grid)
+    best = torch.full_like(full, -1.0)
+    scales, chosen, found = full, zeros, torch.zeros_like(weights)
+    middle = grid.top / 2 - zeros  # the middle of the range, in steps of the full scale
+    for share in SHARES if grid.bits < FINE else (1.0,):
+        tried = full * share
+        shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
+        now = steps(weights, tried, shifted, grid)
+        counted = now if importance is None else now * importance
+        along, length = (weights * counted).sum(-1, keepdim=True), (now * counted).sum(-1, keepdim=True)
+        fitted = torch.where(length > 0, along / length, 0.0)  # length 0: all steps are 0
+        explained = along * fitted
+        better = explained > best
+        best = torch.where(better, explained, best)
+        scales = torch.where(better, fitted, scales)
+        found = torch.where(better, now, found)
+        chosen = torch.where(better, shifted, chosen)
+    return found, not_zero(scales), chosen
+
+
+def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
+    return finished(*fit(weights, grid))
+
+
+QUANTISER = Quantiser("refit", "data-free search over ranges, each with its best-fitting scale", _quantise)

@@ -1,0 +1,184 @@
+"""Keep the stored integers, scales and zero points of a quantised checkpoint.
+
+A graph weight may join and transpose several checkpoint tensors; its origin maps values to stored blocks. Where a
+supported block size fits the stored blocks along the rows, the same integers are packed. Columns that all rows group
+out of order (act-order) are sorted by group, as are the inputs of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
+from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.quantise.quantisers import Grid, Packing, Quantised
+from partita.export.weights.origins import Leaves, Origin, Places, Region, ReorderedOrigin, blocks
+
+QUANTISER = "as stored"
+"""The recorded quantiser name."""
+SIZES = (256, 128, 64, 32, 16)
+"""Block sizes, in order of preference; smaller blocks repeat the scale of their stored block."""
+ROWS_ELEMENTS = 1 << 22
+"""Elements per read."""
+SAMPLED_ROWS = 64
+"""Rows sampled to find the block layout. All rows are checked while writing."""
+
+
+class NotAsStoredError(Exception):
+    """A weight cannot be packed as stored; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPacking:
+    """The packing of weights that keep their stored integers. One operator may read several."""
+
+    packing: Packing
+    origins: tuple[Origin, ...]
+    """Origins of the weights, with columns sorted by group where needed."""
+
+
+def is_stored(origin: Origin) -> bool:
+    """Whether any value of a weight is quantised in the checkpoint."""
+    return any(info.decoder is not None and not isinstance(info.decoder, StoredFloats) for info in origin.tensors())
+
+
+@dataclass(slots=True)
+class AsStored:
+    """The stored integers of one checkpoint."""
+
+    checkpoint: Checkpoint
+    sizes: tuple[int, ...] = SIZES
+    """Block sizes that the target supports."""
+    symmetric: dict[tuple[str, int], bool] = field(default_factory=dict)
+    """(weight, bits) -> whether every zero point is the middle of the range; a cache."""
+
+    def packings(self) -> list[Packing]:
+        """One packing per number of bits, with and without zero points, in the smallest stored blocks.
+
+        Reads the zero points.
+        """
+        found: dict[tuple[int, bool], int] = {}
+        with OpenFiles(self.checkpoint.folder) as files:
+            for weight in self._weights():
+                bits = container(weight)
+                key = bits, self._is_symmetric(weight, bits, files)
+                size = next((size for size in SIZES if weight.block % size == 0), SIZES[-1])
+                found[key] = min(size, found.get(key, size))
+        return [Packing(Grid(bits, symmetric), size, QUANTISER) for (bits, symmetric), size in sorted(found.items())]
+
+    def blocks(self) -> tuple[int, ...]:
+        """Block sizes that divide a stored block, the largest first."""
+        widths = {weight.block for weight in self._weights()}
+        return tuple(size for size in SIZES if any(width % size == 0 for width in widths))
+
+    def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> StoredPacking:
+        """The packing of weights [N, K]. `whole_rows`: one scale per row. Raises NotAsStoredError."""
+        stored = [_affine(origin) for origin in origins]
+        with OpenFiles(self.checkpoint.folder) as files:
+            sorted_origins = tuple(self._in_order(origin, files) for origin in origins)
+            fitting = [self._fitting(origin, files, whole_rows=whole_rows) for origin in sorted_origins]
+            bits = max(container(weight) for weights in stored for weight in weights)
+            symmetric = all(self._is_symmetric(weight, bits, files) for weights in stored for weight in weights)
+        sizes = [size for size in fitting[0] if all(size in others for others in fitting[1:])]
+        if not sizes:
+            raise NotAsStoredError(
+                f"its stored blocks have an unsupported size; supported are {', '.join(map(str, self.sizes))}"
+            )
+        return StoredPacking(Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins)
+
+    def _weights(self) -> Iterator[AffineWeight]:
+        quantised = self.checkpoint.quantised
+        for weight in () if quantised is None else quantised.weights.values():
+            if isinstance(weight, AffineWeight):
+                yield weight
+
+    def _is_symmetric(self, weight: AffineWeight, bits: int, files: OpenFiles) -> bool:
+        key = weight.name, bits
+        if key not in self.symmetric:
+            middle = Grid(bits, symmetric=True).middle
+            self.symmetric[key] = bool((weight.zero_points(files) == middle).all())
+        return self.symmetric[key]
+
+    def _in_order(self, origin: Origin, files: OpenFiles) -> Origin:
+        """The weight with its columns sorted by group, where they are not in order."""
+        first = _rows_of_blocks(origin, [0], files)[0]
+        changes = int((first[1:] != first[:-1]).sum())
+        if changes == len(set(first.tolist())) - 1:
+            return origin
+        known = {block: place for place, block in enumerate(dict.fromkeys(first.tolist()))}
+        groups = torch.tensor([known[block] for block in first.tolist()])
+        return ReorderedOrigin(origin, 1, tuple(groups.argsort(stable=True).tolist()))
+
+    def _fitting(self, origin: Origin, files: OpenFiles, *, whole_rows: bool) -> list[int]:
+        """Block sizes whose blocks lie within one stored block, the best first."""
+        rows, width = origin.shape
+        step = max(1, rows // SAMPLED_ROWS)
+        found = _rows_of_blocks(origin, sorted({*range(0, rows, step), rows - 1}), files)
+        sizes = [width] if whole_rows else [size for size in self.sizes if width % size == 0]
+        fitting = [size for size in sizes if bool((found.reshape(-1, size) == found.reshape(-1, size)[:, :1]).all())]
+        if not fitting and isinstance(origin, ReorderedOrigin):
+            raise NotAsStoredError("its rows group columns in different orders (act-order)")
+        return fitting
+
+
+def _affine(origin: Origin) -> list[AffineWeight]:
+    """The stored weights of an origin. Raises NotAsStoredError when a tensor has no integers."""
+    found = []
+    for info in dict.fromkeys(origin.tensors()):
+        weight = affine(info)
+        if weight is None:
+            what = "floats" if info.decoder is None else "values other than integers with a scale"
+            raise NotAsStoredError(f"{info.name} is stored as {what}")
+        found.append(weight)
+    return found
+
+
+def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: OpenFiles) -> torch.Tensor:
+    """The block number of every value in some rows, int64 [R, K]."""
+    weights = {info: affine(info) for info in origin.tensors()}
+    along = {info: (each.axis, each.blocks_along(files)) for info, each in weights.items() if each is not None}
+    reader = Places(weights, along)
+    width = origin.shape[1]
+    return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
+
+
+def _part(
+    files: OpenFiles, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
+) -> torch.Tensor:
+    """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
+    weight = affine(info)
+    assert weight is not None
+    if (info.name, region) not in known:  # the other two parts are read next
+        known[info.name, region] = weight.parts(region, files)
+    part: torch.Tensor = getattr(known[info.name, region], name)
+    return part.expand([end - begin for begin, end in region])
+
+
+def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
+    """The index of the first row, and some rows from there; all rows of a weight [N, K] as stored, in order.
+
+    Raises CheckpointError when the values of a block have several scales.
+    """
+    size, grid, width = packing.block_size, packing.grid, origin.shape[1]
+    with OpenFiles(checkpoint.folder) as files:
+        for region in blocks(origin.shape, ROWS_ELEMENTS):
+            part = partial(_part, files, {})
+            integers, scales, zeros = (
+                origin.read(region, Leaves(partial(part, name))).reshape(-1, width // size, size)
+                for name in Quantised._fields
+            )
+            first, zero = scales[..., :1], zeros[..., :1]
+            if not bool(torch.isfinite(scales).all()):
+                name = min(info.name for info in origin.tensors())
+                raise CheckpointError(f"{checkpoint.where}: {name}: a stored scale is NaN or infinite")
+            alike = bool((scales == first).all()) and bool((zeros == zero).all())
+            if not alike or (grid.symmetric and bool((zero != grid.middle).any())):
+                name = min(info.name for info in origin.tensors())
+                raise CheckpointError(f"{checkpoint.where}: {name}: a block has several scales")
+            yield region[0][0], Quantised(integers, first.squeeze(-1).contiguous(), zero.squeeze(-1).contiguous())

@@ -1,0 +1,233 @@
+"""The smoke run of a graph before publication: it is opened, and runs a prompt chunk and one token.
+
+A lowering that fails or computes wrong results is set aside. The caller passes the runtime's functions, because this
+folder may not import it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
+from partita.export.checkpoint.companions import Reader
+from partita.export.progress import stage
+from partita.export.target import Smoke, Target
+from partita.export.verify import changed_copy, known_answer
+from partita.export.verify.quality import OpenScorer
+from partita.export.work import Work, add_note
+from partita.package.folder import Manifest
+from partita.package.records import SmokeRecord, Verification
+
+Replay = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
+"""Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
+CPU = "cpu"
+BY_REPLAY = "the known answer was replayed on it"
+BY_QUALITY = "its quality was measured on it"
+TWIN = "its float32 copy ran"
+LONGEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Functions to run and read a written package on the CPU provider."""
+
+    replay: Replay
+    smoke: Smoke | None = None
+    """None: only the known answer runs."""
+    reader: Reader | None = None
+    """None: files that only generate reads are not checked."""
+    scorer: OpenScorer | None = None
+    """None: no quality is measured."""
+    write_adapter: WriteAdapter | None = None
+    """None: no switchable adapters are written."""
+
+
+class NotRunningError(GenerationError):
+    """A written graph does not open or run."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """The message without location and remedy."""
+
+    @property
+    def refused_by_provider(self) -> bool:
+        """Whether the provider does not support all of the graph, or has no kernel for it."""
+        return isinstance(self.__cause__, ProviderError)
+
+
+class SetAsideError(ParityError):
+    """A lowering computes wrong results, and another may not."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """The detail of the replay."""
+
+
+class TargetParityError(SetAsideError):
+    """The graph computes the model's results on the CPU provider, and not on its target."""
+
+
+class RoundingParityError(SetAsideError):
+    """The 16-bit graph exceeds the tolerance, and the model itself in 16 bits does not.
+
+    Another lowering may round less.
+    """
+
+
+@contextmanager
+def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
+    """Convert errors of opening and running a graph into NotRunningError.
+
+    `folder`: the hidden folder of the graph, which messages must not name. Errors unrelated to the graph pass through:
+    differing results, and a lack of memory or disk space.
+    """
+    try:
+        yield
+    except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a lowering may fail in any way
+        # Without the remedy of PartitaErrors, which is for published packages.
+        if isinstance(error, PartitaError):
+            text = error.message if error.where in (None, folder) else f"{error.where.name}: {error.message}"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        # ONNX Runtime names a file by its whole path.
+        said = " ".join(text.split()).replace(f"{folder}{os.sep}", "") or "no message"
+        detail = f"does not run on {provider}: {said[:LONGEST]}"
+        raise NotRunningError(detail, detail) from error
+
+
+def run_all(
+    work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None, *, measured: bool = False
+) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
+    """The smoke runs on the CPU provider and the target, and the known answer on the target, as far as it can run here.
+
+    `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
+    TargetParityError and NotRunningError.
+    """
+    twin = work.options.computing.twin is not None
+    verified = manifest.verification.status == "verified" and manifest.verification.twin is None
+    same = target is not None and target.provider == CPU and not twin
+    by_quality = measured and not manifest.graph.takes_fewer_rows
+    first = () if same and not verified else (run_on_cpu(work, manifest, smoke, by_quality=by_quality),)
+    if target is None:
+        return None, first
+    try:
+        result, record = _on_target(work, manifest, target)
+    except NotRunningError as error:
+        result, record = None, _record_unverified(work, target, error)
+    return result, (record,) if same else (*first, record)
+
+
+def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
+    """The smoke run on the CPU provider, of the float32 copy where that is verified instead of the package.
+
+    A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
+    """
+    twin = work.options.computing.twin is not None
+    packed = work.options.rounds  # then another graph was replayed
+    if manifest.verification.status == "verified" and not packed:
+        detail = f"{BY_REPLAY}, with its float32 copy" if twin else BY_REPLAY
+        return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
+    if smoke is None:
+        return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
+    if by_quality:
+        return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if twin else BY_QUALITY)
+    with stage(work.progress, "smoke run", work.seconds):
+        return _try_run(work, manifest, _run_float32_copy(smoke) if twin else smoke, CPU)
+
+
+def _run_float32_copy(smoke: Smoke) -> Smoke:
+    """A smoke run of the float32 copy of a bfloat16 package."""
+
+    def run(folder: Path, manifest: Manifest) -> SmokeRecord:
+        record = changed_copy.on_wide(folder, manifest, smoke)
+        return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
+
+    return run
+
+
+def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
+    """A smoke run, or a record that there is no memory for it. Raises NotRunningError."""
+    try:
+        if not work.options.verify:  # otherwise checked before the source model ran
+            known_answer.check_run_memory(manifest)
+        with opened_and_run(provider, work.folder):
+            return smoke(work.folder, manifest)
+    except ResourceError as error:
+        add_note(work, f"not run on {provider} here: {error}")
+        return SmokeRecord(chain=provider, status="not_run", detail=f"not run here: {error}")
+
+
+def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
+    """The known answer replayed on the target and its smoke run, as far as it can run here.
+
+    Raises TargetParityError for wrong results, NotRunningError when it does not open or run.
+    """
+    alone = None
+    if target.replay is not None and work.options.verify:
+        with stage(work.progress, "verify target", work.seconds):
+            try:
+                with opened_and_run(target.provider, work.folder):
+                    result = target.replay(work.folder, manifest)
+            except NotRunningError as error:
+                if not error.refused_by_provider:
+                    raise
+                alone = error
+            else:
+                _refuse_other_results(work, target, result)
+                return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
+    if target.smoke is None:
+        if alone is not None:
+            add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
+        why = f"not run here: {target.not_here or 'no runtime was given'}"
+        return None, SmokeRecord(chain=target.provider, status="not_run", detail=why)
+    with stage(work.progress, "smoke target", work.seconds):
+        record = _try_run(work, manifest, target.smoke, target.provider)
+    if alone is not None:
+        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
+    return None, record
+
+
+def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
+    if result.status != "verified":
+        raise TargetParityError(
+            f"{work.options.checkpoint}: {target.provider} does not match the source model: "
+            f"{result.detail}; nothing was written; choose another `attention` or another `target`",
+            result.detail,
+        )
+
+
+def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
+    """The record of a package whose float32 copy is verified and which does not run on a default target.
+
+    Raises the error again in other cases.
+    """
+    if work.options.computing.twin is None or not target.by_default or not error.refused_by_provider:
+        raise error
+    add_note(
+        work,
+        f"this bf16 package {error.detail}; its float32 copy was verified, so it runs on providers with "
+        f"bfloat16 kernels (`target` queries one); for {target.provider}, export with `precision=fp16` or "
+        "fp32",
+    )
+    return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
+
+
+def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], reasons: Sequence[str], hint: str) -> PartitaError:
+    """The error when every lowering was set aside. `reasons`: the lowerings with their reasons."""
+    message = f"{checkpoint}: {'; '.join(reasons)}; nothing was written{hint}"
+    if all(error.refused_by_provider for error in failed):
+        return ProviderError(message)
+    return NotRunningError(message, failed[0].detail)

@@ -1,0 +1,209 @@
+"""Read the facts of an ONNX file on disk, without its weights."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.foreign.dataflow import sine_tables
+from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
+from partita.package.folder import path_inside
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import onnx
+
+ONNX_DOMAINS = ("", "ai.onnx")
+PACKED = "MatMulNBits"
+HANDED_ON = frozenset({"Cast", "Identity", "Neg", "Squeeze", "Unsqueeze", "Reshape", "Expand"})
+COMPARING = frozenset(
+    ("Add", "Sub", "Div", "Mod", "Max", "Min", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu")
+)
+"""Operators with which a graph may limit attention to a window or a chunk."""
+
+
+def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
+    """The facts of `file`, relative to `folder`.
+
+    `longest`: the maximum tokens, 0 where unknown; of weights only sine tables with more rows are read. Raises
+    PackageError when the file is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
+    """
+    # imported here, because `partita.load` must run before ONNX Runtime is loaded
+    from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
+    from partita.runtime.place.onnx_model import read_onnx
+
+    model = read_onnx(path_inside(folder, file))
+    proto, within = model.proto, PurePosixPath(file).parent
+    stored = Counter[str]()
+    for tensor in all_tensors(proto):
+        stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    defaults = tuple(_port(port) for port in proto.graph.input if port.name in constants)
+    nodes = tuple(map(_node, proto.graph.node))
+    return GraphFacts(
+        file=file,
+        inputs=tuple(_port(port) for port in proto.graph.input if port.name not in constants),
+        outputs=tuple(_port(port) for port in proto.graph.output),
+        defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
+        empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
+        whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
+        restarting_tables=_restarting_tables(
+            proto.graph, sine_tables(nodes), path_inside(folder, str(within)), longest
+        ),
+        compared=_compared([*all_graphs(proto.graph), *proto.functions]),
+        nodes=nodes,
+        node_count=len(model.nodes) + len(model.inner),
+        opsets=dict(model.opsets),
+        producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
+        data_files=tuple(str(within / name) for name in model.data_files),
+        weight_bytes=model.weight_bytes,
+        weights=dict(stored),
+        operators=dict(Counter(_operator(node) for node in all_nodes(proto.graph))),
+        packed=dict(Counter(_bits(node) for node in all_nodes(proto.graph) if node.op_type == PACKED)),
+    )
+
+
+def _dtype(number: int) -> str:
+    """The name of an element type; empty for an unknown one."""
+    try:
+        return dtypes.dtype_numbered(number).name
+    except ValueError:
+        return ""
+
+
+def _constants(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Names and values of a graph's constants, in all forms that exporters use."""
+    from onnx import TensorProto, helper
+
+    yield from ((tensor.name, tensor) for tensor in getattr(graph, "initializer", ()))
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" and node.output else ():
+            if attribute.name == "value":
+                yield node.output[0], attribute.t
+            elif attribute.name in ("value_int", "value_ints"):
+                values = list(attribute.ints) or [attribute.i]
+                yield node.output[0], helper.make_tensor(node.output[0], TensorProto.INT64, [len(values)], values)
+
+
+def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
+    """Name and value of a scalar integer constant stored in the file itself."""
+    from onnx import numpy_helper
+
+    if _dtype(tensor.data_type) not in ("int64", "int32") or any(size != 1 for size in tensor.dims):
+        return None
+    if tensor.external_data:
+        return None
+    try:
+        return name, int(numpy_helper.to_array(tensor).reshape(()))
+    except ValueError:  # missing bytes are reported when the file is opened
+        return None
+
+
+def _compared(graphs: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> frozenset[int]:
+    """`GraphFacts.compared` of the graphs and functions of a file."""
+    constants = [named for graph in graphs for named in _constants(graph)]
+    whole = dict(filter(None, (_whole(name, tensor) for name, tensor in constants)))
+    found = {0} if any(_is_mask(tensor) for _, tensor in constants) else set[int]()
+    for node in (node for graph in graphs for node in graph.node):
+        numbers = [whole[name] for name in node.input if name in whole]
+        if node.op_type in HANDED_ON and node.input[0] in whole:
+            whole[node.output[0]] = -numbers[0] if node.op_type == "Neg" else numbers[0]
+        elif node.op_type in COMPARING:
+            found.update(map(abs, numbers))
+        elif node.op_type == "Slice":  # of the last keys; slices of a head start at 0 or above
+            found.update(-number for number in numbers if number < -1)
+    return frozenset(found)
+
+
+def _is_mask(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant may be a mask over pairs of positions."""
+    square = len(tensor.dims) > 1 and tensor.dims[-1] == tensor.dims[-2] > 1
+    return square and (_dtype(tensor.data_type) == "bool" or len(tensor.dims) > 3)
+
+
+def _restarting_tables(graph: onnx.GraphProto, tables: frozenset[str], home: Path, longest: int) -> dict[str, int]:
+    """Sine table -> the later row that equals the first position's row (zeros), where there is one."""
+    import numpy as np
+
+    found = {}
+    for name, tensor in _constants(graph):
+        if name not in tables or len(tensor.dims) != 2 or not 0 < longest < tensor.dims[0]:
+            continue
+        stored = _stored(tensor, home)
+        if stored is not None:
+            zeros = np.flatnonzero(~stored.reshape(tensor.dims[0], -1).any(axis=1))
+            again = zeros[zeros > 0]
+            if again.size:
+                found[name] = int(again[0])
+    return found
+
+
+def _stored(tensor: onnx.TensorProto, home: Path) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a tensor, in the file or external; None where some are missing."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        size = dtypes.size_bytes(_dtype(tensor.data_type), tensor.dims)
+        if said:
+            stored = np.fromfile(home / said["location"], np.uint8, size, offset=int(said.get("offset", "0")))
+        else:
+            stored = numpy_helper.to_array(tensor).reshape(-1).view(np.uint8)
+    except (ValueError, OSError, OverflowError):
+        return None
+    return stored if stored.size == size else None
+
+
+def _port(port: onnx.ValueInfoProto) -> PortFact:
+    if port.type.WhichOneof("value") != "tensor_type":
+        return PortFact(port.name, "", None)
+    tensor = port.type.tensor_type
+    shape = tuple(map(_size, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return PortFact(port.name, _dtype(tensor.elem_type), shape)
+
+
+def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
+    """A size; some exporters write negative sizes for unknown ones."""
+    if size.HasField("dim_value"):
+        return size.dim_value if size.dim_value >= 0 else None
+    return size.dim_param or None
+
+
+def _node(node: onnx.NodeProto) -> NodeFact:
+    from partita.runtime.place.model_file import reads, subgraphs_of
+
+    inner = frozenset(reads(node)) - set(node.input) if any(True for _ in subgraphs_of(node)) else frozenset()
+    return NodeFact(
+        node.op_type,
+        node.domain,
+        tuple(node.input),
+        tuple(node.output),
+        dict(filter(None, map(_plain, node.attribute))),
+        inner,
+    )
+
+
+def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tuple[int, ...]] | None:
+    """Name and value of an attribute that is a number, an integer list, or a string."""
+    if attribute.HasField("i"):
+        return attribute.name, int(attribute.i)
+    if attribute.HasField("f"):
+        return attribute.name, float(attribute.f)
+    if attribute.HasField("s"):
+        return attribute.name, attribute.s.decode(errors="replace")
+    return (attribute.name, tuple(attribute.ints)) if attribute.ints else None
+
+
+def _bits(node: onnx.NodeProto) -> int:
+    """The bits of a product's quantised weight; 4 is the operator's default."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "bits"), 4)
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"

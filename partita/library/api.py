@@ -1,0 +1,147 @@
+"""Decorators and errors of the public Python API.
+
+A wrong argument raises `ArgumentError`, which is also a ValueError and a TypeError.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
+
+from partita.errors import PartitaError, ResourceError, UsageError
+from partita.extras import explain
+from partita.options.fields import DescribedField, check_fields, describe_fields
+from partita.remedies import fix_for
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Options = TypeVar("Options")
+Owner = TypeVar("Owner")
+
+
+class ArgumentError(UsageError, ValueError, TypeError):
+    """A function was called with an invalid argument."""
+
+
+def of_system(error: Exception) -> ResourceError | None:
+    """The ResourceError for a memory or system error; None for other errors."""
+    if isinstance(error, MemoryError):
+        return ResourceError("out of memory; close other models, or use a smaller one")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = fix_for(error, "check the disk and its permissions")
+        return ResourceError(f"{where}{error.strerror or error}; {remedy}")
+    return None
+
+
+@contextmanager
+def one_tree() -> Iterator[None]:
+    """Raise UsageError as ArgumentError, and system and import errors as PartitaError; other exceptions pass."""
+    try:
+        yield
+    except PartitaError as error:
+        if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(error.message, where=error.where, remedy=error.remedy) from error
+    except Exception as error:
+        ours = of_system(error) or explain(error, foreign=True)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def python_values(value: Any) -> Any:
+    """The value with numpy and torch numbers and arrays as Python values, including in lists, tuples and dicts."""
+    if type(value) in (list, tuple):
+        return type(value)(map(python_values, value))
+    if type(value) is dict:
+        return {key: python_values(entry) for key, entry in value.items()}
+    if isinstance(value, range):
+        return list(value)
+    if isinstance(value, int | str | bytes | bytearray | memoryview | type):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function or method part of the public API: it accepts numpy numbers and raises PartitaError."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); set the variable to 0 to allow it.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        with one_tree():
+            return function(*python_values(args), **python_values(kwargs))
+
+    return call
+
+
+def from_fields(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], Callable[P, T]]:
+    """A decorator: callers pass the fields of an options dataclass, and the function gets the dataclass.
+
+    The options are checked; see `partita.options.checked`.
+    """
+
+    def decorate(function: Callable[[Options], T]) -> Callable[P, T]:
+        @public
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return function(check_fields(options(*args, **kwargs)))
+
+        _describe(call, [], options, function)
+        return call
+
+    return decorate
+
+
+def method_from_fields(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Owner, Options], T]], Callable[Concatenate[Owner, P], T]]:
+    """`takes` for a method, or for a function with another argument before the options."""
+
+    def decorate(function: Callable[[Owner, Options], T]) -> Callable[Concatenate[Owner, P], T]:
+        @public
+        @functools.wraps(function)
+        def call(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return function(owner, check_fields(options(*args, **kwargs)))
+
+        first = next(iter(inspect.signature(function).parameters.values()))
+        _describe(call, [first], options, function)
+        return call
+
+    return decorate
+
+
+def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., Any], function: Any) -> None:
+    """Give a function the signature of its options dataclass, and its docstring a line for each argument."""
+    parameters = [each.replace(annotation=_plain(each.annotation)) for each in _parameters(options)]
+    returns = inspect.signature(function).return_annotation
+    call.__signature__ = inspect.Signature([*first, *parameters], return_annotation=returns)
+    helps = {each.argument: _help_of(each) for each in describe_fields(cast("type[Any]", options))}
+    lines = [f"{each.name}: {helps[each.name]}" for each in parameters if each.name in helps]
+    wrapped = [textwrap.fill(line, 112, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines]
+    call.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *wrapped]) if lines else function.__doc__
+
+
+def _help_of(each: DescribedField) -> str:
+    """The help text of an option, with the names of arguments in place of options of the command line."""
+    text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", each.option.help)
+    return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
+
+
+def _parameters(options: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(options).parameters.values())
+
+
+def _plain(annotation: Any) -> Any:
+    """A type without what the command line knows of it."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

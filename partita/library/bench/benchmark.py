@@ -1,0 +1,401 @@
+"""Benchmarks several providers and packages: speed, ratios, and time per part."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import partita
+from partita.bench.comparison import judge, sentences
+from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.records import Bench, RoundResult
+from partita.errors import PartitaError, ProviderError, ReportError, UsageError
+from partita.library.api import from_fields, public
+from partita.library.audience import LOGGER
+from partita.library.bench.entries import (
+    Entry,
+    Subject,
+    check_providers,
+    default_chain,
+    named_chains,
+    read_baseline,
+    read_entries,
+    read_paths,
+    read_subjects,
+    report_files,
+)
+from partita.library.chain import read_chain_options
+from partita.library.engine.base import ReportRequest
+from partita.library.engine.remote import RemoteEngine
+from partita.library.model import Model
+from partita.library.notes import not_used, unverified_note
+from partita.library.report import write_text_output
+from partita.options.bench import BenchOptions
+from partita.partition_reports import storage
+from partita.partition_reports.render.show import load_view
+from partita.process import peak_rss_bytes
+
+NOT_ALONE = "the packages are open at the same time, in one process each; only one computes at a time"
+
+BENCH_VIEWS = "partita.bench.sections"
+
+
+class BenchResult(Bench):
+    """The result of a benchmark: the record that `bench --out` writes, with methods.
+
+    `contenders` has the figures or the error of each chain, `verdict` the comparison as text.
+    """
+
+    @classmethod
+    def of(cls, record: Bench) -> Self:
+        """The result with these fields."""
+        return cls.model_construct(**{name: getattr(record, name) for name in Bench.model_fields})
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as JSON for `partita report`. Raises ReportError when it cannot be written."""
+        write_text_output(storage.to_json(self), path, "result")
+
+    @public
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as a self-contained HTML page; also written to `path` if given."""
+        return write_text_output(load_view("html", BENCH_VIEWS).to_text(self), path, "result")
+
+    @public
+    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as plain-text tables; also written to `path` if given."""
+        return write_text_output(load_view("text", BENCH_VIEWS).to_text(self), path, "result")
+
+    def __repr__(self) -> str:
+        return f"<partita.BenchResult: {'; '.join(self.verdict)}>"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBenchmark:
+    """A finished or interrupted benchmark."""
+
+    bench: Bench
+    error: PartitaError | None
+    """Error of contenders that could not run, or of reports that were not written."""
+
+    @property
+    def anything(self) -> bool:
+        """Whether a contender has figures."""
+        return any(entry.rounds for entry in self.bench.contenders)
+
+
+@from_fields(BenchOptions)
+def bench(options: BenchOptions) -> BenchResult:
+    """Run the same generation on several chains, in turns, in one process each: medians, ratios, equality of tokens.
+
+    A contender that cannot run is in the result with its error. If none can run, its error is raised, e.g.
+    ProviderError. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
+    KeyboardInterrupt.
+    """
+    plan = Plan(options)
+    for line in plan.notes:
+        LOGGER.info(line)
+    measured = plan.measure(LOGGER.debug)
+    if measured.bench.interrupted:
+        raise KeyboardInterrupt
+    if measured.error is not None and not measured.anything:
+        raise measured.error
+    return BenchResult.of(measured.bench)
+
+
+class Plan:
+    """A benchmark with checked options and packages."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        """Check options and packages. Raises UsageError, PackageError, ReportError and GenerationError."""
+        if options.prompt is not None and options.prompt_tokens is not None:
+            raise UsageError(
+                "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
+            )
+        named = named_chains(options)
+        self.options, self.subjects = options, read_subjects(options)
+        chains = named or (default_chain(options),)
+        check_providers(options, chains)
+        self.entries = read_entries(options, self.subjects, chains)
+        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
+        self.reads = read_paths(options, self.entries)
+        """Paths that outputs must not overwrite."""
+        self.files = report_files(options, self.entries)
+        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
+        """Notes for the user before the run."""
+
+    def measure(self, say: ReportProgress) -> FinishedBenchmark:
+        """Run the benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
+        racers, interrupted = _race(self.options, self.entries, self.files, say)
+        found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
+        failed = [racer for racer in racers if racer.error is not None]
+        return FinishedBenchmark(found, _failure(failed) if failed else _unwritten(racers, self.files))
+
+
+def _race(
+    options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: ReportProgress
+) -> tuple[list[Racer], bool]:
+    """Run the rounds; return the racers and whether Ctrl-C ended them. Raises KeyboardInterrupt without a
+    measurement."""
+    contest = Race(entries, options, say)
+    try:
+        with contest:
+            contest.load()
+            contest.run(options.rounds)
+            contest.observe(files)
+    except KeyboardInterrupt:
+        if not shown_rounds([racer.lane for racer in contest.racers]):
+            raise
+        for racer in contest.racers:
+            if racer.lane.observed is None:
+                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before its profiled round"
+        return contest.racers, True
+    return contest.racers, False
+
+
+def _build(
+    options: BenchOptions,
+    subjects: Sequence[Subject],
+    racers: Sequence[Racer],
+    asked: str | None,
+    *,
+    interrupted: bool,
+) -> Bench:
+    """The record of a benchmark."""
+    from partita.runtime.chain.advice import package_facts
+    from partita.runtime.machine import environment
+
+    lanes = [racer.lane for racer in racers]
+    baseline = choose_baseline(lanes, asked)
+    contenders = build_contenders(lanes, baseline)
+    notes = [NOT_ALONE] if len(lanes) > 1 else []
+    if asked is not None and asked != baseline:
+        notes.append(f"`baseline={asked}` was not measured" + (f"; using {baseline} instead" if baseline else ""))
+    if interrupted:
+        complete = len(complete_rounds(lanes))
+        partly = "" if complete else "; figures are from the incomplete first round"
+        notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
+    for subject in subjects:
+        which = "this package" if len(subjects) == 1 else subject.name
+        notes += unverified_note(subject.manifest.verification, which)
+    verdicts = judge(contenders, baseline)
+    package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
+    return Bench(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        partita_version=partita.__version__,
+        verdict=sentences(verdicts, contenders),
+        results=verdicts,
+        environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
+        package=package,
+        others=tuple(others),
+        prompt_tokens=len(subjects[0].prompts[0]),
+        max_new_tokens=options.max_new_tokens,
+        threads=options.threads,
+        rounds=options.rounds,
+        interrupted=interrupted,
+        baseline=baseline,
+        contenders=contenders,
+        notes=tuple(notes),
+    )
+
+
+def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
+    """The error for reports that could not be written; None when all were."""
+    missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
+    if not missing:
+        return None
+    why = (f"{files[racer.entry.name]}: not written: {racer.lane.why_unknown}" for racer in missing)
+    return ReportError("; ".join(why))
+
+
+def _failure(failed: Sequence[Racer]) -> PartitaError:
+    """One error for all contenders that could not run, with the class and nodes of the first."""
+    first = failed[0].error
+    assert first is not None
+    text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)
+    return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
+
+
+PAUSE_SECONDS = 0.5
+"""Pause before each turn, because threads of the previous contender spin for a while after its last run."""
+ReportProgress = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Racer:
+    """A contender during the rounds."""
+
+    entry: Entry
+    options: BenchOptions
+    engine: RemoteEngine | None = None
+    model: Model | None = None
+    used: tuple[str, ...] = ()
+    """Active providers, by ONNX Runtime's names."""
+    error: PartitaError | None = None
+    lane: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create the record of its figures."""
+        chain = tuple(provider.ort_name for provider in self.entry.chain)
+        self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is open and has not failed."""
+        return self.model is not None and self.error is None
+
+    def fail(self, error: PartitaError) -> None:
+        """Record the error that ends its turns."""
+        self.error, self.lane.error = error, " ".join(str(error).split())
+
+    def open(self, *, observe: bool = False) -> None:
+        """Load the package in a worker process. Raises the errors of `load`; ProviderError after a timeout."""
+        subject = self.entry.subject
+        self.engine = RemoteEngine(
+            subject.path.absolute(),
+            subject.manifest,
+            self.entry.where,
+            read_chain_options(self.entry.where),
+            observe=observe,
+            refusal_seconds=0.0,
+            choice=subject.choice,
+            load_timeout=self.options.timeout_seconds,
+        )
+        self.model = Model(self.engine)
+
+    def load(self) -> None:
+        """Open the package and record the state of its chain."""
+        self.open()
+        assert self.engine is not None
+        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.chain}
+        self.lane.load_seconds = opened.load_seconds
+        lost = [entry for entry in opened.chain if entry.status != "active"]
+        inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
+        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle))
+        self.used = tuple(entry.provider for entry in opened.chain if entry.status == "active")
+
+    def run_round(self, number: int) -> RoundResult:
+        """Generate greedily, ignoring stop tokens, and measure it."""
+        assert self.model is not None and self.engine is not None
+        seconds = self.options.timeout_seconds
+        late = threading.Timer(seconds, self.engine.abort, (f"gave no answer within {seconds:g} s",))
+        late.daemon = True
+        late.start()
+        try:
+            began = time.perf_counter()
+            generation = self.model.generate(
+                [list(prompt) for prompt in self.entry.subject.prompts],
+                max_new_tokens=self.options.max_new_tokens,
+                stop_token_ids=(),
+                prefill_chunk=self.options.prefill_chunk,
+            )
+            times = [began]
+            first: float | None = None
+            for step in generation:
+                times.append(time.perf_counter())
+                if first is None and any(step.tokens):
+                    first = times[-1] - began
+        finally:
+            late.cancel()
+        took = [after - before for before, after in zip(times, times[1:], strict=False)]
+        steps = list(zip(generation.progress.steps, took, strict=True))
+        prefill, decode = ([each for each in steps if each[0].phase == phase] for phase in ("prefill", "decode"))
+        return RoundResult(
+            round=number,
+            prefill_ms=tuple(1000 * seconds for _, seconds in prefill),
+            prefill_tokens=sum(step.row_tokens for step, _ in prefill),
+            decode_ms=tuple(1000 * seconds for _, seconds in decode),
+            decode_tokens=sum(step.row_tokens for step, _ in decode),
+            decode_outside_ms=1000 * sum(seconds - step.run_seconds for step, seconds in decode),
+            first_token_ms=None if first is None else 1000 * first,
+            tokens=generation.tokens,
+            peak_rss_bytes=peak_rss_bytes(self.engine.process_id),
+        )
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End its process."""
+        if self.engine is not None:
+            if at_once:
+                self.engine.abort("was interrupted")
+            self.engine.close()
+
+
+class Race:
+    """All contenders. Use it as a context manager, which ends their processes."""
+
+    def __init__(self, entries: Sequence[Entry], options: BenchOptions, say: ReportProgress) -> None:
+        self.racers = [Racer(entry, options) for entry in entries]
+        self.report_progress = say
+
+    def __enter__(self) -> Race:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        for racer in self.racers:
+            racer.close(at_once=kind is not None)
+
+    def load(self) -> None:
+        """Open the package once per contender, one after the other."""
+        for racer in self.racers:
+            self.report_progress(f"opening on {racer.entry.name}")
+            try:
+                racer.load()
+            except PartitaError as error:
+                racer.fail(error)
+
+    def run(self, rounds: int) -> None:
+        """Run a warm-up round and `rounds` rounds, each beginning with another contender."""
+        for number in range(rounds + 1):
+            turn = number % len(self.racers)
+            for racer in self.racers[turn:] + self.racers[:turn]:
+                if racer.alive:
+                    self.report_progress(
+                        f"{f'round {number} of {rounds}' if number else 'warm-up'}: {racer.entry.name}"
+                    )
+                    self.run_round(racer, number)
+
+    def run_round(self, racer: Racer, number: int) -> None:
+        """Run one generation of one contender."""
+        time.sleep(PAUSE_SECONDS)
+        try:
+            racer.lane.turns += (racer.run_round(number),)
+        except PartitaError as error:
+            racer.fail(error)
+
+    def observe(self, files: dict[str, Path]) -> None:
+        """Run one more profiled generation of each contender that did not fail; an error does not change the figures.
+
+        It runs in a new process, because the OpenVINO plugin does not start again after its first session is closed.
+        """
+        for racer in self.racers:
+            if racer.alive:
+                self.report_progress(f"observing {racer.entry.name}")
+                racer.close()
+                try:
+                    self.observe_one(racer, files.get(racer.entry.name))
+                except PartitaError as error:
+                    racer.lane.why_unknown = f"the profiled round failed: {' '.join(str(error).split())}"
+
+    def observe_one(self, racer: Racer, file: Path | None) -> None:
+        """Store and write the report of one contender, if it ran on the measured providers."""
+        racer.open(observe=True)
+        assert racer.engine is not None
+        used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
+        if used != racer.used:
+            racer.lane.why_unknown = f"the profiled round ran on {','.join(used)}, not on {','.join(racer.used)}"
+            return
+        racer.run_round(0)
+        report = racer.engine.report(ReportRequest())
+        report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
+        if file is not None:
+            storage.write(report, file.resolve())
+            racer.lane.file = str(file)
+        racer.lane.observed = report

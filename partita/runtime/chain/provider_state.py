@@ -1,0 +1,275 @@
+"""The state of each provider of a chain: registers plugin libraries and finds why ONNX Runtime left a provider out.
+
+ONNX Runtime may skip a provider that it cannot start, drop one for a model, or register one without its backend.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.errors import ProviderError
+from partita.observations.names import CPU
+from partita.observations.native_text import cut
+from partita.providers.patterns import DROPPED
+from partita.providers.resolve import Resolution, known_providers
+from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure, no_device
+from partita.remedies import Remedy, any_of
+from partita.runtime.chain.provider_check import PROBE_MODEL
+from partita.runtime.chain.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
+from partita.runtime.ort.buffers import NATIVE_ERRORS
+from partita.runtime.ort.errors import STRICT, blames_provider, one_line
+from partita.runtime.ort.native_log import captured_output, complaints, headless
+from partita.runtime.ort.registry import register_library
+from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+
+WHOLE = 20_000
+"""Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""
+LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
+"""The name of a provider library in a load error."""
+OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
+CRASHED = Remedy(
+    "use another provider, or check whether this provider starts without the others", ("partita", "providers")
+)
+START_MODEL = Path("start.onnx")
+"""The name of `PROBE_MODEL` in messages; there is no such file."""
+
+
+def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The active providers of a chain."""
+    return tuple(resolution for resolution in chain if resolution.status == "active")
+
+
+def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
+    """ONNX Runtime's names of the providers."""
+    return tuple(resolution.provider.ort_name for resolution in chain)
+
+
+def no_provider_text(chain: Sequence[Resolution]) -> str:
+    """One line on why no provider of the chain can run; see `what_helps` for a remedy."""
+    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
+
+
+def remedy_for(chain: Sequence[Resolution]) -> Remedy | None:
+    """The remedy for providers that cannot run; the first provider's remedy comes first."""
+    return any_of(r.remedy for r in chain if r.remedy is not None)
+
+
+def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
+    """The resolution of an unused provider, with the reason. A remedy that sets an option to its value is replaced."""
+    provider, options = resolution.provider, resolution.options
+    values = (f"{provider.name}.{each.name}={options.get(each.name, each.default)}" for each in provider.options)
+    remedy: Remedy | None = failure.remedy
+    if failure.remedy.options[1:] and failure.remedy.options[1] in values:
+        remedy = failure.remedy.otherwise or REMEDIES.get(failure.reason, WHATEVER_ELSE)
+    return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)
+
+
+def without_provider(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
+    """The chain with the provider `blamed` unavailable."""
+    return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
+
+
+def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
+    """The chain without providers whose native code crashed. `crashed`: how the process ended, by provider name.
+
+    Remedies for a provider that does not start do not apply: it started and crashed on a graph.
+    """
+    return tuple(
+        replace(
+            unavailable(entry, Failure("initialisation_failed", cut(crashed[entry.provider.name], LONGEST), CRASHED)),
+            crashed=True,
+        )
+        if entry.status == "active" and entry.provider.name in crashed
+        else entry
+        for entry in chain
+    )
+
+
+# --- before a session is opened ---------------------------------------------------------------------------------------
+
+
+def register_plugins(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The chain after plugin libraries are registered; a plugin that does not load or has no device is unavailable."""
+    return tuple(
+        _register(entry) if entry.library is not None and entry.status == "active" else _overwritten(entry)
+        for entry in chain
+    )
+
+
+def _overwritten(resolution: Resolution) -> Resolution:
+    """A provider missing from the build although an installed wheel contains it: another wheel overwrote its files."""
+    if resolution.status == "active" or resolution.reason != "not_in_build":
+        return resolution
+    owners = runtime_wheels()
+    if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
+        return resolution
+    evidence = duplicate_runtime(owners).evidence
+    return unavailable(resolution, Failure("duplicate_runtime", evidence, duplicate_remedy(owners)))
+
+
+def _register(resolution: Resolution) -> Resolution:
+    """Register the library of one provider. It may name its provider differently than the user does."""
+    assert resolution.library is not None
+    provider, raised, offered = resolution.provider, "", None
+    with captured_output() as captured:
+        try:
+            offered = register_library(provider.ort_name, resolution.library)
+        except NATIVE_ERRORS as error:
+            raised = str(error)
+    if offered is None:
+        lines = [raised, *complaints(captured.lines), *headless(captured.lines)]
+        return unavailable(resolution, explain(provider, lines))
+    if not offered:
+        return unavailable(resolution, no_device(provider, resolution.library))
+    if provider.ort_name in offered:
+        return resolution
+    return replace(resolution, provider=replace(provider, ort_name=offered[0]))
+
+
+# --- when no session opens --------------------------------------------------------------------------------------------
+
+
+def messages_of(failure: NativeFailureError) -> list[str]:
+    """ONNX Runtime's messages about a session that it could not open, most specific first."""
+    texts = (str(failure), *complaints(failure.log), *headless(failure.log))
+    return [one_line(text, WHOLE) for text in texts]
+
+
+def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
+    """The provider that prevents the session from opening; None if the model is the cause.
+
+    A provider named or quoted in the message is to blame. Otherwise it is the first provider that does not start with a
+    model of one node; if all start, the first provider that is not CPU.
+    """
+    others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
+    if not others or not blames_provider(failure.error):
+        return None
+    lines = messages_of(failure)
+    for resolution in others:
+        own = [pattern.pattern for pattern in resolution.provider.start_patterns]
+        if any(resolution.provider.ort_name in line or any(re.search(text, line) for text in own) for line in lines):
+            return resolution
+    if len(others) == 1:
+        return others[0]
+    return next((resolution for resolution in others if not starts(resolution)), others[0])
+
+
+def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
+    """The single provider other than CPU, if ONNX Runtime opens the model without it; None otherwise.
+
+    An exception in a kernel's constructor looks like that of an invalid model.
+    """
+    others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
+    if len(others) != 1:
+        return None
+    alone = Resolution(known_providers()["cpu"], "active")
+    return others[0] if opens(path, [alone], replace(opening, observe=False, strict=False, config={})) else None
+
+
+def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
+    """Whether ONNX Runtime opens the model with these providers."""
+    try:
+        open_native(path, active, opening).close()
+    except NativeFailureError:
+        return False
+    return True
+
+
+def starts(resolution: Resolution) -> bool:
+    """Whether ONNX Runtime opens a model of one node on the provider."""
+    cpu = known_providers()["cpu"]
+    behind = [] if resolution.provider.ort_name == cpu.ort_name else [Resolution(cpu, "active")]
+    try:
+        session = open_native(START_MODEL, [resolution, *behind], Opening(model=PROBE_MODEL))
+    except NativeFailureError:
+        return False
+    try:
+        return resolution.provider.ort_name in session.registered
+    finally:
+        session.close()
+
+
+def by_experiment(resolution: Resolution, found: Failure) -> Failure:
+    """The failure, as `option_rejected` if the provider starts without one of its options, or without all of them.
+
+    Only a failure of unknown cause is tested. Messages about options differ by provider, and some name no option.
+    """
+    options = resolution.options
+    if found.reason != "initialisation_failed" or not options or starts(resolution):
+        return found
+
+    def starts_without(names: Collection[str]) -> bool:
+        return starts(replace(resolution, options={name: v for name, v in options.items() if name not in names}))
+
+    rejected = next(([name] for name in options if starts_without([name])), [])
+    if not rejected and len(options) > 1 and starts_without(options):
+        rejected = list(options)
+    if not rejected:
+        return found
+    named = " and ".join(f"{name}={options[name]}" for name in rejected)
+    them = "it" if len(rejected) == 1 else "them"
+    evidence = f"it does not start together with {named}, but does without {them}: {found.evidence}"
+    return failure(resolution.provider, "option_rejected", evidence)
+
+
+# --- when a session is open -------------------------------------------------------------------------------------------
+
+
+def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
+    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with a reason.
+
+    Raises ProviderError if no provider is left, or ONNX Runtime registered one outside the chain. The CPU provider is
+    always registered; outside the chain it has no nodes.
+    """
+    settled = settled_chain(chain, session)
+    if not active_of(settled):
+        raise ProviderError(no_provider_text(settled), remedy=remedy_for(settled))
+    strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
+    if strangers:
+        raise ProviderError(
+            f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not include"
+        )
+    return settled
+
+
+def settled_chain(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
+    """The state of every provider of the chain in an open session."""
+    return tuple(
+        without_backend(settle_one(resolution, session.registered, session.log, chain), session) for resolution in chain
+    )
+
+
+def settle_one(
+    resolution: Resolution, names: Sequence[str], log: tuple[str, ...], chain: Sequence[Resolution]
+) -> Resolution:
+    """The state of one provider: not registered (absent from `names`), dropped for this model, or active."""
+    provider = resolution.provider
+    if resolution.status != "active":
+        return resolution
+    if provider.ort_name not in names:
+        others = {entry.provider.name for entry in chain} - {provider.name}
+        named = [(line, set(LIBRARY.findall(line))) for line in log]
+        own = tuple(line for line, found in named if provider.name in found or not others & found)
+        lines = [line for line in complaints(own) if STRICT not in line]
+        return unavailable(resolution, by_experiment(resolution, explain(provider, lines)))
+    for line in log:
+        dropped = re.search(DROPPED.pattern, line)
+        if dropped and dropped["provider"] == provider.ort_name:
+            why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), OTHER_OPSET)
+            return unavailable(resolution, why)
+    return resolution
+
+
+def without_backend(resolution: Resolution, session: Session) -> Resolution:
+    """A compiling provider may be registered without its backend, run no nodes, and only log the reason (QNN)."""
+    provider = resolution.provider
+    if resolution.status != "active" or not provider.compiles:
+        return resolution
+    listed = session.assigned()
+    if listed is None or any(node.provider == provider.ort_name for node in listed):
+        return resolution
+    why = explain(provider, [*complaints(session.log), *headless(session.log)])
+    return resolution if why.reason == "initialisation_failed" else unavailable(resolution, why)

@@ -1,0 +1,413 @@
+"""A served package: its engine, the thread that steps it, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from partita.check.limits import Limits
+from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.audience import Audience
+from partita.library.chain import ChainOptions, Target
+from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
+from partita.library.engine.requests import RequestOutput, Ticket, Work
+from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.library.loading import in_child, open_engine
+from partita.library.notes import idle, inference_notes, not_used, unverified_note
+from partita.library.run_report import limits_error
+from partita.library.sampling import suggestion
+from partita.observations.text_format import plural
+from partita.options.groups import Process
+from partita.options.sampling import Sampling
+from partita.package.folder import Manifest, not_exported
+from partita.partition_reports.records import Report, SourceStatement
+from partita.partition_reports.summary import summarise
+from partita.runtime.generate.checks import check_adapter
+from partita.runtime.generate.prefix_file import read_content
+from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
+from partita.runtime.time_limit import LateError, in_time
+from partita.serve.metrics import Metrics, Timing, TokenMetrics
+from partita.serve.prompts import DEFAULTS, Reading
+
+Deliver = Callable[[RequestOutput, PartitaError | None], object]
+"""Called in the event loop with each piece of a request, and with its error."""
+IDLE_SECONDS = 1.0
+"""Maximum seconds to wait for work before the thread checks whether to end."""
+WARM_TOKENS = 6
+"""New tokens of the first request; enough for the profiled runs of the report."""
+REPORT_SECONDS = 5.0
+"""Minimum seconds between two new reports."""
+HELLO = [{"role": "user", "content": "hello"}]
+READ_SECONDS = 120.0
+"""Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
+END_SECONDS = 5.0
+"""Seconds for the last step; Python cannot stop native code."""
+
+
+class Delivery(NamedTuple):
+    """A piece on its way to the event loop."""
+
+    ticket: Ticket
+    timing: Timing
+    piece: RequestOutput
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Options of served packages."""
+
+    where: ChainOptions
+    target: Target
+    choice: Choice = AS_IT_IS
+    adapter: str | None = None
+    """Adapter of requests that name none."""
+    prefill_chunk: int | None = None
+    from_checkpoint: bool = False
+    """Missing sampling options of a request are the checkpoint's; otherwise OpenAI's."""
+    placement: Limits = Limits()
+    probe_seconds: float = 0.0
+    process: Process = "auto"
+    speculation: Speculation = NO_SPECULATION
+
+
+class ServedPackage:
+    """One package under its name. `start` it before the first request, `stop` it after the last."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        reading: Reading,
+        serving: Serving,
+        metrics: Metrics,
+        log: Callable[[str], object],
+        prefix: Path | None = None,
+    ) -> None:
+        """`log` is called with a line for the operator. `prefix`: a prefix file for prompts that begin with it.
+
+        Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
+        """
+        self.name, self.folder, self.reading = name, engine.folder, reading
+        self.adapters = adapters_of(engine.manifest)
+        self.fingerprint = _fingerprint(engine.manifest, serving.target)
+        self.created = int(time.time())
+        self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
+        self._tokens = TokenMetrics(metrics, name)
+        engine.use_text(reading.text)
+        file = None if prefix is None else str(prefix.absolute())
+        engine.open(BatchOptions(serving.prefill_chunk, serving.adapter, serving.speculation, file))
+        self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
+        """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
+        self._reading_at = math.inf
+        """Start time of the current tokenization."""
+        self.unread = 0
+        """Choices whose prompts are not tokenized yet. Changed only by the event loop."""
+        self.reporter = ThreadPoolExecutor(1, f"report-{name}")
+        """Builds and renders reports, one at a time."""
+        self._report: Report | None = None
+        self._report_at = 0.0
+        self._rendered: tuple[Report | None, dict[str, str]] = None, {}
+        """A report, and its text by view."""
+        self._probed: Report | None = None
+        """The first report, if it has experiments."""
+        self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pieces: list[Delivery] = []
+        """Start time of the current step."""
+
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+        return self._engine.slots
+
+    @property
+    def open(self) -> int:
+        """Number of waiting and running prompts."""
+        return self._engine.waiting + self._engine.running
+
+    @property
+    def up(self) -> bool:
+        """False after the package's process was lost and could not be restarted, and while the tokenizer hangs."""
+        return self._engine.up and time.monotonic() - self._reading_at < READ_SECONDS
+
+    def read(self, prompts: Callable[[], Any]) -> Any:
+        """The result of `prompts`, with its duration monitored. Only for the thread of `encoder`."""
+        self._reading_at = time.monotonic()
+        try:
+            return prompts()
+        finally:
+            self._reading_at = math.inf
+
+    def start(self) -> None:
+        """Generate a few tokens, and one with each adapter to detect damaged files; build the report and start the
+        thread.
+
+        Raises ProviderError when the placement exceeds the limits, and the errors of the run.
+        """
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), is_warm_up=True)
+        for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
+            self._run(work)
+        notes, limits = ("created when the server started",), self._serving.placement
+        request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
+        report = self._new_report(request)
+        if report.probing is not None:
+            others = tuple(line for line in report.notes if line not in notes)
+            self._probed = report.model_copy(update={"notes": others})
+        engine = self._engine
+        engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
+        self._metrics.watch(self.name, self.slots, lambda: engine.running, lambda: engine.waiting, lambda: self.up)
+        self._thread.start()
+
+    def _new_report(self, request: ReportRequest) -> Report:
+        """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
+        report: Report = self._engine.report(request)
+        self._metrics.place(self.name, report)
+        over = limits_error(report)
+        if over is not None:
+            raise over
+        self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
+        return report
+
+    @property
+    def _first(self) -> Work:
+        """The first request."""
+        most = min(WARM_TOKENS, self.reading.max_length - 1)
+        return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
+
+    def _check_again(self) -> None:
+        """Check a restarted package, whose placement may have changed, before it answers requests.
+
+        Raises ProviderError when the placement exceeds the limits, and the errors of the run.
+        """
+        self._run(self._first)
+        notes = ("created when the model was reloaded",)
+        self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
+
+    def _run(self, work: Work) -> None:
+        """Run a request to its end. Raises its error."""
+        ticket = self._engine.submit(work)
+        while ticket.state != "over":
+            self._engine.step()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def submit(self, work: Work, deliver: Deliver) -> Ticket:
+        """Queue a prompt. `deliver` is called in the running event loop. Raises GenerationError."""
+        self._loop = asyncio.get_running_loop()
+        timing = Timing()
+        ticket = self._engine.submit(
+            work, lambda ticket, piece: self._pieces.append(Delivery(ticket, timing, piece, deliver))
+        )
+        self._tokens.prompt.inc(len(work.prompt))
+        return ticket
+
+    def report(self) -> Report:
+        """The partition report of the running sessions. After the start, only for the thread of `reporter`.
+
+        Raises the errors of the engine's `report`.
+        """
+        if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
+            report = self._engine.report(ReportRequest("length", complete=False, limits=self._serving.placement))
+            self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
+        return self._report
+
+    def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
+        """A view of the report, rendered once. Only for the thread of `reporter`."""
+        report = self.report()
+        if self._rendered[0] is not report:
+            self._rendered = report, {}
+        texts = self._rendered[1]
+        if view not in texts:
+            texts[view] = to_text(report)
+        return texts[view]
+
+    def stop(self) -> None:
+        """End open requests and free the package.
+
+        A step, report or tokenization that does not end in time is abandoned: `in_time.left` is then True, and the
+        process must exit without waiting for it.
+        """
+        self._stopping = True
+        for pool in (self.encoder, self.reporter):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if in_child(self._serving.target, self._serving.process):
+            if self._thread.is_alive():
+                self._thread.join(END_SECONDS)
+            self._engine.close()  # this ends all its requests
+        try:
+            in_time(self._close, lambda: None, END_SECONDS)
+        except LateError:
+            self._log(f"{self.name}: a step, a report or a tokenization did not end and was abandoned")
+
+    def _close(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join()
+        self._engine.close()
+        self._send()
+        for pool in (self.encoder, self.reporter):
+            pool.shutdown()
+
+    # --- the thread that steps ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping:
+            try:
+                try:
+                    did = self._engine.step()
+                finally:
+                    self._send()
+                if not did:
+                    self._engine.retry()
+                    self._engine.wait(IDLE_SECONDS)
+            except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
+                with suppress(Exception):  # also if the line cannot be written
+                    self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+
+    def _send(self) -> None:
+        """Pass the pieces of a step to the event loop, in one wake-up."""
+        if self._pieces and self._loop is not None:
+            pieces, self._pieces = self._pieces, []
+            with suppress(RuntimeError):  # the loop is closed: the server has ended
+                self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), pieces)
+
+    def _deliver(self, now: float, pieces: Sequence[Delivery]) -> None:
+        """Deliver the pieces of a step that ended at `now`. Runs in the event loop."""
+        for ticket, _, piece, deliver in pieces:
+            deliver(piece, ticket.error)
+        self._tokens.step(now, pieces)
+        errors = {id(each.ticket.error): each.ticket.error for each in pieces if each.piece.finish_reason == "error"}
+        for error in errors.values():
+            with suppress(Exception):  # the line cannot be written
+                self._log(f"{self.name}: {error}")
+
+
+def open_served(
+    name: str,
+    folder: Path,
+    manifest: Manifest,
+    serving: Serving,
+    metrics: Metrics,
+    audience: Audience,
+    log: Callable[[str], object],
+    prefix: Path | None = None,
+) -> ServedPackage:
+    """Open a package, generate a few tokens with it, and start serving it.
+
+    `log` is called with lines for the operator. `prefix`: a prefix file for prompts that begin with it. Raises
+    PackageError, also without a tokenizer; ProviderError when the chain is not honoured or limits are exceeded;
+    GenerationError for a prefix of another package; ResourceError, UsageError.
+    """
+    known = (
+        0 if prefix is None else len(read_content(prefix).tokens)
+    )  # an invalid file is reported before the package is loaded
+    check_adapter(folder, manifest, serving.adapter)
+    check_speculation(folder, manifest, serving.speculation)
+    reading = _reading(folder, manifest, serving)
+    where, target, choice = serving.where, serving.target, serving.choice
+    with audience.busy(f"opening {name}"):
+        engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
+    try:
+        for line in _notes(engine, manifest):
+            audience.note(line)
+        served = ServedPackage(name, engine, reading, serving, metrics, log, prefix)
+        if known:
+            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} reuse its states")
+        with audience.busy(f"first run of {name}"):
+            served.start()
+    except BaseException:
+        engine.close()
+        raise
+    return served
+
+
+def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
+    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
+    text.encode("hello")  # initialises the tokenizer before two threads use it
+    return Reading(
+        text=text,
+        max_length=manifest.graph.max_length,
+        vocab_size=manifest.graph.vocab_size,
+        stop_ids=stop_token_ids(folder),
+        chats=_has_template(text),
+        suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
+    )
+
+
+def _has_template(text: Text) -> bool:
+    """Whether the tokenizer has a chat template. One that rejects these messages may accept others."""
+    try:
+        text.encode_messages(HELLO)
+    except GenerationError:
+        return True
+    except (UsageError, PackageError):
+        return False
+    return True
+
+
+def _notes(engine: Engine, manifest: Manifest) -> list[str]:
+    """Notes on an opened package, for the operator."""
+    opened, graph, lacks = engine.opened, manifest.graph, not_exported(manifest.source.unused)
+    notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
+    notes += [*map(idle, opened.idle), *unverified_note(manifest.verification)]
+    if lacks:
+        notes.append(f"not in the package: {lacks}")
+    notes += inference_notes(manifest)
+    if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
+        notes.append(
+            f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the "
+            "rows are free; completions are unaffected"
+        )
+    return notes
+
+
+def adapters_of(manifest: Manifest) -> tuple[str, ...]:
+    """The adapters of a package for requests."""
+    return tuple(record.name for record in manifest.switchable)
+
+
+def _fingerprint(manifest: Manifest, target: Target) -> str:
+    """A hash that changes with everything that completions with one seed depend on: files and providers."""
+    parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
+    parts += [provider.ort_name for provider in target.chain]
+    return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
+
+
+def with_probes(report: Report, first: Report | None) -> Report:
+    """A report with the experiments of the first report, for nodes on the same provider.
+
+    Unchanged without experiments, or if the providers of the chain differ.
+    """
+    if first is None or first.probing is None:
+        return report
+    chains = ([(entry.provider, entry.status) for entry in each.chain] for each in (report, first))
+    if next(chains) != next(chains):
+        return report
+    known = {(entry.phase, entry.node, entry.preferred_provider, entry.provider): entry for entry in first.fallbacks}
+    fallbacks = []
+    for entry in report.fallbacks:
+        same = known.get((entry.phase, entry.node, entry.preferred_provider, entry.provider))
+        fallbacks.append(entry if same is None else same.model_copy(update={"cost": entry.cost}))
+    probes: dict[str, SourceStatement] = {entry.source: entry for entry in first.sources if entry.source == "probe"}
+    found = report.model_copy(
+        update={
+            "chain": first.chain,
+            "fallbacks": tuple(fallbacks),
+            "rejected": first.rejected,
+            "probing": first.probing,
+            "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
+            "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),
+        }
+    )
+    return found.model_copy(update={"summary": summarise(found)})

@@ -1,0 +1,586 @@
+"""What experiments on a node mean: which nodes call for them, and what the report makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, get_args
+
+import pytest
+
+from partita.diagnosis.evidence import PLACED, Context
+from partita.diagnosis.explanation import explain_provider, find_fallbacks, nodes_to_probe
+from partita.diagnosis.precedence import explain
+from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
+from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.session_index import index_session
+from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Swap
+from partita.observations.log_pattern import LogPattern
+from partita.observations.names import UNKNOWN
+from partita.observations.records import ChainEntry, Probing
+from partita.partition_reports.rejected_parts import find_rejected
+from tests.diagnosis.test_reasons import GATHER, context
+from tests.partition_reports.samples import (
+    COPIED,
+    CPU_CHAIN,
+    GPU,
+    GPU_CHAIN,
+    NO_GPU_CHAIN,
+    NO_KERNEL,
+    PREFERRED,
+    mixed_facts,
+    mixed_session,
+    report_of,
+    with_session,
+)
+
+CODES = {factor: reason.code for reason in load_reasons() for factor in reason.factors}
+KINDS = {"type": "other types", "opset": "other opsets"}
+DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
+ONLY_PLACED = ProbeRun("opset", "Relu of opset 13 in place of 14", "placed", "")
+LEFT = ProbeRun("as_is", "", "rejected", "")
+
+
+def probe(*trials: ProbeRun, unprobed: str = "") -> NodeProbe:
+    return NodeProbe(GATHER, trials, unprobed)
+
+
+def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> ProbeRun:
+    now, _, before = change.partition(" in place of ")
+    before, place, where = before.partition(" in ")
+    swap = Swap(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
+    removes = change.startswith("without ")
+    return ProbeRun(factor, change, outcome, "", parts=parts, swap=swap, removes=removes, kind=KINDS.get(factor, ""))
+
+
+class Shown(NamedTuple):
+    """What a report says of a node with which only experiments were made."""
+
+    code: str
+    evidence: str
+
+
+def conclude(made: NodeProbe | None) -> Shown | None:
+    reason, finding = explain(context(probe=made))
+    return None if reason.code == "unexplained" else Shown(reason.code, finding.evidence)
+
+
+def code(*trials: ProbeRun, unprobed: str = "") -> str | None:
+    shown = conclude(probe(*trials, unprobed=unprobed))
+    return shown.code if shown is not None else None
+
+
+# --- conclusions ---------------------------------------------------------------------------------------------------
+
+
+def test_no_experiment_shows_nothing():
+    assert conclude(None) is None
+    assert conclude(probe()) is None
+    assert conclude(probe(unprobed="the time was up")) is None
+
+
+def test_a_node_that_is_taken_alone_was_not_claimed():
+    assert code(changed("as_is", "supported", "")) == "not_claimed"
+
+
+def test_a_node_that_cannot_be_tried_as_it_is_shows_nothing_whatever_helps_another():
+    assert code(changed("as_is", "invalid", ""), changed("type", "supported")) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        ("option", "option_needed"),
+        ("rank", "dynamic_shape"),
+        ("static_shape", "dynamic_shape"),
+        ("type", "no_kernel_type"),
+        ("opset", "no_kernel_version"),
+        ("attribute", "attribute_unsupported"),
+        ("input", "attribute_unsupported"),
+    ],
+)
+@pytest.mark.parametrize("as_is", ["rejected", "failed", "crashed", "timed_out"])
+def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
+    others = [changed(other, "rejected") for other in CODES if other != factor]
+    shown = conclude(
+        probe(changed("as_is", as_is, ""), *others, changed(factor, "supported", "float16 in place of int8"))
+    )
+    assert shown is not None and shown.code == expected
+    assert "with float16 in place of int8 the provider accepts this node" in shown.evidence
+    assert f"{len(CODES) - 1} other variations made no difference" in shown.evidence
+
+
+def other(outcome: Outcome, *parts: Factor, words: str = "T float32", unfolded: bool = False) -> ProbeRun:
+    return ProbeRun("other_form", words, outcome, "", parts=parts, function_inlined=unfolded)
+
+
+def test_an_operator_that_the_provider_has_in_other_types_has_no_kernel_for_these():
+    shown = conclude(
+        probe(LEFT, changed("type", "rejected"), other("rejected"), other("rejected"), other("supported", "type"))
+    )
+    assert shown is not None and shown.code == "no_kernel_type"
+    assert (
+        "accepts other nodes of this operator (e.g. T float32), and none of 2 nodes of it in the types"
+        in shown.evidence
+    )
+    assert "1 variation (other types) made no difference" in shown.evidence, "which are not changes of the node"
+
+
+def test_of_an_operator_that_the_provider_has_in_the_same_types_the_form_decides():
+    trials = (
+        LEFT,
+        changed("attribute", "rejected"),
+        other("supported", words="T float32; mode=linear"),
+        other("supported", "type"),
+    )
+    line = (
+        f"[I:onnxruntime:, x.cc:1 GetCapability] kernel not found in registries for Op type: Gather node name: {GATHER}"
+    )
+    pattern = LogPattern("no_kernel_op", r"not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)")
+    reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed"), "the line knows no cause"
+    assert "(e.g. T float32; mode=linear) in the types of this one" in finding.evidence
+    assert "1 variation" in finding.evidence
+
+
+def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_asked():
+    shown = conclude(
+        probe(LEFT, changed("type", "rejected"), other("rejected"), other("rejected", "type"), other("invalid"))
+    )
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert shown.evidence.endswith("nor does it support any of 2 other nodes of this operator")
+    assert code(LEFT, other("supported", unfolded=True)) == "no_kernel_op", "its function's nodes are not it"
+
+
+def test_what_other_nodes_tell_gives_way_to_what_is_said_of_the_node():
+    trials = (LEFT, other("supported"))
+    line = f"[W:onnxruntime:, x.cc:1 GetCapability] kernel not supported for Op type: Gather node name: {GATHER}"
+    pattern = LogPattern(
+        "no_kernel_version", r"not supported for Op type: (?P<op>\S+) node name: (?P<node>\S+)", vague=True
+    )
+    reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
+    assert (reason.code, finding.ground) == ("no_kernel_version", "vague_line")
+
+
+def test_types_are_not_blamed_where_no_node_could_be_tried_in_those_of_this_one():
+    shown = conclude(probe(LEFT, other("invalid"), other("supported", "type", words="")))
+    assert shown is not None and shown.code == "attribute_unsupported"
+    assert "none could be tried in the types of this one" in shown.evidence and "(e.g. )" not in shown.evidence
+
+
+def test_a_provider_that_fails_over_other_nodes_of_the_operator_may_have_it():
+    shown = conclude(probe(LEFT, other("rejected"), other("failed"), other("timed_out")))
+    assert shown is not None and shown.code == "attribute_unsupported"
+    assert "it fails on 2 of 3 other nodes of this operator" in shown.evidence
+    assert code(LEFT, other("rejected"), other("crashed")) == "no_kernel_op"
+
+
+def test_other_nodes_of_the_operator_count_for_nothing_where_a_change_helps():
+    assert code(LEFT, changed("combined", "supported", "both", "type", "opset"), other("supported")) == "no_kernel_type"
+
+
+def test_what_is_left_out_is_told_as_such():
+    shown = conclude(probe(LEFT, changed("attribute", "supported", "without alpha=2")))
+    assert shown is not None and shown.evidence.startswith("without alpha=2 the provider accepts this node")
+    shown = conclude(
+        probe(LEFT, changed("combined", "supported", "without a=1 and all sizes fixed", "attribute", "type"))
+    )
+    assert shown is not None and shown.evidence.startswith("without a=1 and all sizes fixed the provider")
+
+
+def test_when_several_changes_help_the_least_intrusive_is_the_cause():
+    every = {factor: changed(factor, "supported") for factor in CODES}
+    for expected in ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"):
+        assert code(LEFT, *reversed(every.values())) == expected, "the order of experiments decides nothing"
+        every = {factor: trial for factor, trial in every.items() if CODES[factor] != expected}
+
+
+def test_the_evidence_names_a_few_changes_that_help_and_counts_the_rest():
+    def evidence(*changes: str) -> str:
+        shown = conclude(probe(LEFT, *(changed("type", "supported", change) for change in changes)))
+        assert shown is not None
+        return shown.evidence
+
+    assert evidence("int32 in place of int64", "uint8 in place of int64").startswith(
+        "with int32 or uint8 in place of int64 the provider"
+    )
+    assert evidence("a in place of x", "b in place of y").startswith("with a in place of x (or b in place of y) the")
+    many = evidence(*(f"t{number} in place of x" for number in range(5)))
+    assert many.startswith("with t0, t1, t2 or 2 more in place of x the")
+
+
+def test_several_changes_together_name_the_first_that_matters():
+    both = changed("combined", "supported", "float16 in place of float32 and all sizes fixed", "static_shape", "type")
+    shown = conclude(probe(LEFT, changed("type", "rejected"), both))
+    assert shown is not None and shown.code == "no_kernel_type"
+    assert "with float16 in place of float32 and all sizes fixed" in shown.evidence
+    assert "with one change at a time (1 tried) it does not" in shown.evidence
+    assert code(LEFT, changed("combined", "supported", "x", "static_shape", "attribute")) == "attribute_unsupported"
+    assert code(LEFT, changed("type", "supported"), changed("combined", "supported", "x", "opset", "attribute")) == (
+        "no_kernel_type"
+    ), "a single change that helps goes before all that are combined"
+
+
+def test_when_nothing_helps_the_provider_lacks_the_operator():
+    shown = conclude(probe(LEFT, changed("type", "rejected"), changed("type", "invalid"), changed("opset", "rejected")))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "2 variations (other types and other opsets) made no difference" in shown.evidence, (
+        "what is not legal does not count"
+    )
+
+
+def test_a_change_that_ends_in_an_error_is_not_counted_as_left():
+    shown = conclude(probe(LEFT, changed("type", "rejected"), changed("type", "crashed"), changed("input", "failed")))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "1 variation (other types) made no difference; 2 variations ended in an error" in shown.evidence
+    assert "nothing about it could be varied" in (conclude(probe(LEFT)) or shown).evidence
+
+
+@pytest.mark.parametrize(("outcome", "says"), [("failed", "makes the provider fail"), ("crashed", "crashes")])
+def test_a_node_over_which_the_provider_breaks_is_rejected_in_its_own_words(outcome, says):
+    first = ProbeRun("as_is", "", outcome, "its process was killed by SIGSEGV")
+    for unprobed in ("", "the time was up"):
+        shown = conclude(probe(first, changed("type", "rejected"), unprobed=unprobed))
+        assert shown is not None and shown.code == "subgraph_rejected"
+        assert says in shown.evidence and "SIGSEGV" in shown.evidence
+
+
+def test_experiments_that_are_not_complete_show_only_what_helps():
+    assert code(LEFT, changed("type", "rejected"), unprobed="the time was up") is None
+    assert code(LEFT, changed("type", "supported"), unprobed="the time was up") == "no_kernel_type"
+
+
+def test_a_change_without_an_answer_might_have_helped():
+    """That nothing helps is not known then; what does help is."""
+    late = changed("opset", "timed_out", "an older one")
+    assert code(LEFT, changed("type", "rejected"), late) is None
+    assert code(LEFT, changed("type", "supported"), late) == "no_kernel_type"
+
+
+def test_a_node_that_gives_no_answer_shows_nothing():
+    assert code(changed("as_is", "timed_out", ""), changed("type", "rejected")) is None
+
+
+def test_every_outcome_can_be_told():
+    for outcome in set(get_args(Outcome)) - {"placed"}:  # which only a changed node can be
+        shown = conclude(probe(changed("as_is", outcome, ""), changed("type", "supported")))
+        assert shown is None or shown.evidence
+
+
+# --- a node and what it replaces -----------------------------------------------------------------------------------
+
+
+def test_of_several_nodes_the_first_with_a_conclusion_speaks():
+    probes = {
+        "a": NodeProbe("a", (), "no type"),
+        "b": NodeProbe("b", (LEFT, changed("type", "supported"))),
+        "c": NodeProbe("c", (LEFT,)),
+    }
+    assert fullest(probes, ["a", "b", "c"]) is probes["b"]
+    assert fullest(probes, ["a", "none"]) is probes["a"]
+    assert fullest(probes, ["none"]) is None
+    assert list(unprobed_nodes(probes)) == ["a"]
+
+
+# --- reasons -------------------------------------------------------------------------------------------------------
+
+TAKEN_AS_FLOAT = (LEFT, changed("type", "supported", "float32 in place of int64"))
+
+
+def test_a_log_line_on_a_missing_kernel_gives_way_to_the_cause_of_it():
+    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(*TAKEN_AS_FLOAT)))
+    assert (reason.code, finding.kind) == ("no_kernel_type", "probed")
+    for factor, expected in CODES.items():
+        found = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed(factor, "supported"))))
+        assert (found[0].code, found[1].kind) == (expected, "probed")
+
+
+def test_without_a_cause_the_line_stands():
+    for known in (None, probe(), probe(LEFT, unprobed="the time was up")):
+        reason, finding = explain(context(log=(NO_KERNEL,), probe=known))
+        assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
+
+
+def test_experiments_in_which_nothing_helps_confirm_the_line():
+    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed("type", "rejected"))))
+    assert (reason.code, finding.kind) == ("no_kernel_op", "probed")
+    assert "--probe-seconds" in reason.remedy and "--probe-seconds" not in (finding.remedy or reason.remedy)
+
+
+@pytest.mark.parametrize(
+    "trials", [TAKEN_AS_FLOAT, (LEFT, changed("type", "rejected")), (changed("as_is", "supported", ""),)]
+)
+def test_what_a_line_says_of_the_cause_itself_stands(trials):
+    preferred = context(node=CONCAT, op_type="Concat", log=(PREFERRED,), probe=replace(probe(*trials), node=CONCAT))
+    reason, finding = explain(preferred)
+    assert (reason.code, finding.kind) == ("cpu_preferred", "logged")
+
+
+def test_a_line_on_attributes_stands_against_an_experiment_on_types():
+    from partita.diagnosis.reasons.attribute_unsupported import REASON
+
+    example = replace(REASON.example, probe=NodeProbe(REASON.example.node, TAKEN_AS_FLOAT))
+    reason, finding = explain(example)
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
+
+
+def test_experiments_say_nothing_of_a_provider_that_did_not_start():
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
+    assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
+
+
+def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
+    reason, finding = explain(context(probe=probe(unprobed="the type of its input 'a' is not known")))
+    assert reason.code == "unexplained" and "the type of its input 'a' is not known" in finding.evidence
+
+
+# --- which nodes call for experiments ------------------------------------------------------------------------------
+
+
+def test_only_nodes_without_a_cause_call_for_experiments():
+    """Gather has a line that does not tell why, Concat one that does, and of Det nobody says anything."""
+    found = nodes_to_probe(index_session(mixed_session()), GPU_CHAIN, GPU_CHAIN[0])
+    assert found == (GATHER, DET), "in execution order; nodes that ONNX Runtime inserted are not in the file"
+
+
+def test_a_node_that_the_user_pinned_calls_for_no_experiment():
+    pinned = mixed_session(pins={DET: "cpu:Det"})
+    assert nodes_to_probe(index_session(pinned), GPU_CHAIN, GPU_CHAIN[0]) == (GATHER,)
+
+
+def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
+    session = mixed_session()
+    plan = tuple(replace(node, provider=GPU) for node in session.assigned or ())
+    events = tuple(replace(entry, provider=GPU) for entry in session.events)
+    on_gpu = index_session(replace(session, assigned=plan, events=events, log=COPIED))
+    assert nodes_to_probe(on_gpu, GPU_CHAIN, GPU_CHAIN[0]) == ()
+
+
+# --- the report ----------------------------------------------------------------------------------------------------
+
+
+def probed_facts(**probes: NodeProbe):
+    named = {GATHER: probes.get("gather"), DET: probes.get("det")}
+    facts = with_session(mixed_facts(), probes={name: entry for name, entry in named.items() if entry is not None})
+    took = Probing(seconds=2.5, budget_seconds=60.0, experiments=7, cached=3, crashes=1, missing_probes=(DET,))
+    return replace(facts, probing=took)
+
+
+def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
+    facts = probed_facts(
+        gather=NodeProbe(GATHER, TAKEN_AS_FLOAT), det=NodeProbe(DET, (LEFT,), "the time for experiments ran out")
+    )
+    report = report_of(facts, GPU_CHAIN)
+    found = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
+    assert (found[GATHER].reason, found[GATHER].evidence_kind) == ("no_kernel_type", "probed")
+    assert [(trial.factor, trial.outcome) for trial in found[GATHER].variants] == [
+        ("as_is", "rejected"),
+        ("type", "supported"),
+    ]
+    assert found[DET].reason == "unexplained" and found[DET].missing_probes == "the time for experiments ran out"
+    assert found[CONCAT].variants == () and found[CONCAT].missing_probes == ""
+    assert report.probing is not None
+    assert (report.probing.experiments, report.probing.cached, report.probing.crashes) == (7, 3, 1)
+    assert report.probing.missing_probes == (DET,)
+
+
+def test_a_report_without_experiments_says_nothing_of_them():
+    report = report_of(mixed_facts(), GPU_CHAIN)
+    assert report.probing is None and report.rejected == ()
+    assert all(not entry.variants and not entry.missing_probes for entry in report.fallbacks)
+
+
+def test_the_rejected_part_is_in_the_report_and_explains_every_node():
+    part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
+    session = mixed_session(rejected=part)
+    (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
+    assert (record.nodes, record.provider, record.evidence, record.minimal, record.tries) == (
+        (DET,),
+        GPU,
+        "vkCreateDevice failed",
+        True,
+        9,
+    )
+    assert find_rejected([session], ()) == ()
+    entry = replace_entry(NO_GPU_CHAIN[0], reason="subgraph_rejected", evidence="vkCreateDevice failed")
+    found = {entry.node: entry for entry in find_fallbacks(index_session(session), "decode", (entry, *CPU_CHAIN))}
+    assert {entry.reason for entry in found.values() if entry.node in (DET, GATHER)} == {"subgraph_rejected"}
+    assert "this node is in it" in found[DET].evidence
+    assert "the graph fails as a whole" in found[GATHER].evidence
+    assert "the smallest part that fails alone" in found[DET].evidence
+
+
+def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_show():
+    """Of every other node it only follows that the graph went down with it."""
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
+    part = RejectedPart((GATHER,), "finalising failed", True, 4)
+    failing = probe(changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap"))
+    reason, finding = explain(context(skipped=gone, rejected=part, probe=failing))
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
+    assert "the whole graph because of this node: without mode=wrap the provider accepts" in finding.evidence
+    assert explain(context(node=DET, skipped=gone, rejected=part))[0].code == "subgraph_rejected"
+
+
+def test_a_part_that_may_not_be_the_smallest_says_so():
+    part = RejectedPart((DET, GATHER), "failed", False, 2)
+    found = explain(context(rejected=part))[1]
+    assert "the smallest failing part found in time" in found.evidence
+
+
+def test_a_node_that_was_tried_in_company_was_not_tried_alone():
+    for outcome in ("rejected", "failed", "crashed", "supported"):
+        for company, said in ((True, "tested with only an added Neg"), (False, "tested in isolation")):
+            shown = conclude(probe(replace(changed("as_is", outcome, ""), neg_added=company)))
+            assert shown is not None and shown.evidence.startswith(said)
+
+
+def test_a_node_that_is_taken_as_its_function_is_not_said_to_be_taken_itself():
+    shown = conclude(probe(replace(changed("as_is", "supported", ""), function_inlined=True)))
+    assert shown is not None and shown.code == "not_claimed"
+    assert "accepts the nodes of its function, not the operator itself" in shown.evidence
+
+
+def test_an_error_is_no_difference_that_was_not_made():
+    others = (changed("opset", "rejected"), changed("input", "failed"), changed("opset", "timed_out"))
+    shown = conclude(probe(LEFT, *others, changed("attribute", "invalid"), changed("type", "supported")))
+    assert shown is not None and shown.evidence.endswith(
+        "1 other variation made no difference; 1 other variation ended in an error; "
+        "1 other variation got no answer in time"
+    )
+
+
+def test_what_was_not_tried_is_told_where_nothing_helped():
+    trials = (LEFT, changed("type", "rejected"), changed("opset", "invalid"))
+    shown = conclude(replace(probe(*trials), left_out=12))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "1 variation could not be tried" in shown.evidence
+    assert shown.evidence.endswith("12 more combinations of changes not tried")
+
+
+def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
+    part = RejectedPart((DET,), "failed", True, 2, untested="the type of its input 'h' is not known")
+    evidence = explain(context(rejected=part))[1].evidence
+    assert f"of the parts that could be tried (the type of its input 'h' is not known), is {DET}" in evidence
+    assert "and it is not known whether the graph has others" in evidence
+    whole = RejectedPart((DET, GATHER), "failed", False, 0, whole=True, untested="the time was up")
+    evidence = explain(context(rejected=whole))[1].evidence
+    assert "parts of it not tried: the time was up" in evidence and "no part" not in evidence
+
+
+def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
+    return entry.model_copy(update=changes)
+
+
+def nodes_of(session):
+    return report_of(with_session(mixed_facts()), GPU_CHAIN).phases[-1].nodes
+
+
+# --- what was found in review ----------------------------------------------------------------------------------------
+
+KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
+
+
+def test_experiments_that_are_not_complete_prove_no_missing_operator():
+    left = NodeProbe(GATHER, (ProbeRun("as_is", "", "rejected", KERNEL_LINE),), "the time for experiments ran out")
+    reason, finding = explain(context(probe=left, log=(NO_KERNEL,)))
+    assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
+
+
+def test_a_node_that_is_left_does_not_make_the_provider_fail():
+    left = NodeProbe(GATHER, (ProbeRun("as_is", "", "rejected", KERNEL_LINE), changed("type", "rejected")))
+    reason, finding = explain(context(probe=left, log=()))
+    assert reason.code == "no_kernel_op" and "fail" not in finding.evidence
+
+
+def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
+    session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
+    index = index_session(session)
+    assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
+    taken = NodeProbe(GATHER, (ProbeRun("as_is", "", "supported", ""),))
+    report = report_of(
+        with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),), probes={GATHER: taken}),
+        GPU_CHAIN,
+    )
+    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
+        ("unexplained", "no source shows where this node runs")
+    }
+
+
+def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
+    session = replace(
+        mixed_session(),
+        events=(),
+        assigned=(),
+        log=(),
+        plan=((GATHER,), (DET,)),
+        plan_devices=("1", "0"),
+        registered=(GPU, "CPUExecutionProvider"),
+    )
+    claims = index_session(session).providers_by_source
+    assert claims[GATHER] == {"plan_file": frozenset({GPU})}
+    assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}
+    shared = index_session(replace(session, plan_devices=("0", "0")))
+    assert shared.providers_by_source[GATHER] == {}, "a provider that computes on the CPU shares its stream"
+
+
+def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is():
+    inside = RejectedPart((CONCAT,), "no such mode", minimal=True, tries=3, inside=(DET,))
+    part = RejectedPart((GATHER,), "another thing", minimal=True, tries=9, others=(inside,))
+    probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
+    session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    told = explain_provider(index_session(session), DET, None, UNKNOWN, gone)
+    assert told.reason == "attribute_unsupported" and "without mode=wrap" in told.evidence
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["QNN_COMMON_ERROR_MEM_ALLOC", "Failed to allocate memory for requested buffer", "VK_ERROR_OUT_OF_DEVICE_MEMORY"],
+)
+def test_a_node_for_which_memory_ran_out_is_not_told_by_other_nodes(said):
+    def shown(text: str) -> list[str | None]:
+        first = ProbeRun("as_is", "", "failed", text)
+        return [each.code for each in conclusions(probe(first, other("supported")))]
+
+    assert shown(said) == ["subgraph_rejected"]
+    assert shown("no such mode") == ["subgraph_rejected", None]
+
+
+def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
+    part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, tries=9)
+    fails = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
+    left = NodeProbe(CONCAT, (changed("as_is", "rejected", ""), changed("attribute", "supported", "without axis=1")))
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    codes = {
+        probed.node: explain(
+            context(node=probed.node, skipped=gone, rejected=part, probe=probed, log=(), fails_alone=True)
+        )[0].code
+        for probed in (fails, left)
+    }
+    assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
+    together = explain(context(node=CONCAT, skipped=gone, rejected=part, probe=left, log=()))[0].code
+    assert together == "attribute_unsupported", "none of them fails by itself, so what leaves this one is the cause"
+
+
+def test_a_graph_that_fails_only_as_a_whole_says_so():
+    part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
+    assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
+
+
+def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> None:
+    run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", outcome="supported")
+    (placed,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED)))
+    assert placed.not_run and "accepts this node (placed, not run)" in placed.evidence
+    (shown,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED, run)))
+    assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
+    skipped = ChainEntry(provider="CUDAExecutionProvider", status="active")
+
+    def remedy(*trials: ProbeRun) -> str | None:
+        probe = NodeProbe("n", trials)
+        context = Context("n", "Relu", skipped, probe=probe)
+        reason, finding = explain(context)
+        assert reason.code == "no_kernel_version"
+        return finding.remedy
+
+    assert remedy(LEFT, ONLY_PLACED) == PLACED and remedy(LEFT, run) is None

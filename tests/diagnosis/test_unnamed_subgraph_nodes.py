@@ -1,0 +1,139 @@
+"""Nodes of bodies to which ONNX Runtime gives no name: each has a name, a row and a reason of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from partita.diagnosis.explanation import explain_node, find_fallbacks, nodes_to_probe
+from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.observations.facts import AssignedNode
+from partita.observations.names import CPU
+from partita.partition_reports.subgraphs import find_subgraphs
+from tests.diagnosis.test_inlined_nodes import CUDA, FORCED, FORCED_LINE, KERNEL, WANTED, node
+from tests.partition_reports.samples import event, session_facts
+
+BRANCH = node("crop", "CenterCropPad", ("h", "s"), ("a",))
+CHOICE = (node("choice", "If", ("c", "h", "s"), ("p",)), node("last", "Neg", ("p",), ("y",)))
+ALL = (("Shape", CUDA), ("Sub", CPU), ("Div", CPU), ("Sub", CUDA), ("Slice", CUDA))
+"""What the list has of the branch: operators and providers, those of a provider together in reality."""
+
+
+def index_of(ran: tuple[tuple[str, str], ...], listed: tuple[tuple[str, str], ...], **changes: Any) -> SessionIndex:
+    """An If with a function in its branch; `ran`: names of the profile and providers, of nodes in the branch."""
+    frame = event(0, 0, "choice", "If", CUDA, host_us=90)
+    inside = tuple(
+        event(0, order, name, name.partition("_")[0], provider, start_us=order, host_us=1)
+        for order, (name, provider) in enumerate(ran, 1)
+    )
+    given: dict[str, Any] = {
+        "graph": CHOICE,
+        "inner": (BRANCH,),
+        "plan": (("choice", "last"),),
+        "events": (frame, *inside, event(0, 90, "last", "Neg", CUDA)),
+        "assigned": (
+            *(AssignedNode(each.name, each.op_type, "", CUDA, number) for number, each in enumerate(CHOICE)),
+            *(AssignedNode("", op, "", provider, 9 + number) for number, (op, provider) in enumerate(listed)),
+        ),
+        "patterns": (KERNEL, FORCED),
+    }
+    return index_session(session_facts(of=CUDA, **(given | changes)))
+
+
+def on_cpu(index: SessionIndex) -> list[str]:
+    bodies = find_subgraphs(index)
+    assert bodies is not None
+    return [each.name for each in bodies.on_cpu]
+
+
+RAN = (("Shape_1", CUDA), ("Sub_2", CUDA), ("Div_3", CPU), ("Sub_4", CPU), ("Slice_5", CUDA))
+
+
+def test_they_are_numbered_as_they_ran():
+    index = index_of(RAN, ALL)
+    assert on_cpu(index) == ["Sub1", "Div0"], "the first Sub that ran is CUDA's"
+    assert {"Sub_2", "Sub1"} & {each.name for each in index.facts.events} == {"Sub1"}
+    assert [entry.node for entry in find_fallbacks(index, "run", (WANTED,))] == ["Sub1", "Div0"]
+
+
+def test_where_the_branch_did_not_run_they_are_numbered_as_listed():
+    assert on_cpu(index_of((), ALL)) == ["Sub0", "Div0"]
+
+
+def test_numbers_go_on_after_those_of_the_main_graph():
+    main = event(0, 80, "Sub_0", "Sub", CPU, start_us=5000)
+    events = (*index_of(RAN, ()).facts.events, main)
+    index = index_of(RAN, (*ALL, ("Sub", CPU)), plan=(("choice", "Sub0", "last"),), events=events)
+    assert index.providers_by_source["Sub0"] == {"profile": {CPU}, "assignment": {CPU}}
+    assert on_cpu(index) == ["Div0", "Sub2"]
+
+
+def test_a_line_with_a_blank_is_about_them():
+    index = index_of(RAN, ALL, log=(FORCED_LINE,) * 2)
+    told = explain_node(index, "run", "Div0", "Div", CPU, (WANTED,))
+    assert (told.reason, told.evidence) == ("cpu_preferred", FORCED_LINE)
+    assert index.replaces("Div0") == ("crop",)
+
+
+def test_they_are_tried_as_parts_of_what_is_gone():
+    index = index_of(RAN, ALL)
+    assert nodes_to_probe(index, (WANTED,), WANTED) == ("Sub1", "Div0")
+    assert index.parts["Div0"] == ("crop",)
+
+
+def test_beside_a_function_of_the_main_graph_only_those_that_ran_are_named():
+    graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
+    index = index_of(RAN[:3], ALL, graph=graph)
+    assert on_cpu(index) == ["", "Div0"], "the other Sub may be the function's, and be fused by now"
+
+
+def test_bodies_of_the_optimised_graph_tell_how_many_there_are_and_whose_they_are():
+    graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
+    choice, last = CHOICE
+    holder = replace(choice, inside=tuple(node("", op, (), ()) for op, _ in ALL))
+    index = index_of((), ALL, graph=graph, optimised=(holder, last))
+    assert on_cpu(index) == ["Sub0", "Div0"]
+    fewer = replace(choice, inside=holder.inside[2:])
+    assert on_cpu(index_of((), ALL, graph=graph, optimised=(fewer, last))) == ["", "Div0"], "a Sub was fused, or both"
+
+
+MAPPED = (node("map", "SequenceMap", ("s",), ("y",)),)
+UNFOLDED = ("SequenceEmpty0", "SequenceLength0", "Loop0")
+IN_LOOP = (("", "SequenceAt", CUDA), ("_inlfunc_SequenceMap_token_0_inner", "Tan", CPU), ("", "SequenceInsert", CPU))
+
+
+def mapped(**changes: Any) -> SessionIndex:
+    """A SequenceMap that nobody ran, with a Tan in its body: CUDA took that before it was unfolded."""
+    listed = (("inner", "Tan", CUDA), *IN_LOOP, *((name[:-1], name[:-1], CUDA) for name in UNFOLDED))
+    given: dict[str, Any] = {
+        "graph": MAPPED,
+        "inner": (node("inner", "Tan", ("e",), ("f",)),),
+        "plan": (UNFOLDED,),
+        "events": (),
+        "runs": (),
+        "assigned": tuple(
+            AssignedNode("" if name == op else name, op, "", provider, number)
+            for number, (name, op, provider) in enumerate(listed)
+        ),
+        "log": (f"CUDA kernel not found in registries for Op type: Tan node name: {IN_LOOP[1][0]}",),
+        "patterns": (KERNEL, FORCED),
+    }
+    return index_session(session_facts(of=CUDA, **(given | changes)))
+
+
+def test_a_node_in_the_body_of_a_function_is_one_under_its_name_in_the_file():
+    index = mapped()
+    assert on_cpu(index) == ["inner", "SequenceInsert0"]
+    assert [entry.node for entry in find_fallbacks(index, "run", (WANTED,))] == ["inner", "SequenceInsert0"]
+    assert explain_node(index, "run", "inner", "Tan", CPU, (WANTED,)).reason == "no_kernel_op"
+
+
+def test_what_a_function_has_in_its_loop_is_a_part_of_it():
+    inside = tuple(node(name, op, (), ()) for name, op, _ in IN_LOOP)
+    loop = replace(node("", "Loop", UNFOLDED[:2], ("y",)), inside=inside)
+    others = tuple(node("", name[:-1], ("s",), (name,)) for name in UNFOLDED[:2])
+    for optimised in (None, (*others, loop)):
+        bodies = find_subgraphs(mapped(optimised=optimised))
+        assert bodies is not None
+        parts = {part.name: (part.provider, part.replaces) for part in bodies.parts}
+        assert parts["inner"] == (CPU, ("map",)) and parts["SequenceInsert0"] == (CPU, ("map",))

@@ -1,0 +1,357 @@
+"""Widths by budget: what each weight costs, the order in which they are made wider, and what is written in the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from partita.demo import heldout_path
+from partita.errors import ParityError, ResourceError, UsageError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.naming import match_names
+from partita.export.options import ExportOptions
+from partita.export.quantise import mixed_precision, sensitivity
+from partita.export.quantise.calibrate.reference import parameter_names
+from partita.export.quantise.forms import form
+from partita.export.quantise.keep_setting import Keep
+from partita.export.quantise.mixed_precision import Mixes
+from partita.export.quantise.plan import Plan
+from partita.export.quantise.sensitivity import FULL, Ladder, MixDivergence, Unit, ordered_steps, units
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.target import Kernels
+from partita.export.verify import known_answer, quality
+from partita.export.verify.known_answer import load
+from partita.export.verify.texts import Text
+from partita.export.weights.origins import SlicedOrigin
+from partita.export.weights.sources import FloatSource, checkpoint_weight
+from partita.package.folder import QUALITY, WEIGHTS, read_manifest
+from partita.package.records import PackedWeights, Quality
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.breadth import recipes
+from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
+
+pytestmark = pytest.mark.environment("beside")  # several exports
+ROOM = 20_000
+"""Bytes for wider weights."""
+PLAN = Plan(4, 32, "refit", Kernels(), form("matmul_nbits"))
+NAMES = tuple(f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "down"))
+
+
+def placed(folder: Path, names: tuple[str, ...] = NAMES, plan: Plan = PLAN) -> list[PlacedWeight]:
+    """Modules whose weights are packed."""
+    found = []
+    for name in names:
+        source = checkpoint_weight(open_checkpoint(str(folder)), f"{name}.weight", ir.DataType.FLOAT).source
+        assert isinstance(source, FloatSource)
+        packing = plan.packing([name], source.origin.shape[1])
+        assert packing is not None
+        found.append(PlacedWeight(QuantisedSource.of(source, packing), (name,), ()))
+    return found
+
+
+def made(folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Ladder:
+    """The ladder of a tiny model on random tokens."""
+    checkpoint = open_checkpoint(str(folder))
+    model = load(checkpoint)
+    ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (4, 64))
+    names = parameter_names(model, match_names(model, checkpoint.tensors))
+    return sensitivity.ladder(model, weights, names, plan, Text("text", "", ids), lambda _: None)
+
+
+def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCheckpoint) -> None:
+    found = made(tiny_checkpoint("llama"), placed(tiny_checkpoint("llama")))
+    assert [step.bits for step in found.steps] == [8] * 4 + [FULL] * 4
+    costs = [cost for _, cost in found.costs]
+    assert costs == sorted(costs, reverse=True) and min(costs) > 0
+    none, eight, all_of_it = found.measure_mix(0), found.measure_mix(4), found.measure_mix(8)
+    assert none.kl_mean > 10 * eight.kl_mean > 0 == pytest.approx(all_of_it.kl_mean, abs=1e-9)
+    assert all_of_it.perplexity_ratio == pytest.approx(1, abs=1e-6)
+    assert 0.4 < none.kl_mean / sum(costs) < 2.5, "what weights cost alone about adds up"
+    found.tried.clear()
+    assert found.measure_mix(0) == none, "weights go back and forth without a trace"
+
+
+def test_what_saves_most_for_a_byte_is_made_wider_first(tiny_checkpoint: TinyCheckpoint) -> None:
+    gate, down, *_ = (Unit((each,), (4, 8, FULL)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
+    assert [step.unit for step in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
+    assert gate.size(4, PLAN) < gate.size(8, PLAN) < gate.size(FULL, PLAN) == 4 * 64 * 96
+
+
+def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None:
+    plan = replace(PLAN, keep=(Keep("layers.0.mlp.down_proj", "int8"),))
+    weights = placed(tiny_checkpoint("llama"), plan=plan)
+    assert [unit.name for unit in units(weights, plan)] == [NAMES[0], *NAMES[2:]]
+    found = made(tiny_checkpoint("llama"), weights, plan)
+    assert found.keep(1) == (Keep(found.steps[0].unit.name, "int8"),)
+    assert {keep.precision for keep in found.keep(6)} == {"fp32"} and len(found.keep(6)) == 3
+
+
+def test_weights_of_eight_bits_have_one_wider_width(tiny_checkpoint: TinyCheckpoint) -> None:
+    plan = replace(PLAN, bits=8)
+    found = units(placed(tiny_checkpoint("llama"), plan=plan), plan)
+    assert {unit.widths for unit in found} == {(8, FULL)}
+    assert [step.bits for step in ordered_steps([(unit, 1.0) for unit in found], plan)] == [FULL] * 4
+
+
+def test_an_embedding_that_no_block_divides_keeps_its_own(tiny_checkpoint: TinyCheckpoint) -> None:
+    """It is only looked up, a whole row at a time."""
+    plan = Plan(8, None, "refit", Kernels(), form("dequantize_linear"))
+    checkpoint, name = open_checkpoint(str(tiny_checkpoint("llama"))), "model.embed_tokens"
+    source = checkpoint_weight(checkpoint, f"{name}.weight", ir.DataType.FLOAT).source
+    assert isinstance(source, FloatSource)
+    packing = plan.packing([name], 50, embedding=True)
+    assert packing is not None and packing.block_size == 50 and plan.packed(8, 50) is None
+    packed = QuantisedSource.of(
+        replace(source, origin=SlicedOrigin(source.origin, 1, 0, 50)), packing, plan.form.look_up.layout
+    )
+    (unit,) = units([PlacedWeight(packed, (name,), ())], plan)
+    assert unit.size(8, plan) == packed.rows * (50 + 4) and unit.size(FULL, plan) == 4 * packed.rows * 50
+
+
+def test_what_is_not_packed_has_the_type_of_the_graph(tiny_checkpoint: TinyCheckpoint) -> None:
+    (gate,) = placed(tiny_checkpoint("llama"), NAMES[:1])
+    half = Unit((replace(gate, packed=replace(gate.packed, dtype=ir.DataType.FLOAT16)),), (4, 8, FULL))
+    assert half.unpacked == "fp16" and half.size(FULL, PLAN) == 2 * 64 * 96
+    steps = ordered_steps([(half, 1.0)], PLAN)
+    assert Ladder(steps, (), lambda count: MixDivergence(count, 0, 1)).keep(2) == (Keep(NAMES[0], "fp16"),)
+
+
+def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
+    model = load(checkpoint)
+    source = checkpoint_weight(checkpoint, "model.embed_tokens.weight", ir.DataType.FLOAT).source
+    packing = PLAN.packing(["lm_head"], 64)
+    assert isinstance(source, FloatSource) and packing is not None
+    before = model.get_input_embeddings().weight.detach().clone()
+    names = parameter_names(model, match_names(model, checkpoint.tensors))
+    head = PlacedWeight(QuantisedSource.of(source, packing), ("lm_head",), ())
+    text = Text("text", "", np.random.Generator(np.random.PCG64(0)).integers(0, 60, (1, 64)))
+    sensitivity.ladder(model, [head], names, PLAN, text, lambda _: None).measure_mix(0)
+    assert torch.equal(model.get_input_embeddings().weight.detach(), before)
+    assert not torch.equal(model.get_output_embeddings().weight.detach(), before)
+
+
+def test_layers_go_together_where_there_would_be_too_many(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitivity, "MOST_UNITS", 3)
+    found = units(placed(tiny_checkpoint("llama")), PLAN)
+    assert [unit.patterns for unit in found] == [(NAMES[0], NAMES[2]), (NAMES[1], NAMES[3])]
+    assert found[0].name == f"{NAMES[0]} and 1 more"
+
+
+def test_the_smallest_mix_is_found_by_measuring_few() -> None:
+    asked: list[int] = []
+
+    def judge(count: int) -> MixDivergence:
+        asked.append(count)
+        return MixDivergence(count, math.exp(-count / 10), 1.0)
+
+    unit = Unit((), (4, 8, FULL))
+    steps = tuple(sensitivity.Step(unit, 8) for _ in range(100))
+    found = Ladder(steps, (), judge).smallest(math.exp(-3.75))
+    assert found == 38 and len(asked) <= 8
+    assert Ladder(steps, (), judge).smallest(1e-9) is None
+
+
+def test_the_widest_mix_is_tried_last_and_none_twice() -> None:
+    """The package may be worse than the text of the search says."""
+
+    def judge(count: int) -> MixDivergence:
+        return MixDivergence(count, 0.0 if count >= 10 else 1.0, 1.0)
+
+    options = ExportOptions("checkpoint", Path("out"), precision="int4", max_perplexity_ratio=1.01)
+    draft: Any = SimpleNamespace(work=SimpleNamespace(options=options))
+    steps = tuple(sensitivity.Step(Unit((), (4, 8, FULL)), 8) for _ in range(100))
+    tried = {most: Mixes(draft)._counts(Ladder(steps, (), judge), most) for most in (100, 10, 5)}
+    assert tried == {100: [10, 55, 77, 100], 10: [10], 5: [5]}
+
+
+def test_a_size_holds_as_many_steps_as_fit(tiny_checkpoint: TinyCheckpoint) -> None:
+    found = units(placed(tiny_checkpoint("llama")), PLAN)
+    steps = ordered_steps([(unit, 1.0) for unit in found], PLAN)
+    ladder, base = (
+        Ladder(steps, (), lambda count: MixDivergence(count, 0, 1)),
+        sum(unit.size(4, PLAN) for unit in found),
+    )
+    one = steps[0].unit.size(8, PLAN) - steps[0].unit.size(4, PLAN)
+    assert [ladder.largest(base + room, base, PLAN) for room in (-1, 0, one - 1, one)] == [None, 0, 0, 1]
+    assert ladder.largest(sum(unit.size(FULL, PLAN) for unit in found), base, PLAN) == 8
+
+
+def packed_of(package: Path) -> PackedWeights:
+    packed = checked(package).packed
+    assert packed is not None
+    return packed
+
+
+def budgeted(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> tuple[Path, Path]:
+    """A package in int4, and one that may take some bytes more."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    base = exported(checkpoint, precision="int4", block_size=32)
+    room = read_manifest(base).graph.weight_bytes + ROOM
+    return base, exported(checkpoint, precision="int4", block_size=32, max_weight_size=room)
+
+
+def test_a_package_takes_the_size_that_it_may(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    plain, package = budgeted(tiny_checkpoint, exported)
+    base, manifest, mix = read_manifest(plain), read_manifest(package), packed_of(package).mix
+    assert mix is not None and 0 < mix.taken < mix.steps and mix.unseen and mix.tokens >= 256
+    assert base.graph.weight_bytes < manifest.graph.weight_bytes <= base.graph.weight_bytes + ROOM
+    bits = {attributes(node)["bits"] for node in nodes(package, "MatMulNBits").values()}
+    assert bits == {4, 8}
+    said = {tuple(sorted(entry.partition("=")[0] for entry in packed_of(package).kept))}
+    assert said and all(entry.endswith("=int8") for entry in packed_of(package).kept)
+    judged = {each.wider: each for each in mix.tried}
+    assert judged[mix.taken].kl_mean < judged[0].kl_mean
+    assert manifest.quality is not None and base.quality is not None
+    assert manifest.quality.kl_mean < base.quality.kl_mean
+
+
+def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    none = packed_of(budgeted(tiny_checkpoint, exported)[1]).mix
+    assert none is not None
+    divergence = next(each.kl_mean for each in none.tried if each.wider == 0) / 2
+    ratio = math.exp(divergence)
+    package = exported(checkpoint, precision="int4", block_size=32, max_perplexity_ratio=ratio)
+    manifest, mix = checked(package), packed_of(package).mix
+    assert mix is not None and manifest.quality is not None and 0 < mix.taken < mix.steps
+    assert manifest.quality.perplexity_ratio <= ratio
+    if not mix.missed:
+        judged = {each.wider: each.kl_mean for each in mix.tried}
+        assert judged[mix.taken] <= divergence < judged[mix.taken - 1], "one step fewer was measured, and is not enough"
+
+
+def test_a_ratio_that_cannot_be_kept_publishes_nothing(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The widest mix is written, too; of all that are written, the best one is named."""
+    found, sizes = chain([1.3, 1.2], repeat(1.25)), list[int]()
+
+    def measure(*given: object) -> Quality:
+        folder, ratio = given[2], next(found)
+        assert isinstance(folder, Path)
+        (folder / QUALITY).write_bytes(b"")
+        sizes.append((folder / WEIGHTS).stat().st_size)
+        return read_quality().model_copy(update={"perplexity_ratio": ratio})
+
+    def read_quality() -> Quality:
+        stored = read_manifest(budgeted(tiny_checkpoint, exported)[0]).quality
+        assert stored is not None
+        return stored
+
+    read_quality()
+    monkeypatch.setattr(quality, "measure", measure)
+    monkeypatch.setattr(mixed_precision, "SHARES", (1.0, 0.25))
+    checkpoint, out = tiny_checkpoint("llama", tied=True, num_hidden_layers=1), tmp_path / "out" / "package"
+    said = r"`max_perplexity_ratio=1\.0005` cannot be met: the best of [23] mixes has 1\.2000 with"
+    with pytest.raises(ParityError, match=said):
+        export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
+    assert not out.parent.exists()
+    assert sizes == sorted(sizes) and sizes[-1] > 0.95 * (checkpoint / "model.safetensors").stat().st_size
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("model_type", ["gemma3", "mixtral"])
+def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, tmp_path: Path) -> None:
+    """By modules as the model has them, where its checkpoint has other names, and experts as many tensors."""
+    checkpoint = tmp_path / model_type
+    recipes.save(checkpoint, model_type)
+    options = {"precision": "int4", "block_size": 32}
+    room = 2 * read_manifest(exported(checkpoint, **options)).graph.weight_bytes
+    mixed = exported(checkpoint, **options, max_weight_size=room)
+    said = dict(each.split("=") for each in packed_of(mixed).kept)
+    assert [name for name in said if "self_attn.q_proj" in name]
+    if model_type == "mixtral":
+        assert [name for name in said if name.endswith(".experts")]
+    again = exported(checkpoint, **options, keep=said)
+    assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
+
+
+@pytest.mark.heavy
+def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Once for the search, with all weights in int4, and again with the widths that were chosen."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
+    options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
+    package = exported(checkpoint, calibrate=heldout_path(), **options)
+    packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
+    assert packed.calibration is not None and packed.mix is not None and packed.mix.taken > 0
+    assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
+    found = read_manifest(package).quality
+    assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
+        ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` applies to quantised weights"),
+        ({"precision": "int4", "max_perplexity_ratio": 1.0}, r"must be above 1"),
+        ({"precision": "int4", "max_perplexity_ratio": math.nan}, r"must be above 1"),
+        ({"precision": "int4", "max_weight_size": 0}, r"must be a number of bytes"),
+    ],
+    ids=["ratio", "size", "one", "nan", "zero"],
+)
+def test_a_budget_that_makes_no_sense_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), **options)
+
+
+def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_loaded(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_load(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
+    monkeypatch.setattr(known_answer, "load", no_load)
+    said = r"the source model needs about .* to choose bits on [\d,]+ tokens, but .* are free; free memory"
+    with pytest.raises(ResourceError, match=said) as caught:
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
+    assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    keep = {"model": "fp32", "lm_head": "fp32"}
+    with pytest.raises(
+        ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be quantised"
+    ):
+        export_to(
+            tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", keep=keep, max_weight_size=1000
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.heavy
+def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """One table, as it was measured and counted."""
+    checkpoint = tiny_checkpoint("llama", tied=True, num_hidden_layers=1)
+    package = exported(checkpoint, precision="int4", block_size=32, max_weight_size=10 << 20)
+    manifest = read_manifest(package)
+    packed = manifest.packed
+    assert packed is not None and packed.mix is not None and packed.mix.taken == packed.mix.steps
+    assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.kept)
+    assert manifest.graph.weight_bytes == read_manifest(exported(checkpoint)).graph.weight_bytes
+    assert manifest.quality is not None and manifest.quality.kl_mean < 1e-9
+
+
+def test_weights_that_are_too_large_at_their_smallest_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
+        export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
+    assert not (tmp_path / "out").exists()

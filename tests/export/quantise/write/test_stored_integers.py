@@ -1,0 +1,511 @@
+"""Quantised checkpoints: their integers are those of the package, their graph computes what the stored weights do, and
+nothing is rounded a second time without being asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from partita.cli import run
+from partita.demo import heldout_path
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
+from partita.export.checkpoint.description import open_checkpoint
+from partita.export.checkpoint.stored_formats import format_of, names
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.options import ExportOptions, check_options
+from partita.export.quantise.write import stored_integers
+from partita.export.quantise.write.layouts import InColumns, InRows, Layout
+from partita.export.quantise.write.stored_integers import AsStored, NotAsStoredError
+from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.resolve import notes, with_stored
+from partita.export.verify.known_answer import load
+from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor
+from partita.export.weights.sources import checkpoint_weight
+from partita.package.folder import read_manifest
+from tests import quantised_checkpoints as formats
+from tests.conftest import Exported, TinyCheckpoint
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
+}
+ORDER = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+ACT_ORDER = formats.gptq(order=ORDER)
+DOWN = "model.layers.0.mlp.down_proj"
+Quantised = Callable[..., Path]
+INTEGERS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
+    "gptq": (GPTQ, formats.gptq()),
+    "gptq_symmetric": (GPTQ, formats.gptq(symmetric=True)),
+    "gptq_v2_of_8_bits": ({**GPTQ, "bits": 8, "checkpoint_format": "gptq_v2"}, formats.gptq(8, second=True)),
+    "gptq_of_3_bits": ({**GPTQ, "bits": 3}, formats.gptq(3)),
+    "gptq_of_2_bits": ({**GPTQ, "bits": 2}, formats.gptq(2)),
+    "gptq_of_whole_rows": ({**GPTQ, "group_size": -1}, formats.gptq(group=-1)),
+    "gptq_act_order": ({**GPTQ, "desc_act": True}, ACT_ORDER),
+    "awq": (AWQ, formats.awq()),
+    "compressed": (COMPRESSED, formats.compressed_integers()),
+    "compressed_asymmetric": (COMPRESSED, formats.compressed_integers(symmetric=False)),
+    "compressed_w8a8": ({"quant_method": "compressed-tensors"}, formats.compressed_rows),
+}
+
+
+@pytest.fixture(scope="session")
+def quantised(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Quantised:
+    """Makes quantised checkpoints of a tiny llama, each once."""
+    made: dict[str, Path] = {}
+
+    def factory(name: str, settings: dict[str, Any], packer: formats.Packer, dtype: str = "float32") -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("quantised-") / name
+            made[name] = formats.save_quantised(tiny_checkpoint("llama", dtype=dtype), folder, settings, packer)
+        return made[name]
+
+    return factory
+
+
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough of a text to measure quality on."""
+    path = tmp_path_factory.mktemp("text-") / "short.txt"
+    path.write_text(heldout_path().read_text()[:1500])
+    return path
+
+
+def dequantised(folder: Path, name: str) -> torch.Tensor:
+    """A weight of a checkpoint, in float32."""
+    info = open_checkpoint(str(folder)).tensors[name]
+    with OpenFiles(folder) as files:
+        return files.read(info, tuple((0, size) for size in info.shape))
+
+
+def read_back(packed: QuantisedSource) -> torch.Tensor:
+    """What the bytes of a packed weight stand for, [N, K] float32."""
+    written: dict[int, list[bytes]] = {}
+    for part, piece in packed.pieces():
+        written.setdefault(part, []).append(piece.contiguous().view(torch.uint8).numpy().tobytes())
+    bytes_of = [np.frombuffer(b"".join(written[part]), np.uint8) for part in sorted(written)]
+    found = packed.layout.read(packed, bytes_of, 0, packed.rows)
+    steps = found.integers.float() - found.zeros.float().unsqueeze(-1)
+    return (steps * found.scales.unsqueeze(-1)).flatten(1)
+
+
+@pytest.mark.parametrize("layout", [InRows(), InColumns()], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", sorted(INTEGERS))
+def test_the_bytes_are_the_stored_numbers(quantised: Quantised, name: str, layout: Layout) -> None:
+    folder = quantised(name, *INTEGERS[name])
+    checkpoint = open_checkpoint(str(folder))
+    weights = [f"model.layers.0.mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
+    gate, up, down = (StoredTensor(checkpoint.tensors[weight]) for weight in weights)
+    origins: list[Origin] = [down, JoinedOrigin.of((gate, up), 0)]
+    for origin in origins:
+        taken = AsStored(checkpoint).take([origin])
+        part = checkpoint_weight(checkpoint, taken.origins[0], ir.DataType.FLOAT)
+        packed = QuantisedSource.of(part.source, taken.packing, layout)  # type: ignore[arg-type]
+        with OpenFiles(folder) as files:
+            expected = taken.origins[0].read_all(files)
+            plain = origin.read_all(files)
+        assert torch.equal(read_back(packed), expected)
+        assert torch.equal(expected.sort(1).values, plain.sort(1).values)  # at most the columns are in another order
+        assert torch.equal(expected, plain) is (name != "gptq_act_order")
+
+
+def test_the_model_of_the_stored_weights_is_that_of_transformers(quantised: Quantised) -> None:
+    """The reference for everything: transformers' model, with the dequantised weights under its own names."""
+    folder = quantised("gptq_act_order", *INTEGERS["gptq_act_order"])
+    model = load(open_checkpoint(str(folder)))
+    state = model.state_dict()
+    assert torch.equal(state[f"{DOWN}.weight"], dequantised(folder, f"{DOWN}.weight"))
+    plain = load_file(folder / "model.safetensors")
+    assert torch.equal(state["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_act_order_is_exported_with_the_columns_sorted(
+    quantised: Quantised, exported: Exported, short_text: Path
+) -> None:
+    folder = quantised("half", *INTEGERS["gptq_act_order"], dtype="float16")
+    package = exported(folder, quality_text=short_text)
+    manifest = read_manifest(package)
+    assert manifest.graph.precision == "int4" and manifest.verification.status == "verified"
+    assert manifest.source.quantised is not None and manifest.source.quantised.method == "GPTQ"
+    assert manifest.source.quantised.taken == "as stored" and manifest.source.quantised.weights == 14
+    assert manifest.packed is not None and manifest.quality is not None
+    assert [(kind.quantiser, kind.block_size, kind.zero_points) for kind in manifest.packed.kinds] == [
+        ("as stored", 32, True)
+    ]
+    assert manifest.packed.not_packed == ()
+    assert abs(manifest.quality.perplexity_ratio - 1) < 0.02  # of 8-bit activations alone
+    # What was not quantised stays what it was, in the 16 bits that it has.
+    assert manifest.narrow is not None and (manifest.narrow.dtype, manifest.narrow.rounded) == ("float16", 0)
+    model = onnx.load(package / "model.onnx")
+    orders = {
+        node.output[0]: node.input[1] for node in model.graph.node if node.input[1:2] and "columns" in node.input[1]
+    }
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    assert products and all(node.input[0] in orders for node in products)
+    constants = {each.name: onnx.numpy_helper.to_array(each, str(package)) for each in model.graph.initializer}
+    down = next(node for node in products if DOWN in node.name)
+    order, (data, scales, zeros) = constants[orders[down.input[0]]], (constants[name] for name in down.input[1:4])
+    steps = np.stack([data & 15, data >> 4], -1).reshape(64, 3, 32).astype(np.float32)
+    middle = np.stack([zeros & 15, zeros >> 4], -1).reshape(64, -1)[:, :3, None]
+    rebuilt = ((steps - middle) * scales.reshape(64, 3, 1)).reshape(64, 96)
+    assert np.array_equal(rebuilt, dequantised(folder, f"{DOWN}.weight").numpy()[:, order])
+
+
+@pytest.mark.heavy
+def test_experts_of_mxfp4(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """gpt_oss: the numbers of MXFP4 are integers of 8 bits, in stacks that one operator reads."""
+    settings: dict[str, Any] = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "head_dim": 16,
+    }
+    source = tiny_checkpoint("gpt_oss", **settings)
+    folder = tmp_path_factory.mktemp("mxfp4-") / "gpt_oss"
+    formats.save_quantised(source, folder, {"quant_method": "mxfp4"}, formats.mxfp4, ("gate_up_proj", "down_proj"))
+    package = exported(folder, quality_text=short_text)
+    manifest = read_manifest(package)
+    assert manifest.graph.precision == "int8" and manifest.verification.status == "verified"
+    assert manifest.packed is not None and "experts by QMoE" in manifest.packed.reads
+    assert [(kind.weights, kind.quantiser, kind.block_size) for kind in manifest.packed.kinds] == [(4, "as stored", 32)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", sorted(INTEGERS))
+def test_every_format_of_integers_is_exported(
+    quantised: Quantised, exported: Exported, short_text: Path, name: str
+) -> None:
+    folder = quantised(name, *INTEGERS[name])
+    for options in ({}, {"attention": "primitives"}):
+        manifest = read_manifest(exported(folder, quality_text=short_text, **options))
+        assert manifest.verification.status == "verified" and manifest.packed is not None
+        assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
+def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
+    tiny_checkpoint: TinyCheckpoint,
+    quantised: Quantised,
+    exported: Exported,
+    short_text: Path,
+    own_copy: Callable[[Path], Path],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
+    if kind == "other_orders":
+        folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
+        another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
+        queries = [f"model.layers.{layer}.self_attn.q_proj.g_idx" for layer in range(2)]
+        damaged(folder, lambda t: t.update({name: another.clone() for name in queries}))
+    else:
+        folder = tmp_path / "some"
+        formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
+    with pytest.raises(UnsupportedModelError, match="`without_pass=packed_attention` keeps queries"):
+        exported(folder, quality_text=short_text)
+    manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
+    assert manifest.verification.status == "verified" and manifest.packed is not None
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
+
+
+FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, formats.float8()),
+    "fp8_tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, formats.float8(None)),
+}
+
+
+def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
+    quantised: Quantised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, made, precisions in (("fp8", quantised("fp8", *FLOATS["fp8"]), ("int4", "int8")),):
+        for precision in precisions:
+            assert run(["export", str(made), str(tmp_path / "out"), "--precision", precision]) == 1
+            error = capsys.readouterr().err
+            assert (
+                error.count("\n") == 1
+                and f"quantised with {name}, and a package cannot store its numbers unchanged" in error
+            )
+            assert "set --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
+
+
+def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported) -> None:
+    folder = quantised("fp8", *FLOATS["fp8"])
+    package = exported(folder, precision="fp16")
+    manifest = read_manifest(package)
+    assert manifest.verification.status == "verified" and manifest.packed is None
+    assert manifest.source.quantised is not None and manifest.source.quantised.taken == "dequantised"
+    model = onnx.load(package / "model.onnx")
+    made = next(each for each in model.graph.initializer if DOWN in each.name and len(each.dims) == 2)
+    array = onnx.numpy_helper.to_array(made, str(package)).astype(np.float32)
+    expected = dequantised(folder, f"{DOWN}.weight").half().float().numpy()
+    assert np.array_equal(array, expected) or np.array_equal(array, expected.T)
+
+
+def test_a_package_of_a_checkpoint_in_16_bits_is_replayed_as_it_is(
+    quantised: Quantised, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not quantised is exact, and the products round activations all the same."""
+    package = exported(quantised("gptq_fp16", GPTQ, formats.gptq(), "float16"))
+    manifest = read_manifest(package)
+    assert manifest.narrow is not None and not manifest.narrow.rounded and manifest.tolerance == 1e-1
+    assert run(["verify", str(package), "--provider", "cpu"]) == 0, capsys.readouterr().err
+
+
+def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
+    folder = quantised("fp8", *FLOATS["fp8"])
+    options = ExportOptions(str(folder), folder, precision="int4", requantise=True)
+    checkpoint = open_checkpoint(str(folder))
+    assert any("quantised a second time" in note for note in notes(with_stored(options, checkpoint), checkpoint))
+
+
+@pytest.mark.heavy
+def test_weights_are_rounded_a_second_time(quantised: Quantised, exported: Exported, short_text: Path) -> None:
+    folder = quantised("fp8", *FLOATS["fp8"])
+    asked: dict[str, Any] = {"precision": "int4", "requantise": True}
+    manifest = read_manifest(exported(folder, quality_text=short_text, **asked))
+    assert manifest.source.quantised is not None and manifest.source.quantised.taken == "requantised"
+    assert manifest.packed is not None and {kind.quantiser for kind in manifest.packed.kinds} == {"refit"}
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "another_width": ({"precision": "int8"}, "as int4; omit"),
+    "a_block_size": ({"precision": "int4", "block_size": 64}, "kept as stored"),
+    "a_quantiser": ({"precision": "int4", "quantiser": "nearest"}, "kept as stored"),
+    "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "int8"}, "kept as stored"),
+    "nothing_to_round": ({"precision": "fp16", "requantise": True}, "needs `precision=int4`"),
+    "no_precision": ({"requantise": True}, "needs `precision=int4`"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONTRADICTIONS))
+def test_what_contradicts_the_stored_weights(quantised: Quantised, tmp_path: Path, name: str) -> None:
+    from partita.export.pipeline import export
+    from partita.library.exporting import replay
+
+    options, words = CONTRADICTIONS[name]
+    folder = quantised("gptq", *INTEGERS["gptq"])
+    with pytest.raises(UsageError, match=words):
+        export(ExportOptions(str(folder), tmp_path / "out", **options), replay=replay)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module"),
+    [("llama", "embed_tokens"), pytest.param("mixtral", "mlp.experts", marks=pytest.mark.heavy)],
+)
+def test_other_integers_than_the_stored_ones_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str, module: str
+) -> None:
+    """Of products, of embeddings and of experts."""
+    from partita.export.pipeline import export
+    from partita.library.exporting import replay
+
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2} if model_type == "mixtral" else {}
+    source = tiny_checkpoint(model_type, num_hidden_layers=1, **experts)
+    modules = (*formats.PROJECTIONS, "embed_tokens", "w1", "w2", "w3")
+    folder = formats.save_quantised(
+        source, tmp_path / "stored", COMPRESSED, formats.compressed_integers(), modules=modules
+    )
+    options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep={module: "int8"})
+    with pytest.raises(UsageError, match=r"`keep`: .* is stored in 4 bits, and would be quantised a second time"):
+        export(options, replay=replay)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep": {"lm_head": "int8"}}, "`keep` applies only to quantised weights"),
+        ({"activations": "fp16"}, "`activations=fp16`: with `precision=fp32` choose fp32"),
+    ],
+    ids=["keep", "activations"],
+)
+def test_what_is_said_of_packed_weights_is_judged_by_what_the_checkpoint_stores(
+    quantised: Quantised, tiny_checkpoint: TinyCheckpoint, options: dict[str, Any], words: str
+) -> None:
+    """Without a precision it is that of the checkpoint, which is not known before it is read."""
+    stored, floats = quantised("gptq", *INTEGERS["gptq"]), tiny_checkpoint("llama")
+    for folder in (stored, floats):
+        check_options(ExportOptions(str(folder), folder, **options))
+    found = with_stored(ExportOptions(str(stored), stored, **options), open_checkpoint(str(stored)))
+    assert found.precision == "int4" and all(getattr(found, name) == value for name, value in options.items())
+    with pytest.raises(UsageError, match=words):
+        with_stored(ExportOptions(str(floats), floats, **options), open_checkpoint(str(floats)))
+
+
+def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    from partita.export.pipeline import export
+    from partita.library.exporting import replay
+
+    options = ExportOptions(str(tiny_checkpoint("llama")), tmp_path / "out", precision="int4", requantise=True)
+    with pytest.raises(UsageError, match="are floats; omit it"):
+        export(options, replay=replay)
+
+
+def test_columns_that_are_grouped_in_several_ways_cannot_be_sorted(
+    quantised: Quantised, own_copy: Callable[[Path], Path]
+) -> None:
+    """Two products as one, whose act-orders differ."""
+    folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
+    another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
+    damaged(folder, lambda t: t.update({"model.layers.0.mlp.up_proj.g_idx": another}))
+    checkpoint = open_checkpoint(str(folder))
+    gate, up = (StoredTensor(checkpoint.tensors[f"model.layers.0.mlp.{each}_proj.weight"]) for each in ("gate", "up"))
+    assert AsStored(checkpoint).take([gate]).packing.block_size == 32
+    with pytest.raises(NotAsStoredError, match="in different orders"):
+        AsStored(checkpoint).take([JoinedOrigin.of((gate, up), 0)])
+
+
+def test_floats_and_integers_are_not_packed_together(quantised: Quantised) -> None:
+    checkpoint = open_checkpoint(str(quantised("gptq", *INTEGERS["gptq"])))
+    up, plain = (
+        checkpoint.tensors[name] for name in (f"{DOWN.replace('down', 'up')}.weight", "model.embed_tokens.weight")
+    )
+    with pytest.raises(NotAsStoredError, match="model.embed_tokens.weight is stored as floats"):
+        AsStored(checkpoint).take([JoinedOrigin.of((StoredTensor(up), StoredTensor(plain)), 0)])
+
+
+def test_whole_rows_are_split_into_blocks(quantised: Quantised) -> None:
+    checkpoint = open_checkpoint(str(quantised("compressed_w8a8", *INTEGERS["compressed_w8a8"])))
+    origin = StoredTensor(checkpoint.tensors["model.layers.0.mlp.up_proj.weight"])
+    assert AsStored(checkpoint).take([origin]).packing.block_size == 64
+    assert AsStored(checkpoint, sizes=(32, 16)).take([origin]).packing.block_size == 32
+    assert AsStored(checkpoint).take([origin], whole_rows=True).packing.block_size == origin.shape[1]
+    assert stored_integers.is_stored(origin)
+
+
+def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The checkpoint in `folder` with changed tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def drop(*ends: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(ends)]:
+            del tensors[name]
+
+    return change
+
+
+BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str, Any], str]] = {
+    "no_scales": ("gptq", drop(".scales"), {}, r"lacks model\.layers\.0\.mlp\.down_proj\.scales, .* \(14 in all\)"),
+    "another_group_size": (
+        "gptq",
+        lambda t: None,
+        {"group_size": 64},
+        r"scales is \[3, 64\], .* in groups of 64 requires",
+    ),
+    "odd_bits": ("gptq", lambda t: None, {"bits": 5}, r"qweight has integers of 5 bits; 2, 3, 4, 8 can be read"),
+    "bits_that_do_not_fit": ("gptq", lambda t: None, {"bits": 8}, r"requires .*bits or group size"),
+    "bits_that_are_no_number": (
+        "gptq",
+        lambda t: None,
+        {"bits": "four"},
+        "bits of the quantisation settings is 'four'",
+    ),
+    "another_format": ("gptq", lambda t: None, {"checkpoint_format": "marlin"}, "GPTQ in the format marlin"),
+    "an_order_that_is_too_short": (
+        "gptq",
+        lambda t: t.update({f"{DOWN}.g_idx": t[f"{DOWN}.g_idx"][:5].clone()}),
+        {},
+        r"down_proj\.g_idx is \[5\], and .* has 96 inputs",
+    ),
+    "a_tensor_of_another_size": (
+        "awq",
+        lambda t: t.update({f"{DOWN}.scales": t[f"{DOWN}.scales"][:2].clone()}),
+        {},
+        r"down_proj\.scales is \[2, 64\], .* requires \[3, 64\]",
+    ),
+    "another_packing": ("awq", lambda t: None, {"version": "gemv"}, "packed for the kernels gemv"),
+    "integers_of_nobody": (
+        "gptq",
+        lambda t: t.update({"model.layers.0.x.weight": torch.ones(4, 4, dtype=torch.int8)}),
+        {},
+        r"model\.layers\.0\.x\.weight is I8, and belongs to no weight",
+    ),
+    "floats_beside": (
+        "gptq",
+        lambda t: t.update({f"{DOWN}.weight": torch.ones(64, 96)}),
+        {},
+        "exists as floats and quantised",
+    ),
+    "scales_of_another_shape": (
+        "fp8",
+        lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(5, 7)}),
+        {},
+        r"weight_scale_inv is \[5, 7\], which does not match .*\[64, 96\]",
+    ),
+    "no_scales_at_all": (
+        "fp8",
+        lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(0, 3)}),
+        {},
+        r"weight_scale_inv is \[0, 3\], which does not match",
+    ),
+    "blocks_of_nothing": ("fp8", lambda t: None, {"weight_block_size": [0]}, "with blocks of"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_checkpoints_are_named(
+    quantised: Quantised, own_copy: Callable[[Path], Path], tmp_path: Path, name: str
+) -> None:
+    kind, change, settings, words = BAD[name]
+    folder = damaged(own_copy(quantised(kind, *{**INTEGERS, **FLOATS}[kind])), change)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= settings
+    (folder / "config.json").write_text(json.dumps(config))
+    from partita.errors import PartitaError
+
+    with pytest.raises(PartitaError, match=words) as found:
+        open_checkpoint(str(folder))
+    assert str(found.value).startswith(f"{folder}: ") and "\n" not in str(found.value)
+
+
+def test_a_zero_point_that_kernels_disagree_on(quantised: Quantised, own_copy: Callable[[Path], Path]) -> None:
+    folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
+    damaged(folder, lambda t: t[f"{DOWN}.qzeros"].fill_(-1))
+    with pytest.raises(CheckpointError, match=r"down_proj\.qzeros: a zero point is stored as 15.*0 to some kernels"):
+        dequantised(folder, f"{DOWN}.weight")
+
+
+def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_copy: Callable[[Path], Path]) -> None:
+    folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
+    damaged(folder, lambda t: t[f"{DOWN}.scales"][:1].fill_(float("nan")))
+    checkpoint = open_checkpoint(str(folder))
+    taken = AsStored(checkpoint).take([StoredTensor(checkpoint.tensors[f"{DOWN}.weight"])])
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight: a stored scale is NaN or infinite"):
+        list(stored_integers.rows(checkpoint, taken.origins[0], taken.packing))
+
+
+def test_every_format_reads_a_method_that_is_recognised() -> None:
+    from partita.export.checkpoint.quantisation_method import METHODS
+
+    known = {method.name for method in METHODS}
+    read = {method for name in names() for method in _methods(name)}
+    assert read <= known and all(format_of(method) is not None for method in read)
+    assert format_of("AQLM") is None
+
+
+def _methods(name: str) -> tuple[str, ...]:
+    import importlib
+
+    found: tuple[str, ...] = importlib.import_module(f"partita.export.checkpoint.stored_formats.{name}").FORMAT.methods
+    return found

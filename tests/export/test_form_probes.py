@@ -1,0 +1,85 @@
+"""Passes suppose that the target takes what they write; it is asked once about all of it, and heard when it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+
+from partita.export.passes import run_all
+from partita.export.passes.manager import question
+from partita.export.target import Question
+from partita.library.place.target import supported_by_cpu
+from tests.export.nets import Net, context, operators
+
+WIDTH = 32
+
+
+class Provider:
+    """A provider that refuses some operators, and what it was asked."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused, self.asked = refused, list[list[str]]()
+
+    def supports(self, questions: Sequence[Question]) -> list[bool]:
+        nodes = [onnx.ModelProto.FromString(model).graph.node for model, _ in questions]
+        assert all(len(each) == 1 for each in nodes), "a node alone"
+        self.asked.append([each[0].op_type for each in nodes])
+        return [each[0].op_type not in self.refused for each in nodes]
+
+
+def net() -> ir.Model:
+    """Two residual sums with a norm each, and an activation."""
+    made = Net()
+    a, b = made.input("a", [1, "s", WIDTH]), made.input("b", [1, "s", WIDTH])
+    for _ in range(2):
+        a = made.op("Add", a, b)
+        made.give(a, f"sum{len(made.outputs)}")
+        b = made.op("LayerNormalization", a, made.constant([1.0] * WIDTH), axis=-1, epsilon=1e-5)
+        b = made.op("Mul", b, made.op("Sigmoid", b))
+    made.give(b)
+    return made.model()
+
+
+def test_all_questions_are_put_at_once_and_each_once() -> None:
+    provider, model = Provider(), net()
+    after, counts = run_all(model, context("contrib"), provider.supports)
+    assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]]
+    assert (counts["activations"], counts["skip_norms"]) == (2, 2)
+    assert operators(after) == ["SkipLayerNormalization", "QuickGelu"] * 2
+    assert operators(model) == ["Add", "LayerNormalization", "Sigmoid", "Mul"] * 2, "the graph itself is as it was"
+
+
+def test_what_is_refused_is_not_written() -> None:
+    provider = Provider("QuickGelu")
+    after, counts = run_all(net(), context("contrib"), provider.supports)
+    assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]], "nothing is asked twice"
+    assert (counts["activations"], counts["skip_norms"]) == (0, 2)
+    assert operators(after) == ["SkipLayerNormalization", "Sigmoid", "Mul"] * 2
+
+
+def test_where_nobody_can_be_asked_nothing_is_supposed() -> None:
+    from dataclasses import replace
+
+    from partita.export.passes.base import nothing
+
+    after, counts = run_all(net(), replace(context("contrib"), supports=nothing), None)
+    assert (counts["activations"], counts["skip_norms"]) == (0, 0)
+    assert operators(after) == operators(net())
+
+
+def test_the_cpu_provider_answers() -> None:
+    """Of ONNX Runtime's own operators it has kernels; of one that no schema has it has none."""
+    made = Net()
+    x = made.input("x", [1, "s", WIDTH])
+    known = made.op("com.microsoft::QuickGelu", x, alpha=1.0).producer()
+    unknown = made.op("com.microsoft::NoSuchThing", x).producer()
+    whole = made.op("Swish", x).producer()  # only as the nodes of its function
+    asked = [question(node, opset) for node, opset in ((known, 21), (unknown, 21), (whole, 24))]
+    assert supported_by_cpu([each for each in asked if each is not None]) == [True, False, False]
+
+
+def test_a_value_without_a_type_is_no_question() -> None:
+    node = ir.node("Neg", [ir.Value(name="x")])
+    assert question(node, 21) is None

@@ -1,0 +1,280 @@
+"""What is written is opened and run before it is published, and a lowering that does not run is set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from partita import cli
+from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
+from partita.export import pipeline
+from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.target import ProbeResult, Target
+from partita.export.verify import known_answer
+from partita.library.exporting import replay as replay_on_cpu
+from partita.library.exporting import smoke as smoke_on_cpu
+from partita.library.place.target import find_target
+from partita.package.folder import Manifest, read_manifest
+from partita.package.records import SmokeRecord, Verification
+from tests.conftest import TinyCheckpoint
+
+ODD = 6
+"""No multiple of 8, which GroupQueryAttention wants of a head on the CPU provider."""
+Exporting = Callable[..., Summary]
+
+
+@pytest.fixture
+def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
+    """Export a tiny llama of one layer, as the verb does."""
+
+    def run(target: Target | None = None, head_dim: int = 16, **options: Any) -> Summary:
+        checkpoint = tiny_checkpoint("llama", num_hidden_layers=1, head_dim=head_dim)
+        wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
+        return export(wanted, replay=replay_on_cpu, smoke=smoke_on_cpu, target=target)
+
+    return run
+
+
+class There:
+    """A provider that takes every node and raises what it is told to for some lowerings."""
+
+    def __init__(self, raises: Mapping[str, Exception], alone: Exception | None = None) -> None:
+        self.raises, self.alone = raises, alone
+        self.ran: list[str] = []
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
+        return ProbeResult(1, {}, "")
+
+    def smoke(self, folder: Path, manifest: Manifest) -> SmokeRecord:
+        name = manifest.graph.attention
+        self.ran.append(name)
+        if name in self.raises:
+            raise self.raises[name]
+        return SmokeRecord(chain="there,cpu", status="ran", detail="opened")
+
+    def replay(self, folder: Path, manifest: Manifest) -> Verification:
+        if self.alone is not None:
+            raise self.alone
+        if manifest.graph.attention in self.raises:
+            raise self.raises[manifest.graph.attention]
+        return Verification(status="verified", detail="10 steps match")
+
+    def target(self) -> Target:
+        return Target("there", "--target", "gqa", "directly", self.ask, self.replay, self.smoke)
+
+
+def beyond(*lowerings: str) -> Callable[[Path, Manifest], Verification]:
+    """A replay that finds more difference than is allowed in these lowerings."""
+
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        if manifest.graph.attention in lowerings:
+            return Verification(status="unverified", detail="first difference in decode 5")
+        return replay_on_cpu(folder, manifest)
+
+    return replay
+
+
+@pytest.mark.heavy
+def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """As of a gpt_neo in float16, whose scores are computed in float32 and not scaled."""
+    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision="fp16")
+    summary = export(options, replay=beyond("gqa"), target=target)
+    assert read_manifest(summary.out).graph.attention == "onnx24"
+    assert "`attention=gqa` was tried and rejected: first difference in decode 5" in summary.notes
+    assert "gqa does not match: first difference in decode 5" in summary.attention_reason
+    asked, exact = replace(options, attention="gqa"), replace(options, precision="fp32")
+    for other, words in ((asked, "onnx24 runs there; `attention=auto` would choose it"), (exact, "report this model")):
+        with pytest.raises(ParityError, match=f"first difference in decode 5.*{words}"):
+            export(replace(other, out=tmp_path / "other"), replay=beyond("gqa"), target=target)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.heavy
+def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
+    options = ExportOptions(str(checkpoint), tmp_path / "other", max_length=64, precision="fp16")
+    every = beyond("gqa", "onnx24", "primitives")
+    with pytest.raises(ParityError, match="first difference in decode 5"):
+        export(options, replay=every, target=target)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
+    target = find_target("cpu", {}, default_allowed=False, libraries={}) if asked else None
+    summary = exporting(target, ODD, verify=verify)
+    manifest = read_manifest(summary.out)
+    assert manifest.graph.attention == "onnx24"
+    assert [(entry.chain, entry.status) for entry in manifest.smoke] == [("cpu", "ran")]
+    assert smoke_on_cpu(summary.out, manifest).status == "ran", "what was published runs"
+    (note,) = [note for note in summary.notes if "gqa` was tried and rejected" in note]
+    assert "does not run on cpu" in note and "head_size" in note and ".partial" not in note
+    assert "gqa does not run on cpu" in summary.attention_reason
+    if asked:
+        assert manifest.target is not None
+        assert [(entry.attention, bool(entry.fails)) for entry in manifest.target.asked] == [
+            ("gqa", True),
+            ("onnx24", False),
+        ]
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_by_name_it_is_refused_with_the_reason_and_what_runs(
+    exporting: Exporting, tmp_path: Path, verify: bool
+) -> None:
+    target = find_target("cpu", {}, default_allowed=False, libraries={})
+    with pytest.raises(PartitaError, match=r"head_size.*nothing was written; `attention=onnx24` runs there") as caught:
+        exporting(target, ODD, attention="gqa", verify=verify)
+    assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.heavy
+def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """It is written in one way, so that another lowering runs is of use only without it."""
+    checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, head_dim=ODD)
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
+    with pytest.raises(PartitaError) as caught:
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
+    assert "omit `cache=window`: `attention=onnx24` runs there" in str(caught.value)
+    assert "`attention=auto`" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rounded", ["int8", None])
+def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
+    tmp_path: Path, rounded: str | None
+) -> None:
+    class NoOthers:
+        def others(self) -> list[Any]:
+            return []
+
+    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)  # type: ignore[arg-type]
+    end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
+    assert end.startswith("; choose another `target`") and ("omit `cache_precision=int8`" in end) == bool(rounded)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
+def test_any_failure_is_a_reason_to_try_the_next(exporting: Exporting, error: Exception) -> None:
+    there = There({"gqa": error})
+    summary = exporting(there.target(), verify=False)
+    assert there.ran == ["gqa", "onnx24"] and summary.manifest.graph.attention == "onnx24"
+    assert str(error) in summary.attention_reason
+    assert summary.manifest.smoke[-1] == SmokeRecord(chain="there,cpu", status="ran", detail="opened")
+
+
+def test_a_failing_replay_on_the_cpu_is_one_as_well(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        if manifest.graph.attention == "gqa":
+            raise ValueError("nobody has seen this")
+        return replay_on_cpu(folder, manifest)
+
+    options = ExportOptions(str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", max_length=64)
+    summary = export(options, replay=replay)
+    assert summary.manifest.graph.attention == "onnx24" and summary.manifest.verification.status == "verified"
+    assert "ValueError: nobody has seen this" in summary.attention_reason
+
+
+def test_when_none_runs_every_reason_is_told(exporting: Exporting, tmp_path: Path) -> None:
+    there = There({name: RuntimeError(f"trouble with {name}") for name in ("gqa", "onnx24", "primitives")})
+    with pytest.raises(GenerationError) as caught:
+        exporting(there.target(), verify=False)
+    assert all(f"trouble with {name}" in str(caught.value) for name in there.raises)
+    assert "nothing was written; choose another `target`" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_takes_a_part_is_run_with_the_cpu_behind_it(exporting: Exporting) -> None:
+    """Alone it refuses, which is not a failure of the lowering: the package runs on there,cpu."""
+    there = There({}, alone=ProviderError("there does not take Softmax"))
+    summary = exporting(there.target())
+    assert "not verified on there: there does not take Softmax" in summary.notes
+    assert [entry.chain for entry in summary.manifest.smoke] == ["cpu", "there,cpu"]
+
+
+def test_a_target_that_cannot_run_here_is_recorded_with_the_reason(exporting: Exporting) -> None:
+    target = replace(There({}).target(), replay=None, smoke=None, not_here="device_missing: no such device")
+    for verify in (True, False):
+        summary = exporting(target, verify=verify, force=True)
+        cpu, there = summary.manifest.smoke
+        assert (cpu.chain, cpu.status) == ("cpu", "ran")
+        assert (there.chain, there.status) == ("there", "not_run")
+        assert there.detail == "not run here: device_missing: no such device"
+
+
+def overflowing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """A checkpoint whose logits are not finite in float16."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(60000.0)  # within float16, and nothing that it is multiplied with is
+    copy = tmp_path / "checkpoint"
+    copy.mkdir()
+    save_file(weights, copy / "model.safetensors")
+    (copy / "config.json").write_text((folder / "config.json").read_text())
+    return copy
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.heavy)])
+def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int) -> None:
+    """Every row is compared, and none ends the comparison."""
+    folder = overflowing(tiny_checkpoint, tmp_path)
+    options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", batch_size=batch)
+    with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu)
+    assert caught.value.exit_code == 4 and "itself, run by torch in float16, has logits that" in str(caught.value)
+
+
+def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = overflowing(tiny_checkpoint, tmp_path)
+    options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", verify=False)
+    with pytest.raises(PartitaError, match=r"not finite.*nothing was written"):
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.heavy
+def test_without_memory_for_it_the_run_is_left_out_and_said(
+    exporting: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: 1000.0)
+    summary = exporting(find_target("cpu", {}, default_allowed=False, libraries={}), verify=False)
+    (entry,) = summary.manifest.smoke
+    assert entry.status == "not_run" and "are free" in entry.detail
+    assert any(note.startswith("not run on cpu here") for note in summary.notes)
+
+
+@pytest.mark.heavy
+def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
+    arguments += ["--max-length", "64", "--precision", "bf16", "--activations", "bf16"]
+    assert cli.run(arguments) == 0
+    manifest, (out, err) = read_manifest(tmp_path / "out"), capsys.readouterr()
+    assert manifest.target is not None and manifest.target.verification == "not_run"
+    assert "verified there" not in out.replace("NOT verified there", "")
+    assert manifest.verification.twin is not None
+    if manifest.target.provider == "cpu":
+        assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
+        assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]
+
+
+def test_bf16_for_the_cpu_by_name_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
+    assert (
+        cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
+        == 3
+    )
+    assert "--precision" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -1,0 +1,236 @@
+"""Rows through the scheduler into a journal: row by row what each gets alone, in every lowering and kind of state."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import GenerationError, InstallationError, ProviderError
+from partita.library.batches.batch_run import BatchRunResult, run_file, run_rows
+from partita.library.batches.prompt_files import scan_file
+from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine.base import BatchOptions
+from partita.library.engine.local import LocalEngine
+from partita.library.sampling import Sampling, Suggestion, complete_sampling
+from partita.package.folder import read_manifest
+from partita.runtime.ort.binding import Binding
+from tests.conftest import Exported, TinyCheckpoint
+from tests.runtime.handmade_packages import ALL, handmade, known_tokens
+
+CPU = read_chain_options(ChainOptions(provider="cpu", threads=1))
+DEFAULTS = RowDefaults(complete_sampling(Sampling(max_new_tokens=9), Suggestion()), base_seed=11)
+HEAVY = pytest.mark.heavy
+
+
+def opened(folder: Path) -> LocalEngine:
+    engine = LocalEngine(folder, read_manifest(folder), CPU, threads=1, observe=False)
+    engine.open(BatchOptions())
+    return engine
+
+
+def answered(
+    engine: LocalEngine, rows: list[InputRow], defaults: RowDefaults = DEFAULTS, text: Any = None
+) -> list[Any]:
+    """Answers as JSON has them, in the order of the rows."""
+    engine.use_text(text)
+    return in_order(run_rows(rows, DEFAULTS, engine, text, engine.manifest.graph.vocab_size))
+
+
+def in_order(found: Iterable[AnswerRow]) -> list[Any]:
+    return [json.loads(each.to_line()) for each in sorted(found, key=lambda each: each.index)]
+
+
+def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
+    """Prompts of every length, with budgets that differ, and some that draw."""
+    draw = random.Random(3)
+    rows = []
+    for index in range(count):
+        tokens = [draw.randrange(3, vocab) for _ in range(1 + draw.randrange(longest))]
+        options: dict[str, Any] = {"max_new_tokens": 1 + draw.randrange(14)}
+        if index % 4 == 3:
+            options.update(temperature=0.9, top_k=20, repetition_penalty=1.2)
+        rows.append(InputRow(index, {"tokens": tokens, "id": f"r{index}", **options}))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"attention": "gqa"}),
+        pytest.param("gemma2", {"attention": "onnx24"}, marks=HEAVY),
+        pytest.param("llama", {"attention": "primitives"}, marks=HEAVY),
+        pytest.param("llama", {"attention": "onnx24"}, marks=HEAVY),
+        ("lfm2", {}),
+        pytest.param("mamba", {}, marks=HEAVY),
+        pytest.param("llama", {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}, marks=HEAVY),
+        pytest.param("bloom", {"cache": "growing"}, marks=HEAVY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())) or "auto",
+)
+def test_each_row_is_what_it_is_alone(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
+) -> None:
+    more: dict[str, Any] = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
+    folder = exported(tiny_checkpoint(kind, **more), batch_size=2, **options)
+    rows = rows_of(14, 288, 24)
+    with opened(folder) as engine:
+        together = answered(engine, rows)
+        alone = [answered(engine, [InputRow(0, row.data)])[0] for row in rows]
+        shuffled = [rows[place] for place in random.Random(5).sample(range(len(rows)), len(rows))]
+        again = answered(engine, shuffled)
+    assert [row["id"] for row in together] == [f"r{index}" for index in range(len(rows))]
+    assert again == together, "nor does it matter which rows come when"
+    greedy = [index for index in range(len(rows)) if index % 4 != 3]
+    assert [together[index]["tokens"] for index in greedy] == [alone[index]["tokens"] for index in greedy]
+    assert len({tuple(row["tokens"]) for row in together}) > len(rows) // 2, "the rows differ"
+
+
+def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
+    rows = [
+        InputRow(0, {"tokens": [3, 4]}),
+        InputRow(1, {"tokens": [], "id": "empty"}),
+        InputRow(2, error="line 3 is not JSON"),
+        InputRow(3, {"tokens": [1] * 49}),
+        InputRow(4, {"tokens": [1] * 40, "max_new_tokens": 30}),
+        InputRow(5, {"tokens": [9]}),
+        InputRow(6, {"tokens": [1] * 48}),
+    ]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        found = answered(engine, rows)
+    ends = ["length", "error", "error", "error", "cache_full", "length", "error"]
+    assert [row["finish_reason"] for row in found] == ends
+    assert "48 tokens, but the cache length is 48, which leaves no room for new tokens" in found[6]["error"]
+    assert found[0]["tokens"] == known_tokens([3, 4], 9, ALL) and found[5]["tokens"] == known_tokens([9], 9, ALL)
+    assert [row["id"] for row in found[:2]] == [None, "empty"]
+    assert "empty" in found[1]["error"] and found[2]["error"] == "line 3 is not JSON"
+    assert "49 tokens, but the cache length is 48" in found[3]["error"] and found[4]["error"] is None
+
+
+def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
+    rows = [InputRow(0, {"tokens": [3, 4], "logprobs": 2, "max_new_tokens": 3}), InputRow(1, {"tokens": [3, 4]})]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        first, second = answered(engine, rows)
+    assert [entry["token"] for entry in first["logprobs"]] == first["tokens"] and "logprobs" not in second
+    assert all(len(entry["top"]) == 2 and entry["top"][0][0] == entry["token"] for entry in first["logprobs"])
+
+
+class File:
+    """A prompt file of token ids, and the run over it."""
+
+    def __init__(self, folder: Path, count: int = 9) -> None:
+        self.source, self.out = folder / "in.jsonl", folder / "out.jsonl"
+        rows = [{"tokens": [index + 1], "max_new_tokens": 2 + index} for index in range(count)]
+        self.text = "".join(json.dumps(row) + "\n" for row in rows)
+        self.source.write_text(self.text)
+        self.expected = [known_tokens([n + 1], 2 + n, ALL) for n in range(count)]
+
+    def run(self, engine: LocalEngine, heard: Any = lambda _: None) -> BatchRunResult:
+        engine.open(BatchOptions())
+        return run_file(
+            scan_file(self.source),
+            self.out,
+            lambda rows, defaults: run_rows(rows, defaults, engine, None, engine.manifest.graph.vocab_size),
+            DEFAULTS,
+            package="package",
+            options={},
+            on_progress=heard,
+        )
+
+    def check(self) -> None:
+        found = [json.loads(line) for line in self.out.read_text().splitlines()]
+        assert [row["tokens"] for row in found] == self.expected
+
+
+def test_an_error_of_the_run_ends_it_and_the_next_run_goes_on(tmp_path, monkeypatch):
+    file = File(tmp_path)
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        real, steps = Binding.run, [0]
+
+        def fails_late(binding: Binding) -> None:
+            steps[0] += 1
+            if steps[0] == 8:
+                raise ProviderError("the device is gone")
+            real(binding)
+
+        monkeypatch.setattr(Binding, "run", fails_late)
+        with pytest.raises(ProviderError, match="the device is gone"):
+            file.run(engine)
+        done = file.run(engine)
+    assert 0 < done.resumed < 9 and done.errors == 0
+    file.check()
+
+
+def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
+    file = File(tmp_path)
+
+    def press(progress: Any) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            file.run(engine, press)
+        assert file.run(engine).resumed == 2
+    file.check()
+
+
+@pytest.mark.parametrize("change", ["grows", "other rows", "removed"])
+def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_path, change):
+    file = File(tmp_path)
+
+    def changes(progress: Any) -> None:
+        if progress.done == 2:
+            if change == "removed":
+                file.source.unlink(missing_ok=True)
+            else:
+                file.source.write_text(file.text + file.text if change == "grows" else file.text.replace("1", "3"))
+                os.utime(file.source, ns=(0, 0))
+
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        with pytest.raises(GenerationError, match=r"in\.jsonl: changed during .*out\.jsonl\.partial"):
+            file.run(engine, changes)
+        assert not file.out.exists()
+        file.source.write_text(file.text)
+        assert file.run(engine).resumed >= 2
+    file.check()
+
+
+def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_path):
+    file = File(tmp_path)
+
+    def some(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[AnswerRow]:
+        return (AnswerRow(row.index, None, None, (1,), 1, "stop", None, None) for row in rows if row.index != 4)
+
+    with pytest.raises(GenerationError, match=r"no answer to 1 row \(4\)"):
+        run_file(scan_file(file.source), file.out, some, DEFAULTS, package="package", options={})
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        assert file.run(engine).resumed == 8
+
+
+class Odd:
+    """A tokenizer that does not load when it encodes, and that has no text for token 47."""
+
+    def encode(self, prompt: str) -> list[int]:
+        raise InstallationError("transformers is not installed")
+
+    def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Any:
+        if 47 in prompt:
+            raise GenerationError("the tokens cannot be decoded: IndexError: no such piece")
+        return None
+
+
+def test_a_prompt_without_text_is_an_error_of_its_row_and_a_missing_library_of_the_run(tmp_path):
+    rows = [InputRow(index, {"tokens": [index + 1, 47 - index]}) for index in range(3)]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        found = answered(engine, rows, text=Odd())
+        with pytest.raises(InstallationError, match="transformers is not installed"):
+            answered(engine, [InputRow(0, {"prompt": "text"})], text=Odd())
+    assert [row["finish_reason"] for row in found] == ["error", "length", "length"]
+    assert "cannot be decoded" in found[0]["error"]

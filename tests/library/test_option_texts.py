@@ -1,0 +1,309 @@
+"""An error names the argument to a Python program and the flag on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import parser
+
+import partita
+from partita.cli import run
+from partita.demo import checkpoint_path
+from partita.options.flags import with_flags
+from partita.remedies import Remedy
+from tests.remedies import alternatives
+
+MODEL = """<ir_version: 10, opset_import: ["": 21]>
+g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What bad input is given about."""
+
+    folder: Path
+    model: Path
+    report: Path
+    exported: Callable[[], Path]
+
+    @property
+    def package(self) -> Path:
+        """Made when somebody asks for it."""
+        return self.exported()
+
+    def load(self, **options: Any) -> partita.Model:
+        return partita.load(self.package, options.pop("providers", "cpu"), **options)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Place:
+    folder = tmp_path_factory.mktemp("words")
+    model, report = folder / "m.onnx", folder / "r.json"
+    onnx.save(parser.parse_model(MODEL), model)
+    partita.place(model, "cpu", shapes={"N": 2}, runs=1).save(report)
+    (folder / "bench.json").write_text('{"schema": "partita.bench/1"}')
+    (folder / "taken").mkdir()
+    (folder / "taken" / "notes.txt").write_text("mine")
+    return Place(folder, model, report, lambda: request.getfixturevalue("package"))
+
+
+Call = Callable[[Place], object]
+Words = Callable[[Place], list[str]]
+
+
+def exporting(**options: Any) -> Call:
+    return lambda place: partita.export(checkpoint_path(), place.folder / "out", **options)
+
+
+def export_words(*words: str) -> Words:
+    return lambda place: ["export", str(checkpoint_path()), str(place.folder / "out"), *words]
+
+
+def placing(*providers: str, **options: Any) -> Call:
+    return lambda place: partita.place(place.model, *providers, **options)
+
+
+def place_words(*words: str) -> Words:
+    return lambda place: ["place", str(place.model), *words]
+
+
+def checking(*requirements: str, **options: Any) -> Call:
+    return lambda place: partita.Report.read(place.report).check(*requirements, **options)
+
+
+def check_words(*words: str) -> Words:
+    return lambda place: ["report", "check", str(place.report), *words]
+
+
+def generating(prompt: Any = "return the", **options: Any) -> Call:
+    def call(place: Place) -> object:
+        with place.load() as model:
+            return model.generate(prompt, **options).run()
+
+    return call
+
+
+def generate_words(*words: str) -> Words:
+    return lambda place: ["generate", str(place.package), "return the", "--provider", "cpu", *words]
+
+
+CASES: dict[str, tuple[Call, Words, str]] = {
+    "precision": (exporting(precision="fp8"), export_words("--precision", "fp8"), "`precision=fp8`"),
+    "length": (exporting(max_length=1), export_words("--max-length", "1"), "`max_length` is 1"),
+    "batch": (exporting(batch_size=0), export_words("--batch-size", "0"), "`batch_size` is 0"),
+    "chunk": (
+        exporting(prefill_chunk=4),
+        export_words("--prefill-chunk", "4"),
+        "it needs `static_shapes=True`",
+    ),
+    "attention": (exporting(attention="x"), export_words("--attention", "x"), "`attention=x`"),
+    "opset": (exporting(opset=99), export_words("--opset", "99"), "`opset=99`"),
+    "no target": (
+        exporting(attention="gqa", target_default=True),
+        export_words("--attention", "gqa", "--target-default"),
+        "needs `target`",
+    ),
+    "target": (
+        exporting(target="nowhere"),
+        export_words("--target", "nowhere"),
+        "`target`: unknown",
+    ),
+    "target options": (
+        exporting(target="cpu", target_options={"nonsense": 1}),
+        export_words("--target", "cpu", "--provider-option", "cpu.nonsense=1"),
+        "`target_options=cpu.nonsense=1`",
+    ),
+    "taken": (
+        lambda place: partita.export(place.folder / "none", place.folder / "taken", force=True, attention="gqa"),
+        lambda place: ["export", "none", str(place.folder / "taken"), "--force", "--attention", "gqa"],
+        "`force=True` replaces only packages",
+    ),
+    "there": (
+        lambda place: partita.export(place.folder / "none", place.folder / "taken", attention="gqa"),
+        lambda place: ["export", "none", str(place.folder / "taken"), "--attention", "gqa"],
+        "replace the package: --force",
+    ),
+    "runs": (placing("cpu", runs=0), place_words("--provider", "cpu", "--runs", "0"), "`runs` is 0"),
+    "run seconds": (
+        placing("cpu", run_seconds=0.0),
+        place_words("--provider", "cpu", "--run-seconds", "0"),
+        "`run_seconds` is 0",
+    ),
+    "seconds": (
+        placing("cpu", probe_seconds=-1.0),
+        place_words("--provider", "cpu", "--probe-seconds", "-1"),
+        "`probe_seconds` is -1",
+    ),
+    "dry": (
+        placing(dry_run=True),
+        place_words("--dry-run"),
+        "`dry_run=True` needs `providers=cuda`",
+    ),
+    "device": (
+        placing("cpu", device="h100"),
+        place_words("--provider", "cpu", "--device", "h100"),
+        "`device` needs a dry run; add `dry_run=True`",
+    ),
+    "provider": (
+        placing("nowhere"),
+        place_words("--provider", "nowhere"),
+        "`providers`: unknown provider",
+    ),
+    "twice": (
+        placing("cpu,cpu"),
+        place_words("--provider", "cpu,cpu"),
+        "`providers=cpu,cpu`",
+    ),
+    "threads": (
+        placing("cpu", threads=0),
+        place_words("--provider", "cpu", "--threads", "0"),
+        "`threads` is 0",
+    ),
+    "options": (
+        placing("cpu", provider_options={"cpu": {"nonsense": 1}}),
+        place_words("--provider", "cpu", "--provider-option", "cpu.nonsense=1"),
+        "`provider_options=cpu.nonsense=1`",
+    ),
+    "library": (
+        placing("cpu", provider_libraries={"mine": "/none.so"}),
+        place_words("--provider", "cpu", "--provider-library", "mine=/none.so"),
+        "`provider_libraries`: /none.so does not exist",
+    ),
+    "pin": (
+        placing("cpu", pins=["lm_head"]),
+        place_words("--provider", "cpu", "--pin", "lm_head"),
+        "`pins=lm_head`",
+    ),
+    "pin elsewhere": (
+        placing("cpu", pins=["webgpu:lm_head"]),
+        place_words("--provider", "cpu", "--pin", "webgpu:lm_head"),
+        "add it to `providers`",
+    ),
+    "size": (
+        placing("cpu", shapes={"x": (2, 5)}),
+        place_words("--provider", "cpu", "--shape", "x=2,5"),
+        "`shapes=x=2,5`",
+    ),
+    "input": (
+        placing("cpu", inputs={"z": "z.npy"}),
+        place_words("--provider", "cpu", "--input", "z=z.npy"),
+        "`inputs=z=z.npy`",
+    ),
+    "package sizes": (
+        lambda place: partita.place(place.package, "cpu", shapes={"x": 1}),
+        lambda place: ["place", str(place.package), "--provider", "cpu", "--shape", "x=1"],
+        "`shapes` is for ONNX files",
+    ),
+    "package run seconds": (
+        lambda place: partita.place(place.package, "cpu", run_seconds=5.0),
+        lambda place: ["place", str(place.package), "--provider", "cpu", "--run-seconds", "5"],
+        "`run_seconds` is for ONNX files",
+    ),
+    "requirement": (checking("share>=2"), check_words("--require", "share>=2"), "`require=share>=2`"),
+    "limit": (checking(max_copies=-1), check_words("--max-copies", "-1"), "`max_copies` is -1"),
+    "slowdown": (
+        checking(max_slowdown=0.5),
+        check_words("--max-slowdown", "0.5"),
+        "`max_slowdown` needs `baseline`",
+    ),
+    "not met": (
+        checking(max_cpu_nodes=0, min_tokens_per_second=5.0),
+        check_words("--max-cpu-nodes", "0", "--min-tokens-per-second", "5"),
+        "--max-cpu-nodes 0",
+    ),
+    "bench": (
+        lambda place: partita.Report.read(place.folder / "bench.json"),
+        lambda place: ["report", "check", str(place.folder / "bench.json"), "--max-copies", "0"],
+        "bench writes reports with `reports`",
+    ),
+    "no report": (
+        lambda place: partita.Report.read(place.folder / "none.json"),
+        lambda place: ["report", "check", str(place.folder / "none.json"), "--max-copies", "0"],
+        "write a report with `report`",
+    ),
+    "temperature": (
+        generating(temperature=-1.0),
+        generate_words("--temperature", "-1"),
+        "`temperature` is -1.0",
+    ),
+    "too many": (
+        generating(list(range(1, 66)) * 1),
+        lambda place: ["generate", str(place.package), "--token-ids", " ".join(["1"] * 65), "--provider", "cpu"],
+        "partita export CHECKPOINT PACKAGE --max-length 128",
+    ),
+    "stop": (generating(stop=""), generate_words("--stop", ""), "`stop` is empty"),
+}
+
+
+def texts(error: BaseException) -> str:
+    """Everything that it says, with what it says to do."""
+    return f"{error} {getattr(error, 'remedy', None)}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_message_names_the_argument(case: str, place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    call, _, says = CASES[case]
+    with pytest.raises(partita.PartitaError) as caught:
+        call(place)
+    assert says in texts(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_command_line_prints_the_flag(case: str, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    _, words, says = CASES[case]
+    assert run(words(place)) != 0
+    out, err = capsys.readouterr()
+    assert with_flags(says) in " ".join(f"{err} {out}".split())
+
+
+def test_a_worker_names_the_argument_too(place: Place) -> None:
+    with partita.load(place.package, "cpu", process="child") as model, pytest.raises(partita.PartitaError) as caught:
+        model.generate([1] * 65)
+    assert "--max-length 128" in str(caught.value)
+    with pytest.raises(partita.PartitaError) as caught:
+        partita.place(place.model, "cpu", process="child")
+    assert str(caught.value).endswith("add them, as in: --shape N=1")
+
+
+def what_helps(call: Call, place: Place) -> list[Remedy]:
+    with pytest.raises(partita.PartitaError) as caught:
+        call(place)
+    assert caught.value.remedy is not None and str(caught.value).endswith(f"; {caught.value.remedy}")
+    return list(alternatives(caught.value.remedy))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (generating([1] * 65), ["", "export CHECKPOINT PACKAGE --max-length 128"]),
+        (generating([]), [""]),
+        (placing("webgp,cpx"), ["--provider webgpu,cpx"]),
+        (placing("cpx,cpu"), ["--provider cpu"]),
+        (placing("quantum"), ["providers"]),
+        (CASES["there"][0], ["", "--force"]),
+        (lambda place: place.load(providers="cuda"), None),
+        (lambda place: partita.load(place.folder / "none"), None),
+    ],
+    ids=[
+        "prompt too long",
+        "no prompt",
+        "chain",
+        "provider",
+        "no provider",
+        "taken",
+        "cuda",
+        "none",
+    ],
+)
+def test_what_to_do_is_data_of_the_common_errors(call: Call, words: list[str] | None, place: Place) -> None:
+    """`words`: those of the command or the options of each thing that helps; None: there are some."""
+    found = what_helps(call, place)
+    if words is not None:
+        assert [" ".join(each.command[1:] or each.options) for each in found] == words
+    assert all(each.text or each.command or each.options for each in found)

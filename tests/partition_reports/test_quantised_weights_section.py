@@ -1,0 +1,134 @@
+"""A report of an int8 or int4 package says which nodes really compute with its packed weights."""
+
+from __future__ import annotations
+
+from partita.observations.records import PackageQuality
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.model import Line, Table
+from partita.partition_reports.sections.quantised_weights import section
+from partita.partition_reports.views import html, markdown, text
+from tests.partition_reports.samples import recorded_facts, report_of
+
+
+def of_precision(precision: str, operators: dict[str, str]) -> Report:
+    """The recorded run of a llama on the CPU, with other operators and another precision."""
+    report = report_of(recorded_facts())
+    assert report.package is not None
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "nodes": tuple(
+                    node.model_copy(update={"op_type": operators.get(node.op_type or "", node.op_type)})
+                    for node in phase.nodes
+                )
+            }
+        )
+        for phase in report.phases
+    )
+    package = report.package.model_copy(update={"precision": precision})
+    return report.model_copy(update={"phases": phases, "package": package})
+
+
+def test_a_package_of_floats_has_no_such_section() -> None:
+    assert section(of_precision("fp32", {})) is None
+
+
+def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits", "Gather": "GatherBlockQuantized"})
+    found = section(report)
+    assert found is not None and found.title == "Quantised weights"
+    (table,) = [block for block in found.blocks if isinstance(block, Table)]
+    (line,) = [block for block in found.blocks if isinstance(block, Line)]
+    decode = next(phase for phase in report.phases if phase.name == "decode")
+    packed = [node for node in decode.nodes if node.op_type in ("MatMulNBits", "GatherBlockQuantized")]
+    products = sum(node.op_type == "MatMulNBits" for node in decode.nodes)
+    rows = {row.cells[0]: row.cells for row in table.rows}
+    assert rows["MatMulNBits"][1:3] == ("quantised", "CPU") and rows["MatMulNBits"][-1] == str(products)
+    assert f"{len(packed)} nodes of decode read quantised weights of an int4 package" in str(line.text)
+
+
+def test_phases_that_compute_otherwise_are_told_apart() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits"})
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "nodes": tuple(
+                    node.model_copy(update={"op_type": "MatMulIntegerToFloat"})
+                    if phase.name == "prefill" and node.op_type == "MatMulNBits"
+                    else node
+                    for node in phase.nodes
+                )
+            }
+        )
+        for phase in report.phases
+    )
+    found = section(report.model_copy(update={"phases": phases}))
+    assert found is not None
+    first, second = [str(block.text) for block in found.blocks if isinstance(block, Line)]
+    count = sum(
+        node.op_type == "MatMulNBits" for phase in report.phases if phase.name == "decode" for node in phase.nodes
+    )
+    assert f"{count} nodes of prefill" in first and f"{count} of them as int8 with int8 activations" in first
+    assert f"{count} nodes of decode" in second and "rounded" not in second
+
+
+def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
+    report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
+    found = section(report)
+    assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
+        "No node computes with quantised weights."
+    ]
+
+
+def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() -> None:
+    report = of_precision("int8", {})
+    phases = []
+    for phase in report.phases:
+        whole = phase.nodes[0].model_copy(update={"op_type": None})
+        operators = ("DequantizeLinear", "MatMul", "DequantizeLinear", "Add")
+        row = phase.file_nodes[0].model_copy(update={"ran_as": (whole.name,)})
+        rows = tuple(row.model_copy(update={"op_type": operator}) for operator in operators)
+        phases.append(phase.model_copy(update={"nodes": (whole,), "file_nodes": rows}))
+    found = section(report.model_copy(update={"phases": tuple(phases)}))
+    assert found is not None
+    said = [str(block.text) for block in found.blocks if isinstance(block, Line)]
+    assert said[0].startswith("2 nodes of decode read") and "floating point" not in said[0]
+    assert said[1] == "CPU compiled the quantised weights and does not report their use."
+    (table,) = [block for block in found.blocks if isinstance(block, Table)]
+    assert [row.cells[:2] for row in table.rows] == [("DequantizeLinear", "compiled"), ("MatMul", "compiled")]
+
+
+def test_weights_that_are_restored_in_every_run_are_said() -> None:
+    found = section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
+    assert found is not None and "dequantise weights first" in str(
+        next(b for b in found.blocks if isinstance(b, Line)).text
+    )
+
+
+def test_every_view_tells_what_the_precision_costs() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits"})
+    assert report.package is not None
+    quality = PackageQuality(
+        text="heldout.txt",
+        tokens=8176,
+        provider="CPUExecutionProvider",
+        perplexity_ratio=1.01554,
+        top1_agreement=0.907,
+        kl_mean=0.0139,
+        kl_p99=0.059,
+    )
+    package = report.package.model_copy(update={"quality": quality})
+    report = report.model_copy(update={"package": package})
+    for each in (text, markdown, html):
+        shown = " ".join(each.VIEW.to_text(report).split())
+        for told in ("perplexity 1.0155 times that of the source model", "90.7%", "8,176 tokens of heldout.txt"):
+            assert told in shown, each.VIEW.name
+    again = Report.model_validate_json(report.model_dump_json(by_alias=True))
+    assert again.package is not None and again.package.quality == quality
+
+
+def test_a_report_of_before_has_no_quality() -> None:
+    report = report_of(recorded_facts())
+    assert report.package is not None
+    written = report.package.model_dump(exclude={"quality"})
+    assert type(report.package).model_validate(written).quality is None

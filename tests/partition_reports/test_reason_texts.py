@@ -1,0 +1,74 @@
+"""The reason of a fallback in one sentence: what the provider lacks, of which operator, and what works instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.diagnosis.records import Fallback
+from partita.partition_reports.sections.fallbacks import reason_text
+
+
+def fallback(reason: str, op_type: str, *trials: tuple[str, str, str, str]) -> Fallback:
+    """A node on the CPU; of each trial: factor, what it has then, what it had before, outcome."""
+    return Fallback.model_validate(
+        {
+            "phase": "run",
+            "node": op_type,
+            "op_type": op_type,
+            "preferred_provider": "CUDAExecutionProvider",
+            "provider": "CPUExecutionProvider",
+            "reason": reason,
+            "evidence_kind": "probed",
+            "evidence": "",
+            "remedy": "",
+            "module": None,
+            "source_line": None,
+            "variants": [
+                {"factor": factor, "change": "", "outcome": outcome, "message": "", "cached": False}
+                | {"now": now, "before": before}
+                for factor, now, before, outcome in trials
+            ],
+        }
+    )
+
+
+HALF = ("type", "float16", "float32", "supported")
+BFLOAT = ("type", "bfloat16", "float32", "placed")
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (
+            [fallback("no_kernel_type", "GroupQueryAttention", HALF, BFLOAT, ("type", "int8", "float32", "rejected"))],
+            "CUDA has no float32 kernel for GroupQueryAttention; float16 and bfloat16 work",
+        ),
+        (
+            [fallback("no_kernel_type", "MatMul", HALF, BFLOAT), fallback("no_kernel_type", "Gemm", HALF)],
+            "CUDA has no float32 kernel for MatMul and Gemm; float16 works",
+        ),
+        (
+            [
+                fallback("no_kernel_type", "MatMul", HALF),
+                fallback("no_kernel_type", "Gemm", ("type", "float32", "int64", "supported")),
+            ],
+            "No kernel for the type",
+        ),
+        (
+            [
+                fallback(
+                    "no_kernel_version",
+                    "MaxPool",
+                    *(("opset", f"MaxPool of opset {n}", "22", "supported") for n in (12, 11, 10, 8)),
+                )
+            ],
+            "CUDA has no kernel for MaxPool of opset 22; MaxPool of opset 12, MaxPool of opset 11, MaxPool of opset 10 "
+            "and 1 more work",
+        ),
+        ([fallback("no_kernel_type", "MatMul")], "No kernel for the type"),
+        ([fallback("no_kernel_op", "Celu"), fallback("no_kernel_op", "Det")], "CUDA has no kernel for Celu and Det"),
+        ([fallback("of_a_later_version", "Celu")], "of_a_later_version"),
+    ],
+)
+def test_a_reason_is_said_in_a_sentence(entries: list[Fallback], said: str) -> None:
+    assert reason_text(entries[0].reason, entries) == said

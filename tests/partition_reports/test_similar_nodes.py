@@ -1,0 +1,73 @@
+"""What shares a finding in the section of fallbacks: the same is known of it, whatever sentence says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.diagnosis.records import VariantRecord
+from partita.partition_reports.records import RejectedPart
+from partita.partition_reports.sections.fallbacks import section
+from partita.partition_reports.sections.model import Group, Line
+from partita.partition_reports.sections.similar_nodes import finding_key, first_of
+from tests.partition_reports.pages import mixed_report
+
+REPORT = mixed_report()
+ENTRY = REPORT.fallbacks[0].model_copy(
+    update={"reason": "no_kernel_type", "evidence_kind": "probed", "evidence": "no kernel for a", "op_type": "Add"}
+)
+TRIAL = VariantRecord(
+    factor="type", change="float16 in place of float32", outcome="supported", message="", cached=False, now="float16"
+)
+
+
+def test_words_do_not_tell_nodes_apart() -> None:
+    key = finding_key(REPORT)
+    update = {"evidence": "nothing runs b", "remedy": "another sentence", "node": "b", "missing_probes": ""}
+    assert key(ENTRY) == key(ENTRY.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"reason": "no_kernel_op"},
+        {"evidence_kind": "logged"},
+        {"op_type": "Mul"},
+        {"variants": (TRIAL,)},
+        {"preferred_provider": "CUDAExecutionProvider"},
+        {"missing_probes": "no time was left"},
+    ],
+)
+def test_what_is_known_tells_nodes_apart(update: dict[str, object]) -> None:
+    key = finding_key(REPORT)
+    assert key(ENTRY) != key(ENTRY.model_copy(update=update))
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("not_in_build", "logged"), ("pinned_by_user", "derived")])
+def test_what_is_not_about_an_operator_holds_for_all_of_them(reason: str, kind: str) -> None:
+    one = ENTRY.model_copy(update={"reason": reason, "evidence_kind": kind})
+    key = finding_key(REPORT)
+    assert key(one) == key(one.model_copy(update={"op_type": "Mul"}))
+
+
+def test_nodes_of_one_refused_part_are_together_and_those_of_two_are_not() -> None:
+    parts = [
+        RejectedPart(file="m.onnx", provider="CUDAExecutionProvider", nodes=nodes, evidence="no", minimal=True, tries=1)
+        for nodes in (("a", "b"), ("c",))
+    ]
+    key = finding_key(REPORT.model_copy(update={"rejected": tuple(parts)}))
+    a, b, c = (ENTRY.model_copy(update={"node": name, "op_type": name.upper()}) for name in "abc")
+    assert key(a) == key(b) != key(c)
+
+
+def test_every_text_is_there_node_by_node() -> None:
+    entries = tuple(ENTRY.model_copy(update={"node": name, "evidence": f"no kernel for {name}"}) for name in "ab")
+    found = section(REPORT.model_copy(update={"fallbacks": entries, "rejected": ()}))
+    (group,) = (block for block in found.blocks if isinstance(block, Group))
+    (finding,) = (block for block in group.blocks if isinstance(block, Group))
+    lines = [block.text for block in finding.blocks if isinstance(block, Line) and block.label.startswith("evidence")]
+    assert lines == ["no kernel for a (one of 2)"]
+    assert "no kernel for b" in str(finding)
+
+
+def test_one_text_is_said_as_it_is() -> None:
+    assert first_of(["a", "a"]) == "a"

@@ -1,0 +1,210 @@
+"""What is in the bodies of control flow: copies by line, those that no source sees, and nodes that nobody lists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita.diagnosis.session_index import index_session
+from partita.diff.compare import compare
+from partita.explain.node_explanation import Explanation, find
+from partita.explain.sentences import headline
+from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
+from partita.partition_reports.outcome import state_name
+from partita.partition_reports.records import Report, Subgraphs
+from partita.partition_reports.sections.nodes import section as nodes_section
+from partita.partition_reports.subgraphs import find_subgraphs
+from partita.partition_reports.views.text import VIEW
+from tests.partition_reports.report_changes import each_phase, mixed
+from tests.partition_reports.samples import (
+    CPU,
+    CPU_CHAIN,
+    GPU,
+    GPU_CHAIN,
+    event,
+    phase_of,
+    report_of,
+    run_facts,
+    session_facts,
+    windows,
+)
+
+COPY = f"[I:onnxruntime:, transformer_memcpy.cc:470 AddCopyNode] Add MemcpyToHost before t for {GPU}"
+
+
+def node(name: str, op: str, inputs: str, outputs: str, body: str = "") -> GraphNode:
+    return GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None, body=body)
+
+
+def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:
+    """The assignment list: name, operator and provider of each node."""
+    return tuple(AssignedNode(name, op, "", provider, number) for number, (name, op, provider) in enumerate(entries))
+
+
+MAIN = (node("mm", "MatMul", "x w", "h"), node("if", "If", "c", "y"))
+INNER = (
+    node("then/Det", "Det", "h", "then_y", "then_branch"),
+    node("else/Relu", "Relu", "h", "else_t", "else_branch"),
+    node("else/Det", "Det", "else_t", "else_y", "else_branch"),
+)
+PLACED = (("mm", "MatMul", GPU), ("if", "If", GPU))
+INSIDE = (("then/Det", "Det", CPU), ("else/Relu", "Relu", GPU), ("else/Det", "Det", CPU))
+
+
+def branching(**changes: Any) -> SessionFacts:
+    """An If on the device, with nodes on the CPU in both branches, which read what a MatMul on the device makes."""
+    given: dict[str, Any] = {
+        "phases": ("decode",),
+        "graph": MAIN,
+        "inner": INNER,
+        "plan": (("mm", "if"),),
+        "plan_devices": ("1",),
+        "assigned": listed(*PLACED, *INSIDE),
+        "log": (COPY,),
+        "registered": (GPU, CPU),
+        "ports": (PortFact("x", "input", "input", "Cpu", "Cpu", 8), PortFact("c", "input", "input", "Cpu", "Cpu", 1)),
+    }
+    return session_facts(**(given | changes))
+
+
+def bodies_of(facts: SessionFacts) -> Subgraphs:
+    found = find_subgraphs(index_session(facts))
+    assert found is not None
+    return found
+
+
+def report_on(facts: SessionFacts) -> Report:
+    return report_of(run_facts(facts, steps=(), prompt_tokens=0, new_tokens=1), GPU_CHAIN)
+
+
+def test_copies_of_one_tensor_in_two_branches_are_two():
+    assert bodies_of(branching(log=(COPY, COPY))).copies == 2
+    assert bodies_of(branching(log=())).copies is None, "a log that was not kept"
+
+
+def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
+    found = bodies_of(branching())
+    assert (found.copies, found.unseen) == (1, True)
+    assert "may be copied as well (no source reports them)" in " ".join(VIEW.to_text(report_on(branching())).split())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
+        {"inner": tuple(replace(each, inputs=("else_t",)) for each in INNER)},
+        {"plan": (("mm", "_if_then_branch_Det"),)},
+        {"plan_devices": ("0",)},
+    ],
+    ids=["one device", "nothing from around", "a constant condition", "memory of the host"],
+)
+def test_elsewhere_nothing_is_copied_unseen(changes):
+    assert bodies_of(branching(**changes)).unseen is False
+
+
+def test_a_body_on_the_cpu_in_a_graph_that_is_not_has_unseen_copies_whatever_the_plan_says():
+    assert bodies_of(branching(assigned=listed(*PLACED, *((n, op, CPU) for n, op, _ in INSIDE)))).unseen is True
+
+
+def test_what_bodies_of_the_optimised_graph_read_counts_as_well():
+    holder = replace(MAIN[1], inside=(node("", "Det", "h", "d"),))
+    facts = branching(inner=(), optimised=(MAIN[0], holder))
+    assert bodies_of(facts).unseen is True
+    assert bodies_of(replace(facts, optimised=(MAIN[0], MAIN[1]))).unseen is False
+
+
+@pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])
+def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
+    """As onnxruntime-gpu 1.31.1 does with MatMul, Add and Relu: MatMul and Add are one before the list is made."""
+    graph = (node("mm", "MatMul", "x w", "m"), node("add", "Add", "m b", "a"), node("relu", "Relu", "a", "h"), MAIN[1])
+    inner = (node(branch_of, "Det", "h", "then_y", "then_branch"), *INNER[1:])
+    fused = ("mm/MatMulAddFusion", "Gemm", CPU)
+    inside = ((branch_of, "Det", CPU), *INSIDE[1:], ("else/Det/DetFusion", "Det", CPU), ("if/made", "Det", CPU))
+    facts = branching(
+        graph=graph,
+        inner=inner,
+        plan=(("fused mm/MatMulAddFusion", "if"),),
+        assigned=listed(fused, ("if", "If", CPU), *inside),
+    )
+    found = bodies_of(facts)
+    assert [entry.name for entry in found.on_cpu] == [name for name, _, provider in inside if provider == CPU]
+    assert found.nodes == len(inside)
+
+
+def test_what_may_be_of_a_body_counts():
+    """Names are unique in one graph alone."""
+    inner = (node("mm", "MatMul", "h w", "then_y", "then_branch"), *INNER[1:])
+    fused = ("mm/MatMulAddFusion", "Gemm", CPU)
+    found = bodies_of(branching(inner=inner, assigned=listed(*PLACED, fused)))
+    assert [entry.name for entry in found.on_cpu] == [fused[0]]
+
+
+TWIN = {
+    "inner": (node("mm", "MatMul", "h w", "then_y", "then_branch"),),
+    "assigned": listed(*PLACED, ("mm", "MatMul", CPU)),
+}
+"""A branch has a node of the name of one of the main graph, on the CPU."""
+
+
+def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_other_is_none():
+    report = report_on(branching(**TWIN))
+    assert [(entry.name, entry.provider) for entry in phase_of(report, "decode").nodes] == [("mm", GPU), ("if", GPU)]
+    assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
+    assert (state_name(report), report.disagreements) == ("partly", ())
+    assert "unexplained" not in str(nodes_section(report))
+    told = find(report, "mm")
+    assert isinstance(told, Explanation)
+    assert "the preferred provider" in headline(told) and "unexplained" not in headline(told)
+    assert "a node in a control-flow subgraph of decode is also named mm" in " ".join(told.notes)
+
+
+def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
+    before = report_on(branching(**(TWIN | {"assigned": listed(*PLACED, ("mm", "MatMul", GPU))})))
+    found = compare(before, report_on(branching(**TWIN)))
+    assert [(change.node, change.change, change.provider) for change in found.reasons] == [("mm", "new", CPU)]
+    assert not found.moved
+
+
+def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
+    found = bodies_of(branching(assigned=None))
+    assert (found.nodes, found.listed, found.unseen) == (0, False, True)
+    assert bodies_of(branching()).listed
+    said = " ".join(VIEW.to_text(report_on(branching(assigned=None))).split())
+    assert "This ONNX Runtime does not list their nodes; 1 Memcpy node" in said
+    alone = branching(assigned=None, registered=(CPU,), plan_devices=("0",))
+    assert bodies_of(alone).unseen is False, "there is no other provider"
+
+
+@pytest.mark.parametrize("op", ["BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"])
+def test_graphs_in_operators_of_onnx_runtime_are_bodies(op):
+    """They hold the decoder as a subgraph, whose nodes are profiled and listed, and are not in the plan."""
+    events = (
+        event(0, 0, "search", op, CPU, host_us=100),
+        event(0, 1, "decoder/MatMul", "MatMul", CPU, start_us=10),
+        event(0, 2, "last", "Neg", CPU, start_us=500),
+    )
+    session = branching(
+        graph=(node("search", op, "x", "y"), node("last", "Neg", "y", "z")),
+        inner=(node("decoder/MatMul", "MatMul", "ids w", "logits"),),
+        plan=None,
+        events=events,
+        runs=windows("decode"),
+        assigned=listed(("search", op, CPU), ("last", "Neg", CPU), ("decoder/MatMul", "MatMul", CPU)),
+    )
+    phase = phase_of(report_of(run_facts(session, steps=()), CPU_CHAIN), "decode")
+    assert [each.name for each in phase.nodes] == ["search", "last"]
+    assert phase.subgraphs is not None and [each.name for each in phase.subgraphs.on_cpu] == ["decoder/MatMul"]
+
+
+def test_not_all_but_what_is_harmless_is_there_when_something_may_be_copied_unseen():
+    def harmless(report):
+        costs = (entry.cost.model_copy(update={"copies": (), "harmless": True}) for entry in report.fallbacks)
+        told = zip(report.fallbacks, costs, strict=True)
+        return report.model_copy(update={"fallbacks": tuple(e.model_copy(update={"cost": c}) for e, c in told)})
+
+    report = harmless(mixed())
+    assert state_name(report) == "nearly"
+    bodies = Subgraphs(nodes=1, cpu_nodes=(), copies=0, unseen=True)
+    assert state_name(each_phase(report, lambda phase: {"subgraphs": bodies})) == "partly"

@@ -1,0 +1,135 @@
+"""Providers that ONNX Runtime leaves out: which one is to blame, why, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from partita.observations.names import EXPERIMENTS, RUN
+from partita.providers.resolve import Resolution, known_providers
+from partita.providers.start import failure
+from partita.runtime.chain import provider_state
+from partita.runtime.chain.provider_state import (
+    CRASHED,
+    by_experiment,
+    register_plugins,
+    settle_one,
+    to_blame,
+    unavailable,
+    without_crashed,
+)
+from partita.runtime.chain.provider_state import starts as really_starts
+from partita.runtime.ort.session import NativeFailureError
+
+TENSORRT, CUDA, CPU = CHAIN = tuple(
+    Resolution(known_providers()[name], "active") for name in ("tensorrt", "cuda", "cpu")
+)
+OPENVINO = known_providers()["openvino"]
+UNCLEAR = failure(OPENVINO, "initialisation_failed", "stoi")
+NO_DEVICE = "CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=x"
+
+
+def failed(text: str) -> NativeFailureError:
+    return NativeFailureError(RuntimeError(text), ())
+
+
+def missing(provider: str, library: str) -> str:
+    """The line in which ONNX Runtime says why it cannot load the library of a provider."""
+    return (
+        "[E:onnxruntime:Default, provider_bridge_ort.cc:2251 Get] [ONNXRuntimeError] : 1 : FAIL : Failed to load "
+        f"library /x/libonnxruntime_providers_{provider}.so with error: {library}: cannot open shared object file: "
+        "No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(("starting", "blamed"), [("tensorrt", CUDA), ("cuda", TENSORRT), ("both", TENSORRT)])
+def test_what_a_library_of_several_providers_says_blames_the_one_that_does_not_start(
+    starting: str, blamed: Resolution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_state, "starts", lambda resolution: starting in (resolution.provider.name, "both"))
+    assert to_blame(CHAIN, failed(NO_DEVICE)) is blamed
+
+
+def test_a_provider_that_is_named_or_alone_is_to_blame_and_none_is_started_to_find_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
+    assert to_blame(CHAIN, failed(f"CUDAExecutionProvider: {NO_DEVICE}")) is CUDA
+    assert to_blame((CUDA, CPU), failed(NO_DEVICE)) is CUDA
+    assert to_blame((CPU,), failed(NO_DEVICE)) is None
+
+
+def test_a_provider_does_not_lack_what_another_one_lacks() -> None:
+    log = (missing("cuda", "libcublasLt.so.13"), missing("tensorrt", "libnvinfer.so.10"))
+    tensorrt, cuda, cpu = (settle_one(entry, ("CPUExecutionProvider",), log, CHAIN) for entry in CHAIN)
+    assert (tensorrt.reason, cuda.reason, cpu.status) == ("library_missing", "library_missing", "active")
+    assert (tensorrt.evidence or "").startswith("libnvinfer.so.10: ")
+    assert (cuda.evidence or "").startswith("libcublasLt.so.13: ")
+    silent = settle_one(TENSORRT, ("CPUExecutionProvider",), log[:1], CHAIN)
+    assert (silent.reason, silent.evidence) == (
+        "initialisation_failed",
+        "ONNX Runtime did not start it and gave no reason",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "starts", "named"),
+    [
+        ({"precision": "FP32", "num_streams": "x"}, lambda given: "num_streams" not in given, "num_streams=x"),
+        ({"a": "1", "b": "2"}, lambda given: not given, "a=1 and b=2"),
+        ({"a": "1"}, lambda given: True, ""),
+        ({"a": "1"}, lambda given: False, ""),
+    ],
+)
+def test_an_option_is_to_blame_where_the_provider_starts_without_it(
+    options: Mapping[str, str], starts: Callable[[Mapping[str, str]], bool], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_state, "starts", lambda resolution: starts(resolution.options))
+    found = by_experiment(Resolution(OPENVINO, "active", options=options), UNCLEAR)
+    if named:
+        assert found.reason == "option_rejected" and "stoi" in found.evidence
+        assert f"it does not start together with {named}" in found.evidence
+    else:
+        assert found is UNCLEAR
+
+
+def test_a_known_cause_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert really_starts(CPU), "the model of the test runs on the CPU"
+    monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
+    known = failure(OPENVINO, "library_missing", "libx.so")
+    assert by_experiment(Resolution(OPENVINO, "active", options={"a": "1"}), known) is known
+    assert by_experiment(Resolution(OPENVINO, "active"), UNCLEAR) is UNCLEAR
+
+
+@pytest.mark.parametrize(
+    ("options", "sets_it"), [({}, False), ({"device_type": "CPU"}, False), ({"device_type": "GPU"}, True)]
+)
+def test_a_remedy_does_not_set_an_option_as_it_is_set(options: Mapping[str, str], sets_it: bool) -> None:
+    """device_type is CPU by default."""
+    for reason in ("device_missing", "initialisation_failed"):
+        why = failure(OPENVINO, reason, "no message")
+        remedy = unavailable(Resolution(OPENVINO, "active", options=options), why).remedy
+        assert remedy is not None and (remedy.options[1:] == ("openvino.device_type=CPU",)) is sets_it
+        assert "plugin" not in str(remedy), "which the wheel is not"
+
+
+def test_a_plugin_without_a_device_is_to_be_replaced_by_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin ignores device_type."""
+    monkeypatch.setattr(provider_state, "register_library", lambda name, path: ())
+    (found,) = register_plugins([Resolution(OPENVINO, "active", library=Path("libopenvino_plugin.so"))])
+    assert found.reason == "device_missing" and found.remedy is not None and not found.remedy.options
+    assert found.remedy.command == ("pip", "install", "onnxruntime-openvino")
+
+
+def test_the_remedies_of_a_provider_that_does_not_start_do_not_apply_to_one_that_crashed() -> None:
+    how = "native code ended the run with SIGSEGV"
+    chain = [Resolution(provider, "active") for provider in known_providers().values()]
+    assert without_crashed(chain, {RUN: how, EXPERIMENTS: how}) == tuple(chain)
+    for entry in chain:
+        found = next(
+            each for each in without_crashed(chain, {entry.provider.name: how}) if each.provider is entry.provider
+        )
+        assert (found.status, found.reason, found.evidence) == ("unavailable", "initialisation_failed", how)
+        assert found.crashed and found.remedy == CRASHED

@@ -1,0 +1,127 @@
+"""A run that is recorded and replayed: states are where they would be without, and a replay is not believed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from partita.errors import ProviderError
+from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.feeds import BoundInput
+from partita.runtime.generate.record.graph_capture import Recording
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.session import Session
+
+RUNS_TO_RECORD = 3
+"""What CUDA does: two that allocate memory, and the one that is recorded."""
+
+
+class OnDevice:
+    """Memory that only copies reach."""
+
+    dtype, memory = "float32", "Device"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.held = np.zeros(shape, np.float32)
+        self.value = SimpleNamespace(shape=lambda: list(shape))
+
+    def write(self, buffer: Buffer) -> None:
+        self.held[...] = buffer.host
+
+    def read(self, buffer: Buffer) -> None:
+        buffer.host[...] = self.held
+
+    def clear(self) -> None:
+        self.held.fill(0)
+
+
+class Device:
+    """A session, its binding and its one state: each run adds its token to the state, which is what it gives."""
+
+    def __init__(self, *, skips_output: bool = False, on_host: tuple[str, ...] = ()) -> None:
+        self.bound: dict[str, Any] = {}
+        self.state, self.skips_output, self.on_host = OnDevice((1,)), skips_output, on_host
+        self.recorded: list[int] = []
+        self.runs = 0
+
+    def state_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        return host_buffer(shape, dtype) if name in self.on_host else OnDevice(tuple(shape))
+
+    def next_recording(self) -> int:
+        return 1
+
+    def bind_input(self, name: str, buffer: Any) -> None:
+        self.bound[name] = buffer
+
+    bind_output = bind_input
+
+    def run(self) -> None:
+        self.runs += 1
+        self.state.held += self.bound["token"].held
+        self.bound["logits"].held[...] = self.state.held
+
+    def replay(self, number: int) -> None:
+        for _ in range(1 if self.recorded else RUNS_TO_RECORD):
+            before = self.bound["logits"].held.copy()
+            self.run()
+            if self.skips_output:
+                self.bound["logits"].held[...] = before
+        self.recorded.append(number)
+
+    def recording(self) -> Recording:
+        store = SimpleNamespace(padding_is_safe=False, named=lambda: [("state", self.state)])
+        cache = SimpleNamespace(stores=(store,))
+        return Recording(cast(Session, self), cast(Binding, self), cast(Cache, cache))
+
+
+def steps(device: Device, tokens: list[float], observed: int = 0) -> list[float]:
+    """What each step gives."""
+    recording = device.recording()
+    token, logits = host_buffer((1,), "float32"), OnDevice((1,))
+    recording.bind_input("token", token)
+    recording.bind_output("logits", cast(Buffer, logits))
+    given = []
+    for index, value in enumerate(tokens):
+        token.host[0] = value
+        recording.run(observed=index < observed)
+        given.append(float(logits.held[0]))
+    return given
+
+
+@pytest.mark.parametrize("observed", [0, 2])
+def test_a_state_takes_each_token_in_once_however_often_the_provider_runs_it(observed):
+    device = Device()
+    assert steps(device, [1, 2, 4, 8, 16], observed) == [1, 3, 7, 15, 31]
+    assert set(device.recorded) == {1} and len(device.recorded) == 5 - observed
+
+
+def test_nothing_is_recorded_while_it_is_observed():
+    device = Device()
+    steps(device, [1, 2, 4], observed=3)
+    assert device.recorded == [] and device.runs == 3
+
+
+def test_a_replay_that_leaves_something_out_gives_no_token():
+    device = Device(skips_output=True)
+    with pytest.raises(ProviderError, match="a replayed step computes a different result"):
+        steps(device, [1, 2, 4])
+    assert steps(Device(skips_output=True), [1]) == [1]  # the step that is recorded is a run like any other
+
+
+def test_a_length_that_the_host_reads_is_that_of_the_whole_cache_and_stays():
+    recording = Device(on_host=("total",)).recording()
+    total = host_buffer((), "int32")
+    recording.bind_input("total", total)
+    assert recording.fix({"total_length": BoundInput(total, total.host)}, 512) == {"total_length"}
+    assert total.host == 512
+
+
+def test_a_length_that_is_on_the_device_is_written_like_the_others():
+    recording = Device().recording()
+    total = host_buffer((), "int32")
+    recording.bind_input("total", total)
+    assert recording.fix({"total_length": BoundInput(total, total.host)}, 512) == frozenset()

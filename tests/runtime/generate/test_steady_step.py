@@ -1,0 +1,190 @@
+"""Steady steps against general ones: the same requests through both, and every recorded fact equal but the times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError
+from partita.options.sampling import Sampling
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate import loop
+from partita.runtime.generate.choice.sampling import greedy, make_sampler
+from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.record.recorder import Step
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import Runner, load_runner
+from partita.runtime.generate.steady_step import SteadyStep
+from tests.runtime.handmade_packages import ALL, BROKEN, VOCAB, handmade
+
+PROMPTS = [[(5 * i + 1) % (VOCAB - 1) for i in range(20)], [(11 * i + 2) % (VOCAB - 1) for i in range(6)], [9, 4, 33]]
+Script = Callable[[Engine], None]
+
+
+def steps(engine: Engine, count: int = 99) -> None:
+    """Make so many steps, or as many as there are."""
+    for _ in range(count):
+        if engine.step() is None:
+            break
+
+
+def rows_join_and_end(engine: Engine) -> None:
+    first = engine.join(Request(PROMPTS[0], greedy, 14))
+    steps(engine, 8)
+    second = engine.join(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
+    steps(engine, 5)
+    engine.halt(first)
+    steps(engine, 3)
+    engine.leave(first)
+    third = engine.join(Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15})))
+    steps(engine)
+    engine.extend(third, [5, 6, 7], max_new_tokens=6)
+    steps(engine)
+    assert first == third != second
+
+
+def one_row_to_the_end_of_the_cache(engine: Engine) -> None:
+    row = engine.join(Request(PROMPTS[1], greedy, 99))
+    steps(engine, 9)
+    if engine.rewind(row, 3):
+        steps(engine, 4)
+    steps(engine)
+
+
+SCRIPTS: list[Script] = [rows_join_and_end, one_row_to_the_end_of_the_cache]
+
+
+class Both:
+    """Runs a script with steady steps and without."""
+
+    def __init__(self, folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.steady = 0
+
+    def run(self, script: Script, *, observe: bool = False, shares: bool = False, **options) -> list[list[object]]:
+        """Steps, cache facts and cursors of the general way, then with steady steps."""
+        package = handmade(self.folder / "package", **options)
+        with self.monkeypatch.context() as patch:
+            patch.setattr(loop, "steady_step", lambda *given: None)
+            general = self._facts(package, script, observe=observe, shares=shares)
+        again = Engine._repeat_step
+
+        def counted(engine: Engine, steady: SteadyStep, *more: Any) -> Step:
+            self.steady += 1
+            return again(engine, steady, *more)
+
+        with self.monkeypatch.context() as patch:
+            patch.setattr(Engine, "_repeat_step", counted)
+            return [general, self._facts(package, script, observe=observe, shares=shares)]
+
+    def _facts(self, package, script: Script, *, observe: bool, shares: bool) -> list[object]:
+        with load_runner(package, parse_chain("cpu"), threads=1, observe=observe) as runner:
+            engine = Engine(runner, 8, records=True, shares=shares)
+            raised = None
+            try:
+                script(engine)
+            except GenerationError as error:
+                raised = str(error)
+            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.steps]
+            cache = runner.cache
+            values = [np.array(buffer.seen()) for buffer in cache.buffers]
+            return [
+                untimed,
+                raised,
+                cache.facts(),
+                [*cache.filled],
+                cache.dirty,
+                cache.unchecked,
+                cache.invalid,
+                values,
+            ]
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    return Both(tmp_path, monkeypatch)
+
+
+def assert_equal(general: list[Any], steady: list[Any]) -> None:
+    """Everything is equal, the bytes of the cache included."""
+    assert steady[:-1] == general[:-1]
+    for left, right in zip(general[-1], steady[-1], strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(("script", "batch"), [(SCRIPTS[0], 3), (SCRIPTS[1], 3), (SCRIPTS[1], 1)])
+@pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["one", "pair", "any"])
+def test_a_steady_step_is_the_general_one(both, script, states, shapes, batch):
+    assert_equal(*both.run(script, batch=batch, states=states, shapes=shapes))
+    assert both.steady > 5
+
+
+def test_steady_steps_of_a_part_of_the_batch(both):
+    assert_equal(*both.run(rows_join_and_end, batch=3, states=("key",), appends=False, fewer=True))
+    assert both.steady > 5
+
+
+def test_profiled_steps_are_general_ones(both):
+    general, steady = both.run(rows_join_and_end, batch=3, states=("key",), observe=True, shares=True)
+    assert_equal(general, steady)
+    assert any(step.observed for step in steady[0]) and not all(step.observed for step in steady[0])
+    assert all(fact.checked_steps and fact.same_address for fact in steady[2]) and both.steady > 5
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("any_logits", [False, True])
+def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
+    """The token with an embedding that is not finite is drawn after some steps."""
+
+    def draw(logits: np.ndarray, history: np.ndarray) -> int:
+        return BROKEN if len(history) == 12 else int(np.nan_to_num(logits).argmax())
+
+    def script(engine: Engine) -> None:
+        engine.join(Request(PROMPTS[1], draw, 20, fails_alone=alone, any_logits=any_logits))
+        engine.join(Request(PROMPTS[1], greedy, 12))
+        steps(engine)
+
+    general, steady = both.run(script, graph="felt", batch=2, states=("key",))
+    assert_equal(general, steady)
+    assert both.steady > 3
+    errors = [step.errors for step in steady[0] if step.errors]
+    assert bool(errors) == alone and (steady[1] is not None) == (not alone and not any_logits)
+
+
+def test_the_graph_of_another_adapter_is_bound_anew(both):
+    """What a steady step runs was bound for the adapter before."""
+
+    def script(engine: Engine) -> None:
+        row = engine.join(Request(PROMPTS[1], greedy, 20))
+        steps(engine, 6)
+        assert engine.steady is None or engine.steady.graph.is_bound
+        runner.use_adapters("one")
+        steps(engine, 5)
+        engine.leave(row)
+
+    package = handmade(both.folder / "package", batch=1, states=("key",), adapters={"one": 2})
+    found: list[list[tuple[tuple[int, ...], ...]]] = []
+    for patch in (True, False):
+        with both.monkeypatch.context() as context:
+            if patch:
+                context.setattr(loop, "steady_step", lambda *given: None)
+            runner: Runner
+            with load_runner(package, parse_chain("cpu"), threads=1) as runner:
+                script(Engine(runner, 8, records=True))
+                found.append([step.tokens for step in runner.steps])
+    assert found[0] == found[1]
+
+
+def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
+    def script(engine: Engine) -> None:
+        drafts = iter([[], [], [], [3], []])
+        engine.join(Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else []))
+        steps(engine)
+
+    general, steady = both.run(script, batch=1, states=("key",))
+    assert_equal(general, steady)
+    assert both.steady > 10 and any(step.drafted for step in steady[0])
