@@ -333,7 +333,7 @@ def main() -> None:
 def _leave(code: int) -> None:
     """End the process with this exit code."""
     late = sys.modules.get("partita.runtime.time_limit")
-    if code <= BY_SIGNAL and not (late is not None and late.left()):
+    if code <= BY_SIGNAL and not (late is not None and late.is_still_running()):
         sys.exit(code)
     # Native code may not end. Python also ends itself with SIGINT when a KeyboardInterrupt left an exec() of text
     # (cpython, Modules/main.c, exit_sigint).

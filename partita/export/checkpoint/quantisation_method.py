@@ -139,7 +139,7 @@ def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
     """The error for an unsupported method."""
     return UnsupportedModelError(
         f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: "
-        "export the original checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
+        "export the unquantised checkpoint, or one in a supported format (docs/quantised_checkpoints.md)"
     )
 
 

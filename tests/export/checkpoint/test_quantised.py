@@ -71,7 +71,7 @@ def test_by_its_config(
     error = refused(folder, tmp_path, capsys)
     assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
     if any(name in error for name in ("HQQ", "Quanto", "AQLM", "ModelOpt", "q99", "unknown")):
-        assert "this format is not supported: export the original checkpoint, or one in" in error
+        assert "this format is not supported: export the unquantised checkpoint, or one in" in error
     else:  # the weights beside this config are floats
         assert "but none of its tensors is in this format; correct config.json" in error
 

@@ -80,7 +80,7 @@ def _read(sources: Sources) -> Read:
             continue  # the scales of a weight that lacks one of its tensors
         raise sources.refused(
             f"with activation scales ({stem}.scales)",
-            "activation scales are not supported; export the original checkpoint",
+            "activation scales are not supported; export the unquantised checkpoint",
         )
     found = [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
     return Read([weight for weight in found if weight is not None])

@@ -169,7 +169,7 @@ def _check_layout(sources: Sources, name: str) -> None:
                 f"with integers in the tile layout of its kernels ({name} is {int(found.max())}; 1 is col32, "
                 "2 col_turing, 3 col_ampere)"
             ),
-            "only row-major integers are supported, export the original checkpoint",
+            "only row-major integers are supported, export the unquantised checkpoint",
         )
 
 
@@ -187,7 +187,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
         raise sources.refused(
             f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
-            "only uint8 is supported: quantise with uint8, or export the original checkpoint",
+            "only uint8 is supported: quantise with uint8, or export the unquantised checkpoint",
         )
     data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
     table = sources.take(f"{name}.quant_map", FLOAT)

@@ -48,7 +48,7 @@ DATA = "._weight_qdata"
 BEFORE = "._weight_act_pre_scale"
 """A scale of the inputs of the weight."""
 PLAIN = "Int4Tensor"
-ADVICE = "export the original checkpoint"
+ADVICE = "export the unquantised checkpoint"
 SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
 """Values of the 4-bit codes."""
 
