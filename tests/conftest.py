@@ -87,9 +87,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the cases out of which others are a sample, unless PARTITA_HEAVY=1 asks for them."""
     if os.environ.get("PARTITA_HEAVY") == "1":
         return
-    left_out = [item for item in items if item.get_closest_marker("heavy")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
+    omitted = [item for item in items if item.get_closest_marker("heavy")]
+    if omitted:
+        config.hook.pytest_deselected(items=omitted)
         items[:] = [item for item in items if not item.get_closest_marker("heavy")]
 
 

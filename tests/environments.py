@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if MAIN in wanted:
         wanted = (*wanted, BESIDE.name)
     kept: list[tuple[int, pytest.Item]] = []
-    left_out: list[pytest.Item] = []
+    omitted: list[pytest.Item] = []
     for item in items:
         environment = environment_of(item)
         if environment is None:
@@ -109,9 +109,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(0))
             kept.append((-1 if environment.executed_by_file_node == inside else order[environment.name], item))
         else:
-            left_out.append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
+            omitted.append(item)
+    if omitted:
+        config.hook.pytest_deselected(items=omitted)
     items[:] = [item for _, item in sorted(kept, key=lambda entry: entry[0])]  # sorted() keeps the order of equals
 
 

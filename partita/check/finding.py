@@ -108,8 +108,8 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     shown = (
         f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _share_text(measure, value)
     )
-    left_out = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs and measure.field in COUNTED else 0
-    bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs and measure.field in COUNTED else 0
+    bodies = f"; {plural(omitted, 'node')} in control-flow subgraphs not counted" if omitted else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
 

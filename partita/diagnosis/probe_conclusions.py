@@ -175,7 +175,7 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
             decides = "in the types of this one, so its attributes, inputs or shapes decide"
             yield Conclusion(f"{_supports_other_forms(alike)} {decides}; {opening(first)}", FORM, inferred=True)
     elif not probe.missing_probes and all(trial.outcome != "timed_out" for trial in (first, *changes)):
-        more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
+        more = f"; {plural(probe.omitted, 'more combination')} of changes not tried" if probe.omitted else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
         alike = [trial for trial in taken if "type" not in trial.parts]
         # With another option of the provider the same nodes are tried again.

@@ -71,7 +71,7 @@ class Variants(ABC):
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
-    def left_out(self) -> list[str]:
+    def omitted(self) -> list[str]:
         """The rejected variants with their reasons."""
         return [*reasons_text(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
 
@@ -242,7 +242,7 @@ class UnprobedChoices(Variants):
         first, why = _without_target(self.wanted, self.draft.fake)
         if self.tried[taken.label] == first:
             return why
-        return "; ".join(["auto: the next choice that runs on the CPU provider", *self.left_out()])
+        return "; ".join(["auto: the next choice that runs on the CPU provider", *self.omitted()])
 
     def instead(self, way: Way) -> UnprobedChoices:
         """The variants with the lowering of `way` alone."""

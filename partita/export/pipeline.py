@@ -157,7 +157,7 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.left_out(), _instead(attempts, work, runtime))
+    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.omitted(), _instead(attempts, work, runtime))
 
 
 def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:

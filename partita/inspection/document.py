@@ -79,7 +79,7 @@ def _model(found: Inspection) -> Section | None:
         ("precision", model.precision),
         ("attention", model.attention),
         ("layout", model.layout),
-        ("omitted", model.left_out or None),
+        ("omitted", model.omitted or None),
     )
     shown = _pairs("Model", rows)
     return Section("model", "Model", (shown,)) if shown.rows else None

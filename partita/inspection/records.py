@@ -37,7 +37,7 @@ class ModelFacts(Record):
     """Name of the attention lowering."""
     layout: str | None
     """partita, or the name of a foreign layout; null if unknown."""
-    left_out: str = ""
+    omitted: str = ""
     """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
 
 

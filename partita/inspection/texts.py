@@ -49,7 +49,7 @@ def summary(found: Inspection) -> str:
     wrong = f"; {plural(len(found.findings), 'finding')}" if found.findings else ""
     size = human_bytes(found.weights.size_bytes)
     named = f" of {', '.join(about)}" if about else ""
-    lacks = f"; omitted: {model.left_out}" if model.left_out else ""
+    lacks = f"; omitted: {model.omitted}" if model.omitted else ""
     return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}{lacks}"
 
 

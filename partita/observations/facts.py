@@ -201,7 +201,7 @@ class NodeProbe:
     """In execution order; the first is the unchanged node."""
     missing_probes: str = ""
     """Why probes are missing, e.g. the budget; empty if they are complete."""
-    left_out: int = 0
+    omitted: int = 0
     """Combinations that were not tried because of their number."""
 
 

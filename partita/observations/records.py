@@ -144,7 +144,7 @@ class PackageFacts(Record):
     """Source folder name or Hub id; empty in older reports."""
     target: str = ""
     """Provider that its lowering was chosen for; empty for none."""
-    left_out: str = ""
+    omitted: str = ""
     """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
     quality: PackageQuality | None = None
     """null if not measured, and in older reports."""

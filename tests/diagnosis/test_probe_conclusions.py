@@ -450,7 +450,7 @@ def test_an_error_is_no_difference_that_was_not_made():
 
 def test_what_was_not_tried_is_told_where_nothing_helped():
     trials = (LEFT, changed("type", "rejected"), changed("opset", "invalid"))
-    shown = conclude(replace(probe(*trials), left_out=12))
+    shown = conclude(replace(probe(*trials), omitted=12))
     assert shown is not None and shown.code == "no_kernel_op"
     assert "1 variation could not be tried" in shown.evidence
     assert shown.evidence.endswith("12 more combinations of changes not tried")

@@ -58,7 +58,7 @@ class Found:
     def set_aside(self, tried, detail, *, ran):
         self.tried.append(detail)
 
-    def left_out(self):
+    def omitted(self):
         return self.tried
 
     def reason(self, taken):

@@ -180,9 +180,9 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
 
     package = exported(tiny("qwen2_vl"), attention="gqa")
     manifest = read_manifest(package)
-    said = package_facts(package, manifest).left_out
+    said = package_facts(package, manifest).omitted
     assert said.startswith("visual (") and said.endswith("; image input is not supported")
-    assert partita.inspect(package).model.left_out == said
+    assert partita.inspect(package).model.omitted == said
     assert run(["inspect", str(package)]) == 0 and "image input is not supported" in " ".join(
         capsys.readouterr().out.split()
     )

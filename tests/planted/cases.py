@@ -126,7 +126,7 @@ def _case(environment: str, expected: str, name: str, row: dict[str, Any], table
             text = text.replace(old, new)
         text = _with_header(row.get("control", text), row.get("control_opset", opset))
         control = replace(run, model=text, **row.get("control_run", {}))
-    names = ("op_type", "plain_node", "arguments", "evidence", "says", "plain", "two_wheels")
+    names = ("op_type", "plain_node", "arguments", "evidence", "sentence", "plain", "two_wheels")
     more: dict[str, Any] = {
         key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in names if key in row
     }

@@ -105,7 +105,7 @@ class Attempts(Protocol):
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
-    def left_out(self) -> list[str]:
+    def omitted(self) -> list[str]:
         """The rejected variants with their reasons."""
 
     def reason(self, taken: Exported) -> str:
@@ -164,14 +164,14 @@ def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised
         raise UsageError(f"{said}: exporter {chosen.name} does not support adapters; omit `exporter`")
     if chosen.packs:
         return
-    left_out = f"omit `exporter={chosen.name}`"
+    omitted = f"omit `exporter={chosen.name}`"
     if quantised is not None:
         raise UsageError(
             f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter "
-            f"{chosen.name} cannot read such weights; {left_out}"
+            f"{chosen.name} cannot read such weights; {omitted}"
         )
     if options.computing.bits is not None:
         raise UsageError(
             f"`precision={options.precision}`: exporter {chosen.name} does not quantise weights; choose "
-            f"another `precision`, or {left_out}"
+            f"another `precision`, or {omitted}"
         )

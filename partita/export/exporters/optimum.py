@@ -54,7 +54,7 @@ class _Attempt:
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         self.failed.append(f"{NAME} {detail}")
 
-    def left_out(self) -> list[str]:
+    def omitted(self) -> list[str]:
         return self.failed
 
     def reason(self, taken: Exported) -> str:

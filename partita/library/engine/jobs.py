@@ -175,9 +175,9 @@ def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T], *,
     except CrashError as crash:
         names, last = foreign(chain), crash
     opened = [] if package else [[RUN], [RUN, EXPERIMENTS]]
-    for left_out in (*opened, *([name] for name in names), *([names] if len(names) > 1 else [])):
+    for omitted in (*opened, *([name] for name in names), *([names] if len(names) > 1 else [])):
         try:
-            return place(dict.fromkeys(left_out, f"native code {last.how}"))
+            return place(dict.fromkeys(omitted, f"native code {last.how}"))
         except CrashError as crash:
             last = crash
     raise last

@@ -49,8 +49,8 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
         ),
     )
     yield "package is", (f"{package.verification}: {package.verification_detail}",)
-    if package.left_out:
-        yield "omitted", (package.left_out,)
+    if package.omitted:
+        yield "omitted", (package.omitted,)
     if (found := package.quality) is not None:
         yield (
             "quality",

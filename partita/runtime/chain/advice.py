@@ -34,7 +34,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
-        left_out=not_exported(manifest.source.unused),
+        omitted=not_exported(manifest.source.unused),
         quality=None if manifest.quality is None else _quality(manifest.quality),
     )
 

@@ -160,7 +160,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
             precision=graph.precision or None,
             attention=graph.attention or None,
             layout="partita" if manifest.foreign is None else manifest.foreign.layout,
-            left_out=not_exported(source.unused),
+            omitted=not_exported(source.unused),
         )
     config = read_json(folder / "config.json")
     listed = config.get("architectures")

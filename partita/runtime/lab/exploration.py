@@ -77,12 +77,12 @@ class Subject:
     around: dict[Node, list[ProbeRun]] = field(default_factory=dict)
     """Trials of one node with its neighbours."""
     missing_probes: str = ""
-    left_out: int = 0
+    omitted: int = 0
 
     def probe(self, node: str, session: int = 0) -> NodeProbe:
         """The trials for one of the nodes."""
         trials = (*self.variants, *self.around.get((session, node), ()))
-        return NodeProbe(node, trials, self.missing_probes, self.left_out)
+        return NodeProbe(node, trials, self.missing_probes, self.omitted)
 
     @property
     def open(self) -> bool:
@@ -152,7 +152,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     last: list[Experiment] = []
     for subject, others in ((subject, others) for subject, others in forms if subject.open):
         found, room = combine_factors(subject.variant), MOST_COMBINED - used[id(subject)]
-        subject.left_out += max(len(found) - room, 0)
+        subject.omitted += max(len(found) - room, 0)
         both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
         last += [replace(each, place=place) for place, each in enumerate(both)]
     _run(last, lab)
@@ -350,7 +350,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
             if subject.open and _may_matter(option, subject.variant, lab):
                 varied = [each for each in single(subject.variant) if _may_matter(option, each.variant, lab)]
                 room = MOST_WITH_OPTION - used[id(subject)]
-                subject.left_out += max(len(varied) - room, 0)
+                subject.omitted += max(len(varied) - room, 0)
                 used[id(subject)] += len(varied[:room])
                 work += [_experiment(subject, each, lab) for each in varied[:room]]
                 work += forms[:MOST_FORMS_WITH_OPTION]

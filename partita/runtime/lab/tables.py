@@ -52,7 +52,7 @@ def measure(
         answers=measured,
         needs=table.needs,
         without_example=table.without_example,
-        beyond=tuple(((entry.domain, entry.name, entry.since), count) for entry, count in table.left_out.items()),
+        beyond=tuple(((entry.domain, entry.name, entry.since), count) for entry, count in table.omitted.items()),
         newest_opset=table.newest_opset,
         sessions=lab.experiments,
         crashes=sum(answer.outcome == "crashed" for answer in measured),
@@ -73,7 +73,7 @@ class Table:
     needs: tuple[support.ModelNodes, ...] = ()
     without_example: tuple[str, ...] = ()
     newest_opset: int | None = None
-    left_out: dict[Operator, int] = field(default_factory=dict)
+    omitted: dict[Operator, int] = field(default_factory=dict)
     complete: bool = False
 
     def fill(self, what: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class Table:
         wanted, self.needs = find_requested(what, self.newest_opset)
         outcomes: dict[Key, support.Outcome] = {}
         plan = Plan(wanted, outcomes, by_need=bool(self.needs))
-        self.left_out = plan.left_out
+        self.omitted = plan.omitted
         self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
         for wave in plan.waves():
             new = {typed.key: typed for typed in wave}
@@ -153,7 +153,7 @@ class Plan:
         latest = set({(operator.domain, operator.name): operator for operator in wanted}.values())
         self.newest = [operator for operator in wanted if by_need or operator in latest]
         self.older = [operator for operator in wanted if not by_need and operator not in latest]
-        self.left_out: dict[Operator, int] = {}
+        self.omitted: dict[Operator, int] = {}
         """Number of type assignments that were not tested because of the limit."""
 
     def waves(self) -> Iterator[list[TypedForm]]:
@@ -188,7 +188,7 @@ class Plan:
             return
         listed, more = assignments(best)
         if more:
-            self.left_out[operator] = more
+            self.omitted[operator] = more
         for types in listed:
             if not self.by_need or _is_needed(types, self.requested[operator]):
                 yield TypedForm(best, types, "types")

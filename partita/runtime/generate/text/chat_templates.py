@@ -75,13 +75,13 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     for form in (list, _in_parts):
         try:
             text = render(form(messages))
-            left_out = _left_out(render, form, messages, text)
+            omitted = _left_out(render, form, messages, text)
         except Exception as error:  # noqa: BLE001 - a template may raise any exception
             refusal = refusal or error
             continue
-        if left_out is None:
+        if omitted is None:
             return text
-        lost = lost or left_out
+        lost = lost or omitted
     if refusal is not None:
         why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
         raise GenerationError(f"the chat template rejects these messages: {why[:MOST_SAID]}") from refusal
