@@ -272,7 +272,8 @@ def test_copies_and_nodes_elsewhere_are_those_of_the_report():
     assert why is not None
     memcpy = [copy for copy in decode.copies if copy.kind == "memcpy_node"]
     assert (why.copies, why.memcpy_nodes, why.partitions) == (len(decode.copies), len(memcpy), len(decode.partitions))
-    assert why.nodes + why.fallback_nodes + why.memcpy_nodes == len(decode.nodes)
+    rows = [row for row in decode.file_nodes if row.state != "folded"]
+    assert why.nodes + why.fallback_nodes == len(rows)
     assert why.on_fallback == (CPU,)
     assert decode.cost is not None and decode.cost.tokens_per_run == 1
     assert why.copy_bytes_per_token == decode.cost.copy_bytes_per_token

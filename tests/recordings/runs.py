@@ -54,7 +54,7 @@ PLANTED = (
 PROMPT = ("1,45,7,99,12,3", "--token-ids", "--max-new-tokens", "4", "--report", "report.json")
 PACKAGES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "generate-cpu": ("main", "llama-gqa-fp32", ("generate", *PROMPT, "--provider", "cpu")),
-    "generate-webgpu": ("webgpu", "llama-onnx24-fp16", ("generate", *PROMPT, "--provider", "webgpu,cpu")),
+    "generate-webgpu": ("webgpu", "llama-onnx24-fp32", ("generate", *PROMPT, "--provider", "webgpu,cpu")),
     "generate-openvino": ("openvino", "llama-primitives-fp32", ("generate", *PROMPT, "--provider", "openvino,cpu")),
     "generate-qnn": ("qnn", "demo-primitives-fp16-static", ("generate", *PROMPT, "--provider", "qnn,cpu")),
     "place-cuda": ("main", "qwen3-primitives-fp32", ("place", "--provider", "cuda,cpu", "--dry-run", "--json")),
