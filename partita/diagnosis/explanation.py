@@ -119,8 +119,8 @@ def explain_provider(
     probe = context.probe
     return found[0].model_copy(
         update={
-            "trials": tuple(map(TrialRecord.copy_of, probe.variants)) if probe is not None else (),
-            "unprobed": probe.missing_probes if probe is not None else "",
+            "variants": tuple(map(TrialRecord.copy_of, probe.variants)) if probe is not None else (),
+            "missing_probes": probe.missing_probes if probe is not None else "",
             "lost": tuple(each for each in found[1:] if each.evidence_kind != "none"),
         }
     )

@@ -142,4 +142,4 @@ def bench() -> Bench:
     """What `partita bench` measured, with the present verdict."""
     found = Bench.model_validate(raw("bench"))
     verdicts = judge(found.contenders, found.baseline)
-    return found.model_copy(update={"verdict": sentences(verdicts, found.contenders), "verdicts": verdicts})
+    return found.model_copy(update={"verdict": sentences(verdicts, found.contenders), "results": verdicts})
