@@ -191,7 +191,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, cap
         (words(summing, source, summing / "out.jsonl"), "inside"),
         (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "must end in one of"),
         (words(summing, tmp_path / "gone.jsonl", tmp_path / "o.jsonl"), "no such file"),
-        (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "give one of them"),
+        (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "use one of them"),
         (["generate", package, "--input", str(source)], "--output"),
         (["generate", package, "1", "--output", str(out)], "--input"),
     ):

@@ -88,7 +88,7 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
         ("/save a\0b\n", (), 2, "/save: the name of the conversation contains a NUL byte"),
         ("/save ~nobody-of-this-name/x\n", (), 2, "/save ~nobody-of-this-name/x: "),
         (f"/save {'x' * 5000}\n", (), 1, "name too long"),
-        (f"{'the value ' * 1500}\n", (), 1, "the cache holds 2048"),
+        (f"{'the value ' * 1500}\n", (), 1, "the cache length is 2048"),
     ],
 )
 def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, options, code, says):

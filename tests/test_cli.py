@@ -217,7 +217,7 @@ def test_prompts_that_cannot_be_used(
 ) -> None:
     fails(capsys, 2, "no prompt", "generate", package)
     fails(capsys, 1, "the prompt is empty", "generate", package, "")
-    fails(capsys, 1, "the cache holds 64", "generate", package, "x y z " * 40)
+    fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
     fails(capsys, 2, "not UTF-8", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
@@ -226,7 +226,7 @@ def test_prompts_that_cannot_be_used(
 def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ",".join(["5"] * 64)
     err = fails(capsys, 1, "which leaves no room for new tokens", "generate", package, ids, "--token-ids")
-    assert "has 64 tokens, but the cache length is 64,  " in err and "--max-length 128" in err
+    assert "has 64 tokens, but the cache length is 64, " in err and "--max-length 128" in err
     out, err = succeeds(capsys, "generate", package, ids[2:], "--token-ids", "--json")
     assert json.loads(out)["rows"][0]["finish_reason"] in ("cache_full", "stop")
     assert len(json.loads(out)["rows"][0]["tokens"]) == 1

@@ -249,7 +249,7 @@ def test_without_a_cache_folder_nothing_is_exported(
 ) -> None:
     monkeypatch.setenv("PARTITA_CACHE_DIR", "")
     assert run(["run", str(DEMO_CHECKPOINT), "hi"]) == 2
-    assert "name one in PARTITA_CACHE_DIR" in capsys.readouterr().err
+    assert "set PARTITA_CACHE_DIR to a folder" in capsys.readouterr().err
     assert run(["cache", "list"]) == 0
     assert run(["cache", "remove", "some"]) == 2
 

@@ -296,7 +296,7 @@ def read_pair(text: str) -> str:
     """NAME=FILE as it is written, with a file behind the name."""
     name, equals, file = _in_utf8(text).partition("=")
     if equals and not file:
-        raise typer.BadParameter(f"{name!r} has no file; write {name}=FILE")
+        raise typer.BadParameter(f"the file of {name!r} is empty; write {name}=FILE")
     return text
 
 

@@ -154,7 +154,7 @@ def test_names_that_the_operator_of_the_cache_contradicts(sample: Sample) -> Non
     ("shape", "said"),
     [
         ('["B", -1, "N", 16]', "sizes are 1 or more"),
-        ('["B", 16]', "another rank"),
+        ('["B", 16]', "a different rank"),
         ('["B", 1, "N", 1099511627776]', "axis 3 is 16"),
         ('["N", 2, "N", 16]', "axis 1 is 1"),
     ],
@@ -212,7 +212,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
         ('[ports]\nattention_mask = "cache_branch"\n', "does not have the type and rank of cache_branch"),
         ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "model.onnx (decode)"),
-        ('[[files]]\nfile = "../model.onnx"\n', "leaves"),
+        ('[[files]]\nfile = "../model.onnx"\n', "is outside"),
         ('[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\ngrows = 9\n', "axis 9"),
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
@@ -398,7 +398,7 @@ def test_what_genai_config_searches_by_default_is_no_limit(sample: Sample) -> No
     for choice, length in ((Choice(), 32), (Choice(max_length=50), 50)):
         assert open_folder(folder, choice).graph.max_length == length
     foreign = open_folder(folder).foreign
-    assert foreign is not None and "genai_config.json allows 64 tokens; 32 are used" in foreign.notes
+    assert foreign is not None and "genai_config.json supports 64 tokens; 32 are used" in foreign.notes
     assert "genai_config.json allows 64" in refused(folder, Choice(max_length=65))
     changed(folder / "genai_config.json", search__max_length=1000)
     assert open_folder(folder).graph.max_length == 64
@@ -434,7 +434,7 @@ def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
 def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
-    assert "--variant is for foreign folders" in capsys.readouterr().err
+    assert "--variant is only for foreign folders" in capsys.readouterr().err
 
 
 def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:

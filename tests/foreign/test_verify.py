@@ -96,7 +96,9 @@ def test_a_package_has_its_own_answer(tiny_checkpoint, exported, capsys: pytest.
     assert cli.run(["verify", str(package), "--provider", "cpu", "--reference", CHECKPOINT]) == 2
     assert "has its own known answer" in capsys.readouterr().err
     assert cli.run(["verify", str(package), "--provider", "cpu", "--variant", "q4"]) == 2
-    assert f"--variant is for folders that Partita did not write; {package} is a package" in capsys.readouterr().err
+    assert (
+        f"--variant is only for folders that Partita did not write; {package} is a package" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 4), (["--max-length", "20"], 0)])

@@ -61,7 +61,7 @@ def test_it_does_what_a_model_in_this_process_does(lasting, package):
     assert report.request == theirs.request
     assert [phase.providers for phase in report.phases] != [] and report.fallbacks == theirs.fallbacks
     assert model.verify().status == "verified"
-    with pytest.raises(partita.GenerationError, match="the cache holds 64"):
+    with pytest.raises(partita.GenerationError, match="the cache length is 64"):
         model.generate([1] * 65)
 
 

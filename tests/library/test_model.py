@@ -549,7 +549,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
         ({"prompts": b"bytes"}, "prompts is of type bytes"),
         ({"prompts": [{"role": "user"}]}, "a prompt is"),
         ({"stop": ""}, "`stop` is empty"),
-        ({"prompts": "a\ud83d"}, "an unpaired surrogate,  '\\ud83d', at position 1"),
+        ({"prompts": "a\ud83d"}, "an unpaired surrogate, '\\ud83d', at position 1"),
     ],
 )
 def test_a_wrong_argument_is_a_sentence(model, arguments, says):
@@ -610,7 +610,7 @@ def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
     for prompt, says in (
         ("", "empty"),
         ([], "no prompt was given; pass one or more"),
-        ([1] * 65, "the cache holds 64"),
+        ([1] * 65, "the cache length is 64"),
         ([9999], "vocabulary"),
         ([-1], "token id -1 at position 0"),
         ([10**30], "vocabulary"),

@@ -119,7 +119,7 @@ def test_the_second_ctrl_c_ends_at_once(package: Path, tmp_path: Path) -> None:
         time.sleep(0.5)
         code, err = command.end(signal.SIGINT)
         assert [answer.result().status_code for answer in answers] == [503] * 8
-    assert code == 130 and err.count("SIGINT: ending") == 1 and "Traceback" not in err
+    assert code == 130 and err.count("SIGINT: shutting down") == 1 and "Traceback" not in err
 
 
 def test_the_command_ends_beside_a_step_that_does_not(package: Path, tmp_path: Path) -> None:

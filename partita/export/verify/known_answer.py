@@ -187,7 +187,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     model, info = loaded
     if info.get("missing_keys"):
         raise UnsupportedModelError(
-            f"{sorted(info['missing_keys'])[:5]} has no weights for {checkpoint.where}; download the checkpoint again"
+            f"{checkpoint.where} has no weights for {sorted(info['missing_keys'])[:5]}; download the checkpoint again"
         )
     memory_map.watch(model)
     return model

@@ -160,7 +160,7 @@ def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tm
     assert list(supported_by_cpu([cache_rounding.question("float32")])) == [True]
     asked = ExportOptions("checkpoint", tmp_path, cache_precision="int8")
     target = Target("chip", "--target", "gqa", "itself", supports=lambda questions: [False for _ in questions])
-    with pytest.raises(ProviderError, match="chip has no kernel of GroupQueryAttention .* a cache of int8"):
+    with pytest.raises(ProviderError, match="chip has no kernel for GroupQueryAttention .* a cache of int8"):
         cache_rounding.ask(asked, target)
     cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)
 

@@ -335,7 +335,7 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     for prompt, match in (
         ((), "empty"),
-        ((1,) * (LENGTH + 1), "the cache holds 48; "),
+        ((1,) * (LENGTH + 1), "the cache length is 48; "),
         ((1,) * LENGTH, "48 tokens, but the cache length is 48, which leaves no room for new tokens; "),
         ((VOCAB,), "vocabulary"),
     ):

@@ -212,7 +212,7 @@ def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
         (["batch=1,2"], "a symbolic size"),
         (["batch=1", "x=2,3,1"], "conflicting values for the symbolic size"),
         (["x=1,3,2", "y=2,2"], "conflicting values for the symbolic size"),
-        (["x=1,3,2", "x=1,3,2"], "given twice"),
+        (["x=1,3,2", "x=1,3,2"], "set twice"),
         (["y=2,3"], "batch is the size of two axes of y, here 2 and 3"),
     ],
 )

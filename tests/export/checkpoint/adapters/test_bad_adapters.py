@@ -167,7 +167,7 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
     ("options", "said"),
     [
         ({"with_adapters": {"a b": Path("x")}}, "'a b' is not a valid adapter name"),
-        ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is given more than once"),
+        ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is set twice"),
         ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "`adapter` merges one"),
         (
             {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
@@ -184,7 +184,7 @@ def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: Ti
 def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
     assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
-    assert "--with-adapters: a is given more than once" in capsys.readouterr().err
+    assert "--with-adapters: a is set twice" in capsys.readouterr().err
 
 
 def test_force_never_replaces_the_adapter_that_is_read(
@@ -212,7 +212,7 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
         _, notes = merge_adapter(opened, model, read_adapter(adapter))
         beside = match_switchable(opened, model, "name", read_adapter(adapter)).notes
         for told, done in ((notes, "merged into"), (beside, "added as a branch to")):
-            said = f"base model is someone/another-model; it is {done} {opened.given}"
+            said = f"base model is someone/another-model, but it is {done} {opened.given}"
             assert any(said in note for note in told) is noted
 
 
@@ -245,7 +245,7 @@ def test_an_adapter_of_a_resized_vocabulary(
     rows = {} if ends else {f"{PREFIX}model.embed_tokens.weight": torch.zeros(296, 64)}
     resized = save_adapter(tmp_path / "a", tiny_checkpoint("llama", **sizes), ("q_proj", *ends), extra=rows)
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", adapter=resized)
-    assert "has a vocabulary of 296 tokens, but the checkpoint has 288:  " in str(error)
+    assert "has a vocabulary of 296 tokens, but the checkpoint has 288: " in str(error)
     assert "resize the checkpoint first (model.resize_token_embeddings(296)" in str(error)
 
 

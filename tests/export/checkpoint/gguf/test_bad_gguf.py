@@ -55,17 +55,17 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, UnsupportedModelError, "big-endian"),
     "version 1": (file_of(version=1), UnsupportedModelError, "GGUF version 1 is not supported, only 2 and 3"),
     "version 9": (file_of(version=9), UnsupportedModelError, "GGUF version 9 is not supported"),
-    "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it counts {HUGE:,} tensors, more than"),
-    "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it counts {HUGE:,} settings, more than"),
+    "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it declares {HUGE:,} tensors, more than"),
+    "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it declares {HUGE:,} settings, more than"),
     "more settings than any": (
         file_of((ARCHITECTURE, *((b"x%d" % index, 7, b"\1") for index in range(5000)))),
         UnsupportedModelError,
-        "it counts 5,001 settings, but at most 4,096 are supported",
+        "it declares 5,001 settings, but at most 4,096 are supported",
     ),
     "more tensors than any": (
         file_of(tensors=[tensor(b"t%d" % index, offset=128 * index) for index in range(20_000)]),
         UnsupportedModelError,
-        "it counts 20,000 tensors, but at most 16,384 are supported",
+        "it declares 20,000 tensors, but at most 16,384 are supported",
     ),
     "more values than any": (
         file_of(
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
             )
         ),
         UnsupportedModelError,
-        "it counts 3,145,728 values in arrays, but at most 2,097,152 are supported",
+        "it declares 3,145,728 values in arrays, but at most 2,097,152 are supported",
     ),
     "long text": (
         file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "long array": (
         file_of([(b"a", 9, struct.pack("<IQ", 8, HUGE)), ARCHITECTURE]),
         CheckpointError,
-        f"'a' counts {HUGE:,} values",
+        f"'a' declares {HUGE:,} values",
     ),
     "long numbers": (
         file_of([(b"a", 9, struct.pack("<IQ", 12, HUGE)), ARCHITECTURE]),
@@ -136,13 +136,13 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "a token twice": (
         file_of([ARCHITECTURE, tokens(b"a", b"", b"", b"b", b"a")]),
         CheckpointError,
-        "its vocabulary has 'a' twice, as 0 and as 4",
+        "its vocabulary contains 'a' twice, as 0 and as 4",
     ),
     "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a string in its header at"),
     "tokens of no type": (
         file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
         CheckpointError,
-        "it has 2 tokens, and tokenizer.ggml.token_type counts 1",
+        "it has 2 tokens, but tokenizer.ggml.token_type has 1",
     ),
     "other architecture": (
         file_of([(b"general.architecture", 8, text(b"mystery"))]),

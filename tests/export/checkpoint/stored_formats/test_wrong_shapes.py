@@ -157,7 +157,7 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
     with OpenFiles(tmp_path) as files:
         assert torch.equal(found.values(region, files), wanted)
         assert torch.equal(found.values(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
-    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], and X\.weight_packed has 64 inputs"):
+    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], but X\.weight_packed has 64 inputs"):
         opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
 
 
@@ -271,13 +271,17 @@ def one_group(**weights: Any) -> dict[str, Any]:
             {"quant_type_kwargs": {"group_size": 64}},
             "the setting group_size: group is 32, not 64",
         ),
-        ("compressed_w4a16_asymmetric", one_group(), "X.weight_zero_point contradicts the setting symmetric: its zero"),
+        (
+            "compressed_w4a16_asymmetric",
+            one_group(),
+            "X.weight_zero_point contradicts the setting symmetric: not all of its zero",
+        ),
         ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
         ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
         (
             "compressed_w4a16",
             one_group(actorder="group"),
-            "the setting actorder group: it has no g_idx, the group",
+            "the setting actorder group: it has no g_idx (the group",
         ),
         (
             "compressed_fp8",

@@ -334,7 +334,7 @@ def test_a_long_stop_string_costs_no_more_per_token_the_longer_its_beginning_is_
 
 
 def test_half_of_a_surrogate_pair_is_a_usage_error(text):
-    with pytest.raises(UsageError, match="an unpaired surrogate,  .* at position 2"):
+    with pytest.raises(UsageError, match="an unpaired surrogate, .* at position 2"):
         text.encode("ab\ud83d")
 
 
