@@ -158,7 +158,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda o: o.with_adapters and o.prefill_precision is not None,
-        f"{_WITH}: with {_PREFILL} prompts have weights of their own; omit one of them",
+        f"{_WITH} and {_PREFILL} cannot be combined, because prompts would use separate weights; omit one of them",
     ),
     (
         lambda o: o.cache == FIXED and o.attention == GROWING,

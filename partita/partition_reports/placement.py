@@ -141,7 +141,7 @@ def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
         for name, probe in known.probes.items():
             first = next(iter(probe.variants), None)
             lines = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
-            if first is None or first.outcome != "taken" or first.function_inlined or name in index.same_name_nodes:
+            if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
             if (line := next(lines, None)) is not None:
                 detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"

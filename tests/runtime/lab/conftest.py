@@ -54,7 +54,7 @@ def measure(text, zeros, one_node):
     if b"hang" in text:
         time.sleep(60)
     poisoned = b"poison" in text
-    return Placement("left", "no kernel") if b"left" in text or b"rejected" in text else Placement("taken")
+    return Placement("rejected", "no kernel") if b"left" in text or b"rejected" in text else Placement("supported")
 
 
 HANDLERS = {"start": start, "measure": measure}

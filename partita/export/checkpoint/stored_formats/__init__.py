@@ -170,7 +170,7 @@ class Sources:
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
-    claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
+    declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
     """Weight name -> alternative declarations of the settings; the tensors must match one."""
 
     def stems(self, end: str, kind: str = ANY) -> list[str]:
