@@ -106,7 +106,7 @@ class AffineWeight(StoredWeight):
 
 Claims = dict[str, tuple[str, Any]]
 """Setting -> the property of a weight that it declares (`_fact`), and its value."""
-SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
+SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested_blocks": "absmax"}
 """Property -> the tensors that show it; others show in the first tensor of a weight."""
 WORDS = {
     "symmetric": "not all of its zero points are 2^(bits-1)",
@@ -151,7 +151,7 @@ def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
     if fact in ("zeros", "g_idx"):
         return getattr(weight, fact, fact) is not None
     found = getattr(weight, fact, None)
-    return bool(found) if fact == "nested" and found is not None else found
+    return bool(found) if fact == "nested_blocks" and found is not None else found
 
 
 def _plain(name: str) -> str:

@@ -152,7 +152,7 @@ def _read(sources: Sources) -> Read:
     loaded: Claims = {
         key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
     }
-    of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested"})
+    of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested_blocks"})
     sources.declarations |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
     return Read(found)
 
