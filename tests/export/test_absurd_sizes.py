@@ -76,7 +76,7 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
         stream.truncate(untrusted_files.LARGEST_BYTES + 1)
     if "index" in name:
         (folder / "model.safetensors").unlink()
-    said = f"{name}: damaged, 134,217,729 bytes, above the limit of 134,217,728 bytes"
+    said = f"{name}: damaged: 134,217,729 bytes, above the limit of 134,217,728 bytes"
     with pytest.raises(CheckpointError, match=said):
         open_checkpoint(str(folder))
 

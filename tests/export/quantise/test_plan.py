@@ -215,7 +215,7 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
     said = (
         r"`activations=int8`: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
-        r"quantised activations: leaves .*; for MatMulInteger over quantised .* or leave `activations=int8` out"
+        r"quantised activations: leaves .*; for MatMulInteger over quantised .* or omit `activations=int8`"
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)

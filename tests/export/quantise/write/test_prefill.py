@@ -139,7 +139,7 @@ def test_a_target_without_such_a_kernel() -> None:
     lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
     wanted = replace(options(), prefill_precision="int8")
     said = (
-        r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or leave `prefill_precision=int8` out"
+        r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or omit `prefill_precision=int8`"
     )
     with pytest.raises(ProviderError, match=said):
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
