@@ -426,7 +426,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         "gptq",
         lambda t: t.update({f"{DOWN}.g_idx": t[f"{DOWN}.g_idx"][:5].clone()}),
         {},
-        r"down_proj\.g_idx is \[5\], and .* has 96 inputs",
+        r"down_proj\.g_idx is \[5\], but .* has 96 inputs",
     ),
     "a_tensor_of_another_size": (
         "awq",
