@@ -47,7 +47,7 @@ class ExportResult:
     def __repr__(self) -> str:
         graph = self.manifest.graph
         status = self.manifest.verification.headline
-        return f"<partita.Exported {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
+        return f"<partita.ExportResult {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
 @from_fields(Options)

@@ -172,7 +172,9 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
     flat = " ".join(out.split())
     assert "3 probes: this node in isolation, on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
-    assert "unchanged rejected [1]" in flat and "float16 in place of float32 supported" in flat and "timed out [1]" in flat
+    assert (
+        "unchanged rejected [1]" in flat and "float16 in place of float32 supported" in flat and "timed out [1]" in flat
+    )
     assert out.count(said) == 1 and "incomplete: the time was up" in out
 
 

@@ -165,7 +165,9 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
     monkeypatch.delenv(optimum.VARIABLE, raising=False)
     if given is not None:
         monkeypatch.setenv(optimum.VARIABLE, given)
-    with pytest.raises(InstallationError, match="made by: pip install optimum-onnx onnxruntime accelerate") as caught:
+    with pytest.raises(
+        InstallationError, match="created by: pip install optimum-onnx onnxruntime accelerate"
+    ) as caught:
         partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **NO_TARGET)
     assert (given or "transformers before 4.58") in str(caught.value)
     assert list(out.parent.iterdir()) == []
@@ -177,7 +179,7 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
         ({"precision": "bf16"}, "`exporter=optimum` supports only fp32 and fp16"),
         ({"precision": "int4"}, "exporter optimum does not quantise weights"),
         ({"attention": "gqa"}, "does not support `attention=gqa`"),
-        ({"static_shapes": True}, "without `static_shapes=True`"),
+        ({"static_shapes": True}, "does not support `static_shapes=True`"),
     ],
 )
 def test_what_it_cannot_do_is_refused(

@@ -275,7 +275,7 @@ def test_lengths_in_place_of_a_mask(tmp_path: Path) -> None:
 def test_lengths_of_another_form_are_refused(shape: str, tmp_path: Path) -> None:
     told = OLIVE.replace("batch_size,1", shape)
     folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=told)
-    with pytest.raises(PackageError, match=r"past_seq_len .* the name of write_start, .* dimensions or as \[\?,1\]"):
+    with pytest.raises(PackageError, match=r"past_seq_len .* named like write_start, .* dimensions or as \[\?,1\]"):
         open_folder(folder)
 
 

@@ -112,7 +112,7 @@ def test_modules_below_a_function_of_that_name_are_still_there():
     ways = importlib.import_module("partita.export.target")
     import partita.providers.cpu as cpu
 
-    assert ways is sys.modules["partita.export.target"] is vars(partita.export)["ways"]
+    assert ways is sys.modules["partita.export.target"] is vars(partita.export)["target"]
     assert vars(partita.providers)["cpu"] is cpu is sys.modules["partita.providers.cpu"]
 
 

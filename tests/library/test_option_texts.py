@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Call, Words, str]] = {
     "device": (
         placing("cpu", device="h100"),
         place_words("--provider", "cpu", "--device", "h100"),
-        "`device` needs a dry run; add `dry_run=True`",
+        "`device` requires a dry run; add `dry_run=True`",
     ),
     "provider": (
         placing("nowhere"),

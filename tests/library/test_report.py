@@ -177,7 +177,7 @@ def test_providers_are_tried_and_told():
 def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
     done = partita.export(tiny_checkpoint("llama"), tmp_path / "package", attention="gqa", max_length=32)
     assert done.path == tmp_path / "package" and done.manifest.verification.status == "verified"
-    assert repr(done) == f"<partita.Exported {done.path}: fp32, attention gqa, verified>"
+    assert repr(done) == f"<partita.ExportResult {done.path}: fp32, attention gqa, verified>"
     assert json.loads((done.path / "manifest.json").read_text())["graph"]["max_length"] == 32
     with partita.load(done.path, "cpu") as model:
         assert model.max_length == 32

@@ -17,10 +17,11 @@ def of_precision(precision: str, operators: dict[str, str]) -> Report:
     phases = tuple(
         phase.model_copy(
             update={
-                "nodes": tuple(
+                name: tuple(
                     node.model_copy(update={"op_type": operators.get(node.op_type or "", node.op_type)})
-                    for node in phase.nodes
+                    for node in nodes
                 )
+                for name, nodes in (("nodes", phase.nodes), ("file_nodes", phase.file_nodes))
             }
         )
         for phase in report.phases

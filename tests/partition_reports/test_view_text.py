@@ -45,7 +45,7 @@ def rendered(report, width=80, encoding="utf-8"):
 def test_the_verdict_comes_first():
     report = report_of(recorded_facts())
     assert verdict_of(report) == (
-        "113 of 113 nodes on CPUExecutionProvider (and 2 added by ONNX Runtime) in prefill and decode; 1 partition, "
+        "117 of 117 nodes on CPUExecutionProvider (and 2 added by ONNX Runtime) in prefill and decode; 1 partition, "
         "0 Memcpy nodes; cache in place (64 KiB on Cpu)"
     )
     lines = rendered(report, 200).splitlines()

@@ -87,9 +87,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     with stage(work.progress, "export", work.seconds, of=NAME):
         places = {"checkpoint": str(checkpoint.folder.resolve()), "out": str(folder.resolve())}
         found = _call_child(model_type=kind, options=main_export, **places)
-    tools = {
-        name if NAME in name else f"optimum model class {name}": version for name, version in found["versions"].items()
-    }
+    tools = {name if NAME in name else f"{name} of optimum": version for name, version in found["versions"].items()}
     if not found["covers"]:
         raise UnsupportedModelError(f"optimum-onnx {tools['optimum-onnx']} does not export decoders of type {kind}")
     try:

@@ -127,7 +127,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 with Journal(Path(sys.argv[1]), {}, 1, 100) as journal:
     try:
         for index in range(100):
-            journal.append(RowAnswer(index, None, "x" * index, (1,), 1, "stop", None, None))
+            journal.append(AnswerRow(index, None, "x" * index, (1,), 1, "stop", None, None))
     except ResourceError as error:
         print(len(journal), error)
 """

@@ -138,9 +138,7 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
 def test_a_target_without_such_a_kernel() -> None:
     lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
     wanted = replace(options(), prefill_precision="int8")
-    said = (
-        r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or omit `prefill_precision=int8`"
-    )
+    said = r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or omit `prefill_precision=int8`"
     with pytest.raises(ProviderError, match=said):
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
 
