@@ -164,8 +164,8 @@ class Row:
         """The node with provider and reasons."""
         where = short_provider(self.node.provider) if self.node.provider else "an unknown provider"
         why = f": {', '.join(self.reasons)}" if self.reasons else ""
-        own = [node.name for node in self.executed if node.name != self.node.name]
-        inside = f" in {listing(own)}" if own and len(own) == len(self.executed) else ""
+        own = [node.name for node in self.executed if node.provider == self.node.provider]
+        inside = f" in {listing(own)}" if own and self.node.name not in own else ""
         return f"{self.node.name} ({self.node.op_type or 'unknown'}{inside} on {where}{why})"
 
 

@@ -745,7 +745,7 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
 
 # ---- never the wrong libraries ----
 
-GUARD = "from partita.providers.cuda_dry_run import standins; print(standins.{}())"
+GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
 def test_the_child_proves_that_it_runs_over_the_stand_ins(stand_ins: StubLibraries):

@@ -54,7 +54,11 @@ def test_a_node_that_no_provider_has_is_that_of_the_first_attempt(monkeypatch: p
     def fail(*_: object) -> None:
         raise NativeFailureError(next(attempts), ())
 
-    for name, found in (("_open_quiet", fail), ("registered", tuple), ("by_experiment", lambda _, failure: failure)):
+    for name, found in (
+        ("_open_quiet", fail),
+        ("register_plugins", tuple),
+        ("by_experiment", lambda _, failure: failure),
+    ):
         monkeypatch.setattr(open_chain, name, found)
     chain = tuple(Resolution(known_providers()[name], "active") for name in ("webgpu", "cpu"))
     with pytest.raises(NoKernelError, match="WebGpuExecutionProvider, CPUExecutionProvider cannot run it") as raised:

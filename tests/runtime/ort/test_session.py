@@ -315,7 +315,7 @@ def test_pending_text_of_a_closed_stdout_does_not_go_to_the_log(redirection):
         "import os\n"
         "from partita import streams\n"
         "from partita.runtime.ort.native_log import captured_output\n"
-        "streams.stand_in()\n"
+        "streams.open_null_device()\n"
         "streams.own_process = True\n"
         "print('pending')\n"
         "with captured_output() as c: os.write(2, b'within\\n')\n"
