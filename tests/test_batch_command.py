@@ -299,6 +299,7 @@ def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
     shown, clock = io.StringIO(), iter([0.0, 2.0])
     console = Console(file=shown, force_terminal=terminal, width=120)
     monkeypatch.setattr(batch, "stderr", console)
+    monkeypatch.setattr(batch, "draws_progress", lambda: terminal)
     monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     with batch.RowBar() as bar:
         bar.show(Progress(20, 16, 4, 60))

@@ -103,7 +103,7 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
         (["--provider", "cpu", "--timeout", "nan"], 2, "--timeout is nan"),
         (["--provider", "cpu", "--baseline", "webgpu"], 2, "--baseline webgpu: not among"),
         (["--provider", "cpu", "--provider-option", "cuda.device_id=0"], 2, "cuda"),
-        (["--provider", "cpu", "--against", "absent"], 1, "no such folder"),
+        (["--provider", "cpu", "--against", "./absent"], 1, "no such file or folder"),
         (["--provider", "cpu", "--token-ids"], 2, "--token-ids needs --prompt"),
         (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "set one of them"),
         (["--provider", "cpu", "--prompt", "1,x", "--token-ids"], 2, "not a list of token ids"),

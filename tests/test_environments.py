@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 TEST = "tests/contract/test_place.py"
-PICK = "no_model and webgpu"
+PICK = "island and webgpu"
 """One test that needs no package and no device."""
 
 

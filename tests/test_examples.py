@@ -64,7 +64,7 @@ MAKES_THE_PACKED_ONE = "partita export ./my-checkpoint ./package-int4 --precisio
 ELSEWHERE = {
     "partita export partita/demo/checkpoint build/for-cuda --target cuda": ("target", "cuda"),
     "partita export ./my-checkpoint ./for-cuda --target cuda": ("target", "cuda"),
-    'partita run openai-community/gpt2 "Once upon a time" --raw': ("package", Path("openai-community/gpt2")),
+    'partita run openai-community/gpt2 "Once upon a time" --raw': ("package", "openai-community/gpt2"),
     "partita push ./package me/my-model": ("repository", "me/my-model"),
     "partita push ./package me/my-model --private": ("private", True),
 }

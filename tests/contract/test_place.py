@@ -27,7 +27,9 @@ def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_pa
 @pytest.mark.usefixtures("device")
 def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
-    done = honoured(partita("place", model("island"), "--provider", f"{target.provider},cpu", "--report", report))
+    done = honoured(
+        partita("place", model("island"), "--full", "--provider", f"{target.provider},cpu", "--report", report)
+    )
     content = json.loads(report.read_text())
     assert nodes_on(content, target.ort_name) > 0
     fallen = {fallback["node"]: (fallback["op_type"], fallback["provider"]) for fallback in content["fallbacks"]}

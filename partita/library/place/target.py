@@ -108,7 +108,7 @@ def _not_usable(
         else:
             how = f"over stub libraries, as {played}: {tried.reason} here"
             stub = resolve_one(provider, (provider.ort_name,), tried.options)
-            return target(how=how, ask=_asker(stub, environment), takes=_taker(stub, environment), not_here=cause)
+            return target(how=how, ask=_asker(stub, environment), supports=_taker(stub, environment), not_here=cause)
     if not default_allowed:
         raise ProviderError(
             f"`target={provider.name}`: it cannot be probed here: {cause}; {tried.remedy}; or add "
