@@ -63,7 +63,7 @@ def test_a_closed_stdin_is_an_error(monkeypatch):
 
 
 def test_text_that_is_no_utf_8_is_named():
-    with pytest.raises(UsageError, match="--stop is not UTF-8 text"):
+    with pytest.raises(UsageError, match="--stop is not UTF-8"):
         argument_text(b"caf\xe9".decode("utf-8", "surrogateescape"), "--stop")
 
 

@@ -348,7 +348,7 @@ def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(
     words = [str(checkpoint) if word == "CHECKPOINT" else word for word in remedy.command[1:]]
     quickly = ("--no-verify", "--attention", "gqa")
     assert cli.run([*words, *quickly, "--force"]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+    assert "unreadable" in capsys.readouterr().err
     shutil.rmtree(package)
     assert cli.run([*words, *quickly]) == 0
 

@@ -222,12 +222,12 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.place.onnx_model import read_onnx
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.laboratory import Answer, Cache, Lab
+from partita.runtime.lab.laboratory import ModelOutcome, Cache, Lab
 from tests.partition_reports.samples import event, report_of, run_facts, session_facts, windows
 
 class Scripted(Lab):
     def try_all(self, models, *, one_node=True, turns=()):
-        return [Answer("supported", "") if self.takes(model) else Answer("rejected", "no kernel") for model in models]
+        return [ModelOutcome("supported", "") if self.takes(model) else ModelOutcome("rejected", "no kernel") for model in models]
 
     def takes(self, model):
         (node,) = [node for node in model.graph.node if node.op_type == "Elu"]

@@ -76,7 +76,7 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     program = """
 import os
 from partita import streams
-streams.stand_in()
+streams.open_null_device()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 for descriptor, use in ((0, lambda: os.read(0, 1)), (1, lambda: os.write(1, b"x"))):
     assert os.get_inheritable(descriptor)

@@ -46,7 +46,7 @@ from pathlib import Path
 import onnx
 from partita.providers.resolve import parse_chain, resolve_one
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.lab.tables import ask
+from partita.runtime.lab.tables import measure_graph
 from partita.runtime.lab.laboratory import cache_for
 from partita.runtime.lab.laboratory import Lab
 from partita.runtime.chain.provider_check import check
@@ -60,7 +60,7 @@ for folder in map(Path, sys.argv[2:]):
     sizes.update({state["past"]: tuple(state["shape"]) for state in manifest["graph"]["states"]})
     model = onnx.load(folder / graph["file"], load_external_data=False)
     lab = Lab(tried.resolution, cache_for(tried.resolution), time.monotonic() + 120)
-    told = ask(model.SerializeToString(), sizes, lab)
+    told = measure_graph(model.SerializeToString(), sizes, lab)
     answers[manifest["graph"]["attention"]] = [sorted(told.left), told.fails, told.unasked, lab.unusable]
 print(json.dumps(answers))
 """
