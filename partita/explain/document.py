@@ -226,6 +226,7 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             title = f"Not on {why.provider} either" if at else f"Not on {why.provider} in {phases}"
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
             rows += [] if at else [(f"cost in {entry.phase}", _render_cost(entry)) for entry in entries]
+            rows.append(("see", f"docs/reasons.md#{why.reason}"))
             pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
             yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_probe_table(why), *_lost(why)))
 
