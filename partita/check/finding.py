@@ -46,7 +46,9 @@ class Finding:
     """The nodes that violate it."""
 
 
-def find(requirement: Requirement, report: Report, beside: BaselineComparison | None = None) -> list[tuple[bool, str]]:
+def find(
+    requirement: Requirement, report: Report, comparison: BaselineComparison | None = None
+) -> list[tuple[bool, str]]:
     """Whether each measure holds, with a text; phases with the same outcome share a text.
 
     Measures of `LOST` need the comparison with a baseline. Without a matching phase there is one result, which does not
@@ -55,18 +57,18 @@ def find(requirement: Requirement, report: Report, beside: BaselineComparison | 
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]
     whole = [measure for measure in requirement.measures if measure.field in STATED or measure.field in LOST]
-    found = [_weigh_whole(measure, report, beside) for measure in whole]
+    found = [_weigh_whole(measure, report, comparison) for measure in whole]
     parts = [measure for measure in requirement.measures if measure not in whole]
     return [*found, *(_find_in_phases(requirement, parts, report) if parts else ())]
 
 
-def _weigh_whole(measure: Measure, report: Report, beside: BaselineComparison | None) -> tuple[bool, str]:
+def _weigh_whole(measure: Measure, report: Report, comparison: BaselineComparison | None) -> tuple[bool, str]:
     """One measure of the whole report. Raises UsageError if it needs a baseline and there is none."""
     if measure.field in STATED:
         return _decide(MEASURES[measure.field](report), measure)
-    if beside is None:
+    if comparison is None:
         raise UsageError(f"{measure.field} needs `baseline`: {LOST[measure.field]}")
-    return _decide(COMPARED[measure.field](beside), measure)
+    return _decide(COMPARED[measure.field](comparison), measure)
 
 
 def _decide(found: Measurement, measure: Measure) -> tuple[bool, str]:

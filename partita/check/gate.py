@@ -79,13 +79,13 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def _from_baseline(asked: Sequence[Requirement], beside: BaselineComparison) -> tuple[Requirement, ...]:
+def _from_baseline(asked: Sequence[Requirement], comparison: BaselineComparison) -> tuple[Requirement, ...]:
     """Requirements that follow from the baseline, without measures of explicit requirements."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
         short_form(f"`baseline`: {name}", field, "=", 0)
         for field, name in BASELINE_MEASURES.items()
-        if field not in own and is_of_use(field, beside)
+        if field not in own and is_of_use(field, comparison)
     )
 
 
@@ -97,10 +97,10 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     outcomes = [*_validity(report)]
     outcomes += [] if baseline is None else _inconsistencies(baseline[1], "the baseline")
     if any(is_known(phase) for phase in report.phases):
-        beside = None if baseline is None else BaselineComparison.of(report, baseline[1], (baseline[0], name))
+        comparison = None if baseline is None else BaselineComparison.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
-        asked = asked if beside is None else (*asked, *_from_baseline(asked, beside))
-        outcomes += [_outcome(requirement, report, beside) for requirement in asked]
+        asked = asked if comparison is None else (*asked, *_from_baseline(asked, comparison))
+        outcomes += [_outcome(requirement, report, comparison) for requirement in asked]
     return GateResult(
         report=name,
         baseline=baseline[0] if baseline else None,
@@ -126,9 +126,9 @@ def _inconsistencies(report: Report, what: str) -> Iterator[Outcome]:
         yield Outcome(check="report", met=False, detail=f"{what} is inconsistent: {'; '.join(failed)}")
 
 
-def _outcome(requirement: Requirement, report: Report, beside: BaselineComparison | None) -> Outcome:
+def _outcome(requirement: Requirement, report: Report, comparison: BaselineComparison | None) -> Outcome:
     """The result of one requirement."""
-    findings = find(requirement, report, beside)
+    findings = find(requirement, report, comparison)
     bad = [text for holds, text in findings if not holds]
     return Outcome(
         check=requirement.written,

@@ -101,8 +101,8 @@ def check_options(options: GenerateOptions) -> None:
 
 def _check_saving(options: GenerateOptions) -> None:
     """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
-    beside = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
-    given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
+    files = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
+    given = [name for name, value in files.items() if value is not None] + ["--json"] * options.as_json
     given += [f"--{name}" for name in options.speculation.as_options]
     asked = {**options.sampling.figures(), "sampling": options.sampling.source}
     given += [f"`{name}`" for name, value in asked.items() if value is not None]

@@ -119,16 +119,18 @@ def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], shut: Probe
 
 def _neighbour_conclusion(trials: Sequence[ProbeRun]) -> str:
     """With which of the nodes next to it the provider no longer takes a node that it takes when it is alone."""
-    beside = [trial for trial in trials if trial.factor == NEIGHBOURS and trial.outcome in ANSWERED | {"supported"}]
-    left = next((trial for trial in beside if trial.outcome == "rejected"), None)
-    failed = next((trial for trial in beside if trial.outcome in ANSWERED), None)
+    with_neighbours = [
+        trial for trial in trials if trial.factor == NEIGHBOURS and trial.outcome in ANSWERED | {"supported"}
+    ]
+    left = next((trial for trial in with_neighbours if trial.outcome == "rejected"), None)
+    failed = next((trial for trial in with_neighbours if trial.outcome in ANSWERED), None)
     if left is not None:
         said = f" ({left.message})" if left.message else ""
         return f"; together with {left.change} {UNCHANGED[left.outcome]}{said}"
     if failed is not None:  # which of them is at fault nobody knows
         said = f" ({failed.message})" if failed.message else ""
         return f"; a model of it and {failed.change} makes the provider fail{said}"
-    return "; also together with the nodes around it that were tried" if beside else ""
+    return "; also together with the nodes around it that were tried" if with_neighbours else ""
 
 
 def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], accepted: Accepted) -> Iterator[Conclusion]:

@@ -239,8 +239,8 @@ def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, neede
     Checked before anything is written, and again when the package is opened. `needed`: the package requires the
     measurement.
     """
-    beside = quality.fits_in_memory(text, exported.contract.vocab_size)
-    packed_twice = 2 * exported.contract.weight_bytes if beside else 0
+    fits = quality.fits_in_memory(text, exported.contract.vocab_size)
+    packed_twice = 2 * exported.contract.weight_bytes if fits else 0
     cache = _cache_bytes(exported.contract)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 

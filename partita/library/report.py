@@ -136,8 +136,8 @@ class Report(records.Report):
         asked = gate_of(check_fields(options), vocabulary(self), baseline=baseline is not None)
         if asked == gate.Gate() and baseline is None:
             raise UsageError("nothing to check: set requirements, a limit or a baseline")
-        beside = None if baseline is None else ("the baseline", baseline)
-        result = gate.check(self, asked, "the report", beside)
+        compared = None if baseline is None else ("the baseline", baseline)
+        result = gate.check(self, asked, "the report", compared)
         if not result.passed:
             wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.met]
             raise CheckFailedError("; ".join(wrong), result)

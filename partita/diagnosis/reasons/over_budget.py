@@ -24,9 +24,9 @@ def find(context: Context) -> Iterator[Finding]:
     """
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
-    beside = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
-    left_beside = any(trial.outcome == "rejected" for trial in beside)
-    if context.budget and context.started and taken is not None and not left_beside:
+    with_neighbours = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
+    rejected_together = any(trial.outcome == "rejected" for trial in with_neighbours)
+    if context.budget and context.started and taken is not None and not rejected_together:
         evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)
 

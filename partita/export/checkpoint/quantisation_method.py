@@ -203,10 +203,10 @@ def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | N
         if end is None or not re.fullmatch(dtype, info.dtype):
             continue
         stem = name.removesuffix(end)
-        beside = [[tensors.get(stem + e) for e in also.split()] for also, _ in others]
+        companions = [[tensors.get(stem + e) for e in also.split()] for also, _ in others]
         if all(
             any(t is not None and re.fullmatch(kind, t.dtype) for t in found)
-            for found, (_, kind) in zip(beside, others, strict=True)
+            for found, (_, kind) in zip(companions, others, strict=True)
         ):
             return info
     return None

@@ -88,7 +88,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
         work.notes += untie(fake, checkpoint)
     adapters = _adapters(checkpoint, fake, adapter, beside_weights)
     work.notes += [note for each in adapters.switched for note in each.notes]
-    plan = beside = None
+    plan = prompt_plan = None
     if options.computing.bits is not None:
         with stage(work.progress, "probe target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
@@ -97,11 +97,11 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
             has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
-            beside = prefill_plan(options, target, plan)
+            prompt_plan = prefill_plan(options, target, plan)
     takes = work.supports if target is None else target.supports
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, prompt_plan, kept, adapters)
     write = partial(_with_mix, Mixes(draft))
     kind = UnprobedChoices if target is None else Choosing
     return kind(draft, options.attention, write, target)
@@ -153,12 +153,12 @@ def _exported_model(graphs: Graphs) -> Exported:
 
 
 def _adapters(
-    checkpoint: Checkpoint, fake: FakeModel, merged: Adapter | None, beside: Sequence[tuple[str, Adapter]]
+    checkpoint: Checkpoint, fake: FakeModel, merged: Adapter | None, adapters: Sequence[tuple[str, Adapter]]
 ) -> Adapters:
     """The adapters of a package: merged, or switchable."""
     return Adapters(
         merged=() if merged is None else (adapter_record(merged, merged.folder.resolve().name, merged=True),),
-        switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in beside),
+        switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in adapters),
     )
 
 

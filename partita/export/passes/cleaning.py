@@ -17,34 +17,21 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxscript.optimizer
 from onnxscript.rewriter import rewrite
-from onnxscript.rewriter.rules.common import (
-    cast_constant_of_shape_rule,
-    cast_constant_of_shape_without_value_rule,
-    collapse_slice2_rule,
-    collapse_slice_rule,
-    materialize_reshape_shape_rule,
-    no_op_cast_rule,
-    no_op_expand_rule,
-    no_op_transpose_rule,
-    reshape_reshape_rule,
-    squeeze_reshape_1d_rule,
-    transpose_transpose_rule,
-    unsqueeze_unsqueeze_rule,
-)
+from onnxscript.rewriter.rules import common as rules
 
 EXACT_RULES = (
-    cast_constant_of_shape_rule,
-    cast_constant_of_shape_without_value_rule,
-    collapse_slice_rule,
-    collapse_slice2_rule,
-    materialize_reshape_shape_rule,
-    no_op_cast_rule,
-    no_op_expand_rule,
-    no_op_transpose_rule,
-    reshape_reshape_rule,
-    squeeze_reshape_1d_rule,
-    transpose_transpose_rule,
-    unsqueeze_unsqueeze_rule,
+    rules.cast_constant_of_shape_rule,
+    rules.cast_constant_of_shape_without_value_rule,
+    rules.collapse_slice_rule,
+    rules.collapse_slice2_rule,
+    rules.materialize_reshape_shape_rule,
+    rules.no_op_cast_rule,
+    rules.no_op_expand_rule,
+    rules.no_op_transpose_rule,
+    rules.reshape_reshape_rule,
+    rules.squeeze_reshape_1d_rule,
+    rules.transpose_transpose_rule,
+    rules.unsqueeze_unsqueeze_rule,
 )
 """Rewrites of shapes and casts that change no values."""
 ROUNDS = 2

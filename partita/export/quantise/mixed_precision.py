@@ -83,8 +83,10 @@ class Mixes:
         check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
         self.text, self.unseen = _search_text(draft)
         held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
-        beside = 4 * self.text.tokens * draft.fake.vocab_size
-        known_answer.check_memory(held, 0, beside, use=f"to choose bits on {self.text.tokens:,} tokens", needed=True)
+        logit_bytes = 4 * self.text.tokens * draft.fake.vocab_size
+        known_answer.check_memory(
+            held, 0, logit_bytes, use=f"to choose bits on {self.text.tokens:,} tokens", needed=True
+        )
         placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
         names = match_names(draft.fake.module, draft.checkpoint.tensors)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:

@@ -97,9 +97,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
     """Whether flash does not support the node."""
     inputs = list(node.input)
-    beside = any(len(inputs) > place and inputs[place] for place in (BIAS, SINK))
+    has_extra_inputs = any(len(inputs) > place and inputs[place] for place in (BIAS, SINK))
     said = any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output"))
-    return beside or said
+    return has_extra_inputs or said
 
 
 def attention_path(attention: Attention | None, tokens: int | None) -> Attention | None:

@@ -48,10 +48,10 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
     if name not in nodes:
         yield from _with_holder(graph, nodes.values(), name)
         return
-    beside = _edges(nodes)[name]
-    groups = [{name, other} for other in list(beside)[:MOST_SINGLE]]
-    if 1 < len(beside) <= MOST_TOGETHER:
-        groups.append({name, *beside})
+    adjacent = _edges(nodes)[name]
+    groups = [{name, other} for other in list(adjacent)[:MOST_SINGLE]]
+    if 1 < len(adjacent) <= MOST_TOGETHER:
+        groups.append({name, *adjacent})
     for chosen in groups:
         if (model := _model(graph, chosen, name)) is not None:
             if zeros_needed([model]) > MOST_BYTES:

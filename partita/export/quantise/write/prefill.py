@@ -57,7 +57,7 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
 def pack(
     model: ir.Model,
     context: PassContext,
-    beside: Plan,
+    prompt_plan: Plan,
     plan: Plan,
     own: Outcome,
     shared: Outcome,
@@ -65,9 +65,9 @@ def pack(
 ) -> dict[str, int]:
     """Quantise the weights of the prefill graph, in place.
 
-    `beside` packs weights into `own`; the others follow `plan`, that of the decode graph, into `shared`. Returns the
+    `prompt_plan` packs weights into `own`; others follow `plan`, that of the decode graph, into `shared`. Returns the
     number of replaced nodes by pass name. Raises PassError.
     """
-    first = quantise(model, context, beside, own, movable, rest=plan)
+    first = quantise(model, context, prompt_plan, own, movable, rest=plan)
     second = quantise(model, context, plan, shared, movable)
     return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}

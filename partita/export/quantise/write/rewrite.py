@@ -362,8 +362,8 @@ class _Rewriter:
 
 def modules_of(node: ir.Node, plain: FloatSource) -> list[str]:
     """The modules of a node and of its weight, as `--keep` names them. Both stacks of an operator on experts count."""
-    beside = experts.stacks(node) or (plain,)
-    return [node.metadata_props.get(MODULE, ""), *(path for each in beside for path in paths(each.parameters))]
+    owners = experts.stacks(node) or (plain,)
+    return [node.metadata_props.get(MODULE, ""), *(path for each in owners for path in paths(each.parameters))]
 
 
 def _setting_matches(plan: Plan, node: ir.Node) -> bool:
