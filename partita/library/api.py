@@ -41,18 +41,26 @@ def of_system(error: Exception) -> ResourceError | None:
     return None
 
 
+def public_error(error: Exception) -> Exception:
+    """The error of the public API: UsageError becomes ArgumentError, system and import errors become PartitaError.
+
+    Other exceptions are returned unchanged.
+    """
+    if not isinstance(error, PartitaError):
+        return of_system(error) or explain(error, foreign=True) or error
+    if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
+        return error
+    return ArgumentError(error.message, where=error.where, remedy=error.remedy)
+
+
 @contextmanager
-def one_tree() -> Iterator[None]:
-    """Raise UsageError as ArgumentError, and system and import errors as PartitaError; other exceptions pass."""
+def public_errors() -> Iterator[None]:
+    """Raise every error as `public_error`."""
     try:
         yield
-    except PartitaError as error:
-        if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(error.message, where=error.where, remedy=error.remedy) from error
     except Exception as error:
-        ours = of_system(error) or explain(error, foreign=True)
-        if ours is None:
+        ours = public_error(error)
+        if ours is error:
             raise
         raise ours from error
 
@@ -79,7 +87,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); set the variable to 0 to allow it.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        with one_tree():
+        with public_errors():
             return function(*python_values(args), **python_values(kwargs))
 
     return call

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
-from partita.library.api import ArgumentError, one_tree
+from partita.library.api import ArgumentError, public_error, public_errors
 from partita.library.engine.base import Chunk, Engine
 from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
 from partita.library.engine.speculation import Speculation
@@ -57,8 +57,9 @@ class Progress:
         self.steps: list[Step] = []
         self.ready: deque[GenerationStep] = deque()
         self.closed = False
-        self._texts: dict[int, str] = {}
-        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._texts: list[str] = []
+        self._tokens: list[tuple[int, ...]] = []
+        """Output of each prompt in the current step."""
 
     def submit(self, engine: Engine, work: Work) -> None:
         """Queue a prompt."""
@@ -67,23 +68,17 @@ class Progress:
         def hear(ticket: Ticket, piece: RequestOutput) -> None:
             self._texts[index], self._tokens[index] = piece.text, piece.tokens
 
+        self._texts.append("")
+        self._tokens.append(())
         self.tickets.append(engine.submit(work, hear, self._on_step))
 
     def _on_step(self, step: Step) -> None:
-        count = range(len(self.tickets))
-        texts, tokens, completions = self._texts, self._tokens, [ticket.completion for ticket in self.tickets]
+        tickets, texts, tokens = self.tickets, self._texts, self._tokens
+        finish = tuple([ticket.completion.finish for ticket in tickets])
+        index = len(self.steps)
         self.steps.append(step)
-        self.ready.append(
-            GenerationStep(
-                index=len(self.steps) - 1,
-                phase=step.phase,
-                texts=tuple([texts.get(index, "") for index in count]),
-                tokens=tuple([tokens.get(index, ()) for index in count]),
-                finish_reasons=tuple([completion.finish for completion in completions]),
-                seconds=step.run_seconds,
-            )
-        )
-        self._texts, self._tokens = {}, {}
+        self.ready.append(GenerationStep(index, step.phase, tuple(texts), tuple(tokens), finish, step.run_seconds))
+        self._texts, self._tokens = [""] * len(tickets), [()] * len(tickets)
 
     @property
     def over(self) -> bool:
@@ -149,20 +144,22 @@ class Generation:
     def __next__(self) -> GenerationStep:
         progress, engine = self.progress, self._engine
         self._started = True
-        with one_tree():
-            try:
-                while engine is not None and not progress.ready and not progress.over:
-                    if not engine.step() and not progress.ready and not progress.over:
-                        raise GenerationError("no request can start; this is a bug in Partita")
-            except BaseException as error:
-                self.error = error
-                progress.cancel()
+        try:
+            while engine is not None and not progress.ready and not progress.over:
+                if not engine.step() and not progress.ready and not progress.over:
+                    raise GenerationError("no request can start; this is a bug in Partita")
+        except BaseException as error:
+            progress.cancel()
+            self.error = public_error(error) if isinstance(error, Exception) else error
+            if self.error is error:
                 raise
-            if progress.ready and not progress.closed:
-                return progress.ready.popleft()
-            self._engine = None
-            if self.error is None and progress.error is not None:
-                self.error = progress.error
+            raise self.error from error
+        if progress.ready and not progress.closed:
+            return progress.ready.popleft()
+        self._engine = None
+        if self.error is None and progress.error is not None:
+            self.error = progress.error
+            with public_errors():
                 raise self.error
         raise StopIteration
 
@@ -176,7 +173,7 @@ class Generation:
         """End it, from any thread. May be called repeatedly; the output so far is kept."""
         self.progress.cancel()
         engine, self._engine = self._engine, None
-        with one_tree():
+        with public_errors():
             while engine is not None and any(ticket.state != "over" for ticket in self.progress.tickets):
                 if not engine.step():
                     break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from partita.library.engine.base import (
     PrefixSaved,
     ReportRequest,
 )
+from partita.library.engine.requests import Ticket
 from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
@@ -222,14 +223,14 @@ class LocalEngine(Scheduler):
         longest = self.manifest.graph.max_length if longest is None else longest
         return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
 
-    def _pass_on(self, step: Step) -> None:
+    def _pass_on(self, step: Step, stepped: Sequence[Ticket]) -> None:
         """Pass requests their tokens, and note why drafting has stopped."""
         if step.gave_up:
             for line in gave_up(step.gave_up):
                 if line not in self._notes:
                     self._notes[line] = None
                     self.audience.note(line)
-        super()._pass_on(step)
+        super()._pass_on(step, stepped)
 
     def _identity(self, adapter: str | None) -> str:
         """The hash of the package with an adapter, for prefixes; computed once from its files."""

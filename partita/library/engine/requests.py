@@ -92,31 +92,31 @@ class Completion:
         """The text so far; empty without a tokenizer."""
         return "".join(self.pieces)
 
-    def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
-        """Add the tokens of one step; return the tokens of the answer, without tokens after a stop string."""
+    def take(self, tokens: tuple[int, ...], finish: str | None) -> tuple[tuple[int, ...], str]:
+        """Add the tokens of one step; return those of the answer, without tokens after a stop string, and their
+        text."""
         if self.finish is not None:
-            return ()
+            return (), ""
         self.finish = finish  # also without tokens, for logits that are not finite
-        if self.stream is None:
-            self.tokens += tokens
-            return tuple(tokens)
-        taken = []
-        for token in tokens:
-            taken.append(token)
-            self.pieces.append(self.stream.push(token))
-            if self.stream.stopped:
-                self.finish = "stop"
-                break
-        self.tokens += taken
-        if self.finish is not None:
-            self.end()
-        return tuple(taken)
+        text, stream = "", self.stream
+        if stream is not None:
+            for count, token in enumerate(tokens, start=1):
+                text += stream.push(token)
+                if stream.stopped:
+                    self.finish, tokens = "stop", tokens[:count]
+                    break
+            if text:
+                self.pieces.append(text)
+        self.tokens += tokens
+        return tokens, text if self.finish is None else text + self.end()
 
-    def end(self) -> None:
-        """Add the held-back text at the end."""
-        if self.stream is not None:
-            self.pieces.append(self.stream.finish())
-            self.stream = None
+    def end(self) -> str:
+        """Add the held-back text at the end, and return it."""
+        if self.stream is None:
+            return ""
+        rest, self.stream = self.stream.finish(), None
+        self.pieces.append(rest)
+        return rest
 
 
 class Ticket:

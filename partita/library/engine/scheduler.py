@@ -11,8 +11,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from os.path import commonprefix
@@ -166,7 +166,8 @@ class Scheduler(EngineState, ABC):
                 return False
             self._check_open()
             did = self._end_cancelled() + self._admit()
-            if not self.running or self._loop is None:
+            stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
+            if not stepped or self._loop is None:
                 return did > 0
             try:
                 step = self._loop.step()
@@ -178,8 +179,11 @@ class Scheduler(EngineState, ABC):
             except BaseException:
                 self._lose(None)
                 raise
-            with self._lost_if_interrupted():
-                self._pass_on(step)
+            try:
+                self._pass_on(step, stepped)
+            except BaseException as error:
+                self._lose_if_interrupted(error)
+                raise
             return True
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -193,8 +197,11 @@ class Scheduler(EngineState, ABC):
             whole = check_turn(ticket, given, sampling, self.manifest)
             completion = completion_of(self._text, ticket.work, given, whole)
             if ticket.row is not None and self._loop is not None:
-                with self._lost_if_interrupted():
+                try:
                     self._loop.extend(ticket.row, given, make_sampler(sampling), sampling.max_new_tokens)
+                except BaseException as error:
+                    self._lose_if_interrupted(error)
+                    raise
             ticket.begin_turn(whole[: -len(given)], completion, sampling)
             with self._changed:
                 if ticket.row is None:
@@ -357,12 +364,11 @@ class Scheduler(EngineState, ABC):
         """The adapter of a request."""
         return self._options.adapter if ticket.work.adapter is None else ticket.work.adapter
 
-    def _pass_on(self, step: Step) -> None:
+    def _pass_on(self, step: Step, stepped: Sequence[Ticket]) -> None:
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
-        pieces = list[tuple[Ticket, RequestOutput]]()
+        pieces: list[tuple[Ticket, RequestOutput]] = []
         if step.copied:
             self.copied_tokens += sum(step.copied)
-        stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
         for ticket in stepped:
             try:
                 piece = self._take(ticket, step)
@@ -386,11 +392,9 @@ class Scheduler(EngineState, ABC):
         new = step.tokens[row]
         if step.copied:
             ticket.copied_tokens += step.copied[row]
-        before = len(completion.pieces)
-        taken = completion.take(new, step.finish[row])
+        taken, text = completion.take(new, step.finish[row])
         if taken and ticket.first_token is None:
             ticket.first_token = time.perf_counter()
-        text = "".join(completion.pieces[before:])
         logprobs = step.logprobs[row][: len(taken)] if step.logprobs else ()
         if completion.finish is None:
             return RequestOutput(text, taken, logprobs, None) if taken or text else None
@@ -406,8 +410,7 @@ class Scheduler(EngineState, ABC):
         `surplus`: tokens of its row after the end of its answer.
         """
         completion, loop = ticket.completion, self._loop
-        before = len(completion.pieces)
-        completion.end()
+        text = completion.end()
         completion.finish = reason
         ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
@@ -415,7 +418,7 @@ class Scheduler(EngineState, ABC):
                 self._halt(ticket.row, loop, surplus)
             else:
                 self._free(ticket)
-        return RequestOutput("".join(completion.pieces[before:]), (), (), reason)
+        return RequestOutput(text, (), (), reason)
 
     def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
         """End a row at the end of its request's answer."""
@@ -444,12 +447,7 @@ class Scheduler(EngineState, ABC):
         reason = "interrupted" if error is None else "error"
         notify_listeners([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
 
-    @contextmanager
-    def _lost_if_interrupted(self) -> Iterator[None]:
+    def _lose_if_interrupted(self, error: BaseException) -> None:
         """Drop the batch after Ctrl-C, because rows may be inconsistent."""
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._lose(None)
-            raise
+        if not isinstance(error, Exception):
+            self._lose(None)

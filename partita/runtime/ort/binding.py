@@ -177,13 +177,13 @@ class Binding:
         values = zip(self._outputs, self._io.get_outputs(), strict=True)
         return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
 
-    def run(self) -> None:
-        """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
-        self._run(self._options)
+    def run(self, options: Any = None) -> None:
+        """Run the session on the bound buffers. `options`: None for those of the binding.
 
-    def _run(self, options: Any) -> None:
+        Raises GenerationError, ProviderError or ResourceError.
+        """
         try:
-            self._native.run_with_iobinding(self._io, options)
+            self._native.run_with_iobinding(self._io, options or self._options)
         except NATIVE_ERRORS as error:
             if self._notes_loops:
                 _notes.failed = True
@@ -198,7 +198,7 @@ class Binding:
         """
         if self._recorded is None:
             self._replaying, self._recorded = _run_options(str(number)), number
-        self._run(self._replaying)
+        self.run(self._replaying)
 
     def stop(self) -> None:
         """From another thread: end a run after its current node, and prevent further runs.

@@ -113,9 +113,14 @@ class Quantiser:
     """Quantises a weight with known inputs; None: it uses no text."""
 
 
+def columns(weights: torch.Tensor) -> torch.Tensor:
+    """Blocks [R, M, B] as the columns of a matrix [B, R * M], so that what is done per block runs along memory."""
+    return weights.flatten(0, 1).T.contiguous()
+
+
 def steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The nearest integers minus the zero point, float32 [R, M, B]. `scales` (not 0) and `zeros`: [R, M, 1] float32."""
-    return (weights / scales).round_().maximum(-zeros).minimum(grid.top - zeros)
+    """The nearest integers minus the zero point, float32 [B, P]. `scales` (not 0) and `zeros`: [P] float32."""
+    return (weights / scales).round_().clamp_(-zeros, grid.top - zeros)
 
 
 def not_zero(scales: torch.Tensor) -> torch.Tensor:
@@ -123,12 +128,12 @@ def not_zero(scales: torch.Tensor) -> torch.Tensor:
     return scales.masked_fill(scales == 0, 1.0)
 
 
-def finished(found: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Quantised:
-    """Steps [R, M, B], scales and zero points [R, M, 1], all float32, in their storage dtypes."""
+def in_blocks(found: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, rows: int) -> Quantised:
+    """Steps [B, P], scales and zero points [P], all float32, as blocks of `rows` rows in their storage dtypes."""
     import torch
 
-    integers = (found + zeros).to(torch.uint8)
-    return Quantised(integers, scales.squeeze(-1).contiguous(), zeros.squeeze(-1).to(torch.uint8))
+    integers = (found + zeros).T.contiguous().to(torch.uint8)
+    return Quantised(integers.view(rows, -1, len(found)), scales.view(rows, -1), zeros.to(torch.uint8).view(rows, -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, Round, finished, refit, steps
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, Round, columns, in_blocks, refit, steps
 
 DAMPING = 0.01
 """Fraction of the mean of H's diagonal, added to it, so that directions that are rare in the text keep some weight."""
@@ -37,8 +37,7 @@ def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Q
     for index in range(count):
         start, end = index * size, (index + 1) * size
         block, inside = left[start:end], factor[start:end, start:end]
-        _, scale, zero = refit.fit(block.T.unsqueeze(1).contiguous(), grid, inside.diagonal() ** -2)
-        scales[index], zeros[index] = scale.flatten(), zero.flatten()
+        _, scales[index], zeros[index] = refit.fit(block, grid, inside.diagonal() ** -2)
         errors = torch.empty_like(block)
         for j in range(size):
             now = steps(block[j], scales[index], zeros[index], grid)
@@ -46,8 +45,7 @@ def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Q
             block[j + 1 :].addr_(inside[j, j + 1 :], errors[j], alpha=-1)
             found[start + j] = now
         left[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
-    blocks = found.T.reshape(rows, count, size)
-    return finished(blocks, scales.T.unsqueeze(-1), zeros.T.unsqueeze(-1))
+    return in_blocks(columns(found.T.reshape(rows, count, size)), scales.T.flatten(), zeros.T.flatten(), rows)
 
 
 def _factor(moments: torch.Tensor) -> torch.Tensor:
@@ -68,7 +66,7 @@ def _factor(moments: torch.Tensor) -> torch.Tensor:
 
 def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     """Weights that the text does not reach are quantised without it."""
-    return finished(*refit.fit(weights, grid))
+    return in_blocks(*refit.fit(columns(weights), grid), len(weights))
 
 
 QUANTISER = Quantiser(

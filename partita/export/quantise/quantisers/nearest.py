@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, finished, not_zero, steps
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, columns, in_blocks, not_zero, steps
 
 
 def range_parameters(weights: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points [R, M, 1] float32 that cover the whole range of every block."""
+    """Scales and zero points [P] float32 that cover the whole range of every block, a column of `weights` [B, P]."""
+    low, high = weights.amin(0), weights.amax(0)
     if grid.symmetric:
-        largest = weights.gather(-1, weights.abs().argmax(-1, keepdim=True))
+        largest = torch.where(high >= -low, high, low)
         return not_zero(largest / -grid.middle), torch.full_like(largest, grid.middle)
-    low, high = weights.amin(-1, keepdim=True).clamp_(max=0), weights.amax(-1, keepdim=True).clamp_(min=0)
-    scales = not_zero((high - low) / grid.top)
+    low.clamp_(max=0)
+    scales = not_zero((high.clamp_(min=0) - low) / grid.top)
     return scales, (-low / scales).round_().clamp_(0, grid.top)
 
 
 def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
-    scales, zeros = range_parameters(weights, grid)
-    return finished(steps(weights, scales, zeros, grid), scales, zeros)
+    blocks = columns(weights)
+    scales, zeros = range_parameters(blocks, grid)
+    return in_blocks(steps(blocks, scales, zeros, grid), scales, zeros, len(weights))
 
 
 QUANTISER = Quantiser("nearest", "round to nearest over the range of each block", _quantise)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, finished, not_zero, steps
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, columns, in_blocks, not_zero, steps
 from partita.export.quantise.quantisers.nearest import range_parameters
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
@@ -21,32 +21,33 @@ FINE = 8
 def fit(
     weights: torch.Tensor, grid: Grid, importance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Steps [R, M, B], scales and zero points [R, M, 1] with the least squared error, all float32.
+    """Steps [B, P], scales and zero points [P] with the least squared error of each column of `weights` [B, P], all
+    float32.
 
-    `importance`: weight of each squared error, broadcast to [M, B]; None: equal.
+    `importance` [B]: weight of each squared error; None: equal.
     """
     full, zeros = range_parameters(weights, grid)
     best = torch.full_like(full, -1.0)
-    scales, chosen, found = full, zeros, torch.zeros_like(weights)
+    scales, chosen, ranges = full, zeros, full
     middle = grid.top / 2 - zeros  # the middle of the range, in steps of the full scale
     for share in SHARES if grid.bits < FINE else (1.0,):
         tried = full * share
         shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
         now = steps(weights, tried, shifted, grid)
-        counted = now if importance is None else now * importance
-        along, length = (weights * counted).sum(-1, keepdim=True), (now * counted).sum(-1, keepdim=True)
+        counted = now if importance is None else now * importance.unsqueeze(1)
+        along, length = (weights * counted).sum(0), (now * counted).sum(0)
         fitted = torch.where(length > 0, along / length, 0.0)  # length 0: all steps are 0
         explained = along * fitted
         better = explained > best
         best = torch.where(better, explained, best)
         scales = torch.where(better, fitted, scales)
-        found = torch.where(better, now, found)
+        ranges = torch.where(better, tried, ranges)
         chosen = torch.where(better, shifted, chosen)
-    return found, not_zero(scales), chosen
+    return steps(weights, ranges, chosen, grid), not_zero(scales), chosen
 
 
 def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
-    return finished(*fit(weights, grid))
+    return in_blocks(*fit(columns(weights), grid), len(weights))
 
 
 QUANTISER = Quantiser("refit", "data-free search over ranges, each with its best-fitting scale", _quantise)

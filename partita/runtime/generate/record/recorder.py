@@ -120,10 +120,12 @@ class Recorder:
     def on_step(self, step: Step) -> None:
         """Record a step."""
         self.steps.append(step)
-        self.new_tokens += sum(map(len, step.tokens))
-        for row, tokens in enumerate(step.copied):
-            if tokens and row in self._reads:
-                self._reads[row] -= tokens
+        for new in step.tokens:
+            self.new_tokens += len(new)
+        if step.copied:
+            for row, tokens in enumerate(step.copied):
+                if tokens and row in self._reads:
+                    self._reads[row] -= tokens
         if self.takes_turns and len(self.steps) >= 2 * KEPT_STEPS:
             early, late = self.steps[:-KEPT_STEPS], self.steps[-KEPT_STEPS:]
             kept = [entry for entry in early if entry.observed]

@@ -29,8 +29,6 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Add text and return the part that is certainly before any stop string."""
-        if not self._stops:
-            return text
         if self.found is not None:
             return ""
         text = self._held + text

@@ -302,10 +302,11 @@ class TextStream:
         self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
     ) -> None:
         self._text = text
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops) if stops else None
         self._ends = {text.special(stop) for stop in stops} - {None}
         self._hidden = text.silent.union(stop_ids, self._ends)
-        self._ended = False
+        self.stopped = False
+        """Whether a stop string has been found; then only `finish` returns more text."""
         self._ids, self._shown = _context(text, prompt)
         """Recent tokens, which are the context of the next, and how many of them have been shown."""
         self._pushed = False
@@ -316,15 +317,10 @@ class TextStream:
         if self._decoder is not None and self._shown < len(self._ids):
             self._decoder(self._ids[self._shown :])
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string has been found; then only `finish` returns more text."""
-        return self._ended or self._stops.found is not None
-
     def push(self, token: int) -> str:
         """Add one token and return the text that can be shown now, often empty."""
         if token in self._hidden:  # otherwise a run of hidden tokens would be decoded again with each
-            self._ended = self._ended or token in self._ends
+            self.stopped = self.stopped or token in self._ends
             return ""
         self._ids.append(token)
         self._pushed = True
@@ -333,7 +329,11 @@ class TextStream:
             return ""
         del self._ids[: self._shown]
         self._shown = len(self._ids)
-        return self._stops.push(fresh)
+        if self._stops is None:
+            return fresh
+        shown = self._stops.push(fresh)
+        self.stopped = self.stopped or self._stops.found is not None
+        return shown
 
     def _decoded(self, token: int) -> str:
         """Whole characters completed by a token."""
@@ -358,7 +358,7 @@ class TextStream:
     def finish(self) -> str:
         """The held-back text; call it once at the end. Incomplete characters become U+FFFD."""
         rest = self._fresh() if self._pushed and self._shown < len(self._ids) else ""
-        return self._stops.push(rest) + self._stops.finish()
+        return rest if self._stops is None else self._stops.push(rest) + self._stops.finish()
 
 
 def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:

@@ -67,9 +67,8 @@ def by_definition(weight: torch.Tensor, inputs: torch.Tensor, grid: Grid, size: 
     costs = torch.stack([torch.linalg.inv(hessian[j:, j:])[0, 0].reciprocal() for j in range(len(hessian))])
     for j in range(weight.shape[1]):
         if j % size == 0:
-            block = left[:, None, j : j + size].float()
-            _, scale, zero = fit(block, grid, costs[j : j + size].float())
-            scale, zero = scale[:, 0, 0].double(), zero[:, 0, 0].double()
+            _, scale, zero = fit(left[:, j : j + size].T.float(), grid, costs[j : j + size].float())
+            scale, zero = scale.double(), zero.double()
         steps = (left[:, j] / scale).round().maximum(-zero).minimum(grid.top - zero)
         result[:, j] = steps * scale
         inverse = torch.linalg.inv(hessian[j:, j:])
