@@ -123,6 +123,17 @@ def steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid
     return (weights / scales).round_().clamp_(-zeros, grid.top - zeros)
 
 
+def column_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums [P] of the columns of [B, P], by halves: the order of `torch.sum` depends on the number of columns."""
+    while len(values) > 1:
+        half = len(values) // 2
+        folded = values[:half] + values[half : 2 * half]
+        if len(values) % 2:
+            folded[0] += values[-1]
+        values = folded
+    return values[0]
+
+
 def not_zero(scales: torch.Tensor) -> torch.Tensor:
     """Scales with 0 (blocks of zeros) replaced by 1."""
     return scales.masked_fill(scales == 0, 1.0)

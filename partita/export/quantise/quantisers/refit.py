@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, columns, in_blocks, not_zero, steps
+from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, column_sums, columns, in_blocks, not_zero, steps
 from partita.export.quantise.quantisers.nearest import range_parameters
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
@@ -35,7 +35,7 @@ def fit(
         shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
         now = steps(weights, tried, shifted, grid)
         counted = now if importance is None else now * importance.unsqueeze(1)
-        along, length = (weights * counted).sum(0), (now * counted).sum(0)
+        along, length = column_sums(weights * counted), column_sums(now * counted)
         fitted = torch.where(length > 0, along / length, 0.0)  # length 0: all steps are 0
         explained = along * fitted
         better = explained > best
