@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import torch
 
-from partita.export.quantise.quantisers import Grid, Quantised, Quantiser, column_sums, columns, in_blocks, not_zero, steps
+from partita.export.quantise.quantisers import (
+    Grid,
+    Quantised,
+    Quantiser,
+    column_sums,
+    columns,
+    in_blocks,
+    not_zero,
+    steps,
+)
 from partita.export.quantise.quantisers.nearest import range_parameters
 
 SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
