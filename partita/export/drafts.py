@@ -148,8 +148,13 @@ class Draft:
         """Probes the provider of the package with nodes; None where it is not probed."""
         return self.work.supports if self.target is None else self.target.supports
 
-    def known_answer(self, graphs: Graphs, adapter: SwitchableAdapter | None = None) -> known_answer.KnownAnswer:
-        """The outputs of the source model, with `adapter` if given; cached.
+    def known_answer(
+        self,
+        graphs: Graphs,
+        adapter: SwitchableAdapter | None = None,
+        first: Callable[[Any], object] | None = None,
+    ) -> known_answer.KnownAnswer:
+        """The outputs of the source model, with `adapter` if given; cached. `first` gets the model when it is loaded.
 
         The prompt is long enough for two chunks of a graph without padding. With quantised weights the source model
         gets them back from the written file; for the prompt, those of the prefill graph.
@@ -181,6 +186,7 @@ class Draft:
                 self.max_length,
                 tokens,
                 crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
+                first=first,
                 prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
                 weights=weights_text(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.export.options import Asked, ExportOptions
 from partita.export.progress import Progress
 from partita.export.target import NodeSupport
 from partita.package.folder import Graph
+
+if TYPE_CHECKING:
+    from partita.export.verify.quality import SourceLogits
 
 ReadFolder = Callable[[Path, int, int], Graph]
 """Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
@@ -31,6 +35,8 @@ class Work:
     supports: NodeSupport | None = None
     """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
+    source_logits: SourceLogits | None = None
+    """Of the text of the quality measurement, for all attempts."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """Ends with the export: resources needed until everything is written."""
 

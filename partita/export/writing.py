@@ -30,7 +30,7 @@ from partita.export.passes import cache_rounding
 from partita.export.progress import stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
-from partita.export.verify.quality import MissedRatioError
+from partita.export.verify.quality import MissedRatioError, SourceLogits
 from partita.export.verify.smoke_run import (
     CPU,
     Replay,
@@ -91,12 +91,13 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     """
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
+    source_logits = _source_logits(text, exported, work)
     rounded = _rounded_parameters(exported)  # one byte each, until they are written
     if options.verify:
         held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
         _check_memory_of_answer(exported, options, held)
-        if text is not None:
-            _check_memory_of_quality(exported, held, text, needed=options.rounds)
+        if source_logits is not None:
+            _check_memory_of_quality(exported, held, source_logits, needed=options.rounds)
     _check_space(options.folder.parent, contract.weight_bytes + rounded)
     with (
         _calibrate_weights(exported, work) as exported,
@@ -201,23 +202,31 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
     )
 
 
+def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceLogits | None:
+    """The file for the source model's logits on the text, kept for later attempts; None without a text."""
+    if text is not None and work.source_logits is None:
+        work.source_logits = SourceLogits(text, exported.contract.vocab_size, work.scratch)
+        work.cleanup.callback(work.source_logits.close)
+    return work.source_logits
+
+
 def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
     """The manifest with the quality, where anything is rounded.
 
     Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
     """
-    scorer, twin = runtime.scorer, None
-    if text is None or scorer is None:
+    scorer, source, twin = runtime.scorer, work.source_logits, None
+    if text is None or scorer is None or source is None:
         return manifest
     held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
-    _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
+    _check_memory_of_quality(exported, held, source, needed=work.options.rounds)
     if work.options.computing.twin is not None:
         scorer, twin = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
-    tokens = 2 * len(text.windows) * (text.windows.shape[1] - 1)  # by the source model and by the package
+    tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
             found = quality.measure(
-                exported.checkpoint, text, work.folder, manifest, scorer, current, work.scratch, twin
+                exported.checkpoint, text, work.folder, manifest, scorer, current, source, work.scratch, twin
             )
         except (PartitaError, RuntimeError, ValueError) as error:
             if not isinstance(error, ResourceError):
@@ -233,14 +242,13 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
     return manifest.model_copy(update={"files": files, "quality": found})
 
 
-def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, needed: bool) -> None:
+def _check_memory_of_quality(exported: Exported, held: int, source: SourceLogits, *, needed: bool) -> None:
     """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory together.
 
     Checked before anything is written, and again when the package is opened. `needed`: the package requires the
     measurement.
     """
-    fits = quality.fits_in_memory(text, exported.contract.vocab_size)
-    packed_twice = 2 * exported.contract.weight_bytes if fits else 0
+    packed_twice = 0 if source.fits else 2 * exported.contract.weight_bytes
     cache = _cache_bytes(exported.contract)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 
@@ -386,8 +394,12 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
     if not work.options.verify:
         return manifest
     computing = work.options.computing
-    with stage(work.progress, "known answer", work.seconds):
-        answer = exported.answer()
+    source = work.source_logits
+    if source is not None and (source.is_complete or not source.fits):
+        source = None
+    tokens = None if source is None else source.tokens
+    with stage(work.progress, "known answer", work.seconds, tokens, "tokens") as current:
+        answer = exported.answer(None if source is None else partial(source.fill, start=0, stage=current))
         known_answer.save(answer, work.folder)
         if answer.caution:
             add_note(work, answer.caution)

@@ -49,7 +49,9 @@ class Found:
             contract=Contract(**fields),
             parameters=7,
             original_parameters=7,
-            answer=lambda: known_answer.compute(self.checkpoint, graph.vocab_size, graph.max_length, 8),
+            answer=lambda first: known_answer.compute(
+                self.checkpoint, graph.vocab_size, graph.max_length, 8, first=first
+            ),
             unused=("a tower",),
             passes={},
             caution="; ask those who wrote it",

@@ -66,8 +66,8 @@ class Exported:
     """Weights that the graphs use; a tied weight counts once."""
     original_parameters: int
     """Parameters of the source model."""
-    answer: Callable[[], KnownAnswer]
-    """Runs the source model."""
+    answer: Callable[[Callable[[Any], object] | None], KnownAnswer]
+    """Runs the source model; its argument gets the loaded model first."""
     unused: tuple[str, ...]
     """Checkpoint tensors that no graph uses, by module."""
     passes: Mapping[str, int]

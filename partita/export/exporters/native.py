@@ -139,7 +139,7 @@ def _exported_model(graphs: Graphs) -> Exported:
         ),
         parameters=weights.parameter_count(models),
         original_parameters=draft.fake.parameters,
-        answer=lambda: draft.known_answer(graphs),
+        answer=lambda first: draft.known_answer(graphs, first=first),
         unused=tuple(graphs.unused),
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),

@@ -106,8 +106,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
         contract=graph.model_copy(update={"longest": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}),
         parameters=count,
         original_parameters=count,
-        answer=lambda: known_answer.compute(
-            checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, scratch=work.scratch
+        answer=lambda first: known_answer.compute(
+            checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, first=first, scratch=work.scratch
         ),
         unused=(),
         passes={},

@@ -225,6 +225,7 @@ def compute(
     tokens: int = PROMPT_TOKENS,
     *,
     crossed: int = CROSSED_TOKENS,
+    first: Callable[[Any], object] | None = None,
     prepare: Callable[[Any], object] | None = None,
     afterwards: Callable[[Any], object] | None = None,
     weights: str = "",
@@ -233,15 +234,17 @@ def compute(
     """Run the source model on a fixed prompt and `DECODE_STEPS` more tokens (fewer where `max_length` is short).
 
     `tokens`: prompt length, as far as the cache allows. It grows to exceed windows, attention chunks and original
-    contexts of up to `crossed` tokens; then fixed tokens follow, else greedy ones. `prepare` gets the loaded model, to
-    replace its weights; `afterwards` gets it after the prompt, to replace them again; `weights` describes them, as the
-    end of a sentence. `scratch`: a folder for the parameters of a large model. Raises UnsupportedModelError when
-    transformers cannot load or run the checkpoint.
+    contexts of up to `crossed` tokens; then fixed tokens follow, else greedy ones. `first` gets the loaded model, to
+    run it; `prepare` gets it after that, to replace its weights; `afterwards` gets it after the prompt, to replace them
+    again; `weights` describes them, as the end of a sentence. `scratch`: a folder for the parameters of a large model.
+    Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     count = keep = max(1, min(tokens, max_length - steps))
     sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count))[None]
     model = load(checkpoint, scratch)
+    if first is not None:
+        first(model)
     if prepare is not None:
         prepare(model)
         memory_map.let_go(model)

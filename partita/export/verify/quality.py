@@ -14,8 +14,8 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -316,46 +316,38 @@ def measure(
     manifest: Manifest,
     open_scorer: OpenScorer,
     stage: Stage,
+    source: SourceLogits,
     scratch: Path | None = None,
     twin: str | None = None,
 ) -> Quality:
     """Run the source model and the package in `folder` over the text, and store the source model's data there.
 
-    `twin`: a description of the variant that `open_scorer` opens. Raises the errors of loading and running either.
+    `source`: logits of the source model; those that it lacks are computed. `twin`: a description of the variant that
+    `open_scorer` opens. Raises the errors of loading and running either.
     """
     windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = Measured.of(windows, vocab_size)
     blocks = _Blocks(found, vocab_size)
-    model = load(checkpoint, scratch)
+    model = None if source.is_complete else load(checkpoint, scratch)
     with ExitStack() as opened:
-        kept = opened.enter_context(_logits_file(scratch, windows.shape[1] - 1, vocab_size))
         scorer: Scorer | None = None
-        for start in range(0, len(windows), kept.windows):
-            part = windows[start : start + kept.windows]
-            kept.fill(model, part, stage)
+        for start in range(0, len(windows), source.capacity):
+            part = windows[start : start + source.capacity]
+            if model is not None:
+                source.fill(model, start, stage)
             if start + len(part) == len(windows):  # the package is opened when the original is gone, mostly
-                del model
+                model = None
                 clear_for(checkpoint)
             scorer = scorer or opened.enter_context(open_scorer(folder, manifest))
-            _compare(scorer, part, start, kept, blocks, stage)
+            _compare(scorer, part, start, source, blocks, stage)
         assert scorer is not None
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     _save(text, found, folder, vocab_size)
     return quality_of(text, found, provider).model_copy(update={"phases": phases_of(found, goes_on), "twin": twin})
 
 
-def fits_in_memory(text: Text, vocab_size: int) -> bool:
-    """Whether package and source model are in memory together: the logits of all windows do not fit on disk."""
-    return len(text.windows) > _windows_stored(text.windows.shape[1] - 1, vocab_size)
-
-
-def _windows_stored(length: int, vocab_size: int) -> int:
-    """Number of windows whose source-model logits are stored at a time."""
-    return max(1, KEPT_BYTES // (length * vocab_size * 4))
-
-
 def _compare(
-    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: _LogitsFile, blocks: _Blocks, stage: Stage
+    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: SourceLogits, blocks: _Blocks, stage: Stage
 ) -> None:
     """Run the package over windows, the first of which has the index `start`, and compare with the stored logits."""
     for first in range(0, len(windows), scorer.rows):
@@ -370,46 +362,55 @@ def _compare(
         blocks.flush()
 
 
-@dataclass(slots=True)
-class _LogitsFile:
-    """Logits of the source model for some windows, in a file, so that both models need not be in memory."""
+class SourceLogits:
+    """Logits of the source model for a text, in an unnamed file, so that both models need not be in memory.
 
-    file: IO[bytes]
-    length: int
-    """Tokens of a window with a successor."""
-    vocab_size: int
-    _read: npt.NDArray[np.float32] = field(init=False)
+    If the file is too small for all windows, each `fill` replaces what it holds.
+    """
 
-    def __post_init__(self) -> None:
-        self._read = np.empty(self.vocab_size, np.float32)
+    def __init__(self, text: Text, vocab_size: int, scratch: Path | None) -> None:
+        """`scratch`: the folder of the file."""
+        self.windows, self._vocab_size = text.windows, vocab_size
+        self._length = int(text.windows.shape[1]) - 1
+        """Tokens of a window with a successor."""
+        self.capacity = max(1, KEPT_BYTES // (self._length * vocab_size * 4))
+        """In windows."""
+        self.is_complete = False
+        """Whether the file holds the logits of all windows."""
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed by `close`
+        self._read = np.empty(vocab_size, np.float32)
 
     @property
-    def windows(self) -> int:
-        """Capacity in windows."""
-        return _windows_stored(self.length, self.vocab_size)
+    def tokens(self) -> int:
+        """Number of tokens with a successor."""
+        return len(self.windows) * self._length
 
-    def fill(self, model: Any, windows: npt.NDArray[np.int64], stage: Stage) -> None:
-        """Store the logits of `model` for `windows`. Raises OSError when the disk is full."""
-        self.file.seek(0)
-        for window in windows:
+    @property
+    def fits(self) -> bool:
+        """Whether the file can hold the logits of all windows. Otherwise package and source model are in memory
+        together."""
+        return len(self.windows) <= self.capacity
+
+    def fill(self, model: Any, start: int, stage: Stage) -> None:
+        """Store the logits of `model` for the windows from `start`. Raises OSError when the disk is full."""
+        self._file.seek(0)
+        for window in self.windows[start : start + self.capacity]:
             with quiet(), torch.no_grad(), translate_errors("running the source model"):
                 logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
-            self.file.write(logits.contiguous().numpy().data.cast("B"))
+            self._file.write(logits.contiguous().numpy().data.cast("B"))
             del logits  # before the next ones are made
-            stage.advance(self.length)
+            stage.advance(self._length)
+        self.is_complete = self.fits
 
     def at(self, window: int, position: int) -> torch.Tensor:
-        """Logits [vocab] of the token after a position of a window, valid until the next call."""
-        self.file.seek((window * self.length + position) * self.vocab_size * 4)
-        self.file.readinto(self._read.data.cast("B"))  # type: ignore[attr-defined]  # a file of bytes has it
+        """Logits [vocab] of the token after a position of a stored window, valid until the next call."""
+        self._file.seek((window * self._length + position) * self._vocab_size * 4)
+        self._file.readinto(self._read.data.cast("B"))  # type: ignore[attr-defined]  # a file of bytes has it
         return torch.from_numpy(self._read)
 
-
-@contextmanager
-def _logits_file(scratch: Path | None, length: int, vocab_size: int) -> Iterator[_LogitsFile]:
-    """An unnamed file in `scratch` for windows of `length` tokens."""
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        yield _LogitsFile(file, length, vocab_size)
+    def close(self) -> None:
+        """Delete the file."""
+        self._file.close()
 
 
 def _save(text: Text, found: Measured, folder: Path, vocab_size: int) -> None:
