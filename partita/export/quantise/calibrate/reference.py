@@ -138,18 +138,29 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
         own = [name for name in found if name.rpartition(".")[0] in placed.modules]
         targets[tensor] = [_get(model, name).detach() for name in own or found]
     for start, rows in rows_of:
-        region = ((start, start + len(rows)), (0, placed.packed.width))
-        origin = placed.packed.origin
-        if isinstance(origin, StoredTensor):
-            for parameter in targets[origin.info.name]:
-                parameter[start : start + len(rows)] = rows
-            continue
-        places = Places(origin.tensors())
-        index = origin.read(region, places)
-        for info, first in places.first.items():
-            inside = (index >= first) & (index < first + math.prod(info.shape))
-            for parameter in targets[info.name]:
-                parameter.view(-1)[index[inside] - first] = rows[inside]
+        _put_rows_back(placed.packed.origin, start, rows, targets)
+
+
+def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapping[str, list[torch.Tensor]]) -> None:
+    """Write `rows` of an origin, whole rows from `start`, into the parameters of its checkpoint tensors."""
+    if isinstance(origin, StoredTensor):
+        for parameter in targets[origin.info.name]:
+            parameter[start : start + len(rows)] = rows
+        return
+    if isinstance(origin, JoinedOrigin) and origin.axis == 0:
+        offset = 0
+        for part in origin.parts:
+            begin, end = max(start, offset), min(start + len(rows), offset + part.shape[0])
+            if begin < end:
+                _put_rows_back(part, begin - offset, rows[begin - start : end - start], targets)
+            offset += part.shape[0]
+        return
+    places = Places(origin.tensors())
+    index = origin.read(((start, start + len(rows)), (0, origin.shape[1])), places)
+    for info, first in places.first.items():
+        inside = (index >= first) & (index < first + math.prod(info.shape))
+        for parameter in targets[info.name]:
+            parameter.view(-1)[index[inside] - first] = rows[inside]
 
 
 def _put_stacks_back(
