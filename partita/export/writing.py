@@ -215,7 +215,7 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
 
     Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
     """
-    scorer, source, twin = runtime.scorer, work.source_logits, None
+    scorer, source, twin = runtime.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
     held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
