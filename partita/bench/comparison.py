@@ -1,5 +1,4 @@
-"""The verdict of a benchmark, as data and as sentences: which contender is faster, by how much, and the slowest
-part."""
+"""The verdict of a benchmark as data and as sentences: faster contender, ratio, and the part with most time."""
 
 from __future__ import annotations
 
@@ -129,18 +128,18 @@ def _sentence(verdict: ContenderResult, contenders: dict[str, Contender]) -> str
     base = contenders[verdict.baseline]
     parts = [_compare(verdict, entry), *entry.unused]
     if entry.difference is not None:
-        parts.insert(0, f"{_wrong(entry, base)}, so its speed is for different output")
+        parts.insert(0, f"{_render_difference(entry, base)}; their speeds are for different output")
     if verdict.repeats is False:
-        parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
+        parts.insert(0, f"{entry.name} is not deterministic: its tokens differ between rounds")
     return "; ".join(parts)
 
 
-def _wrong(entry: Contender, base: Contender) -> str:
+def _render_difference(entry: Contender, base: Contender) -> str:
     """The first differing token, counted from 1."""
     assert entry.difference is not None
     position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
     row = f" of row {entry.difference.row + 1}" if rows > 1 else ""
-    return f"{entry.name} differs from the tokens of {base.name} from new token {position}{row} on"
+    return f"the tokens of {entry.name} and {base.name} differ from new token {position}{row} on"
 
 
 def _compare(verdict: ContenderResult, entry: Contender) -> str:
@@ -152,11 +151,11 @@ def _compare(verdict: ContenderResult, entry: Contender) -> str:
     parts += [f"{_render_ratio(other)} in {other.phase} ({_figures(other)})" for other in others]
     text = ", ".join(parts)
     if verdict.same_provider is not None:
-        text += f"; both ran on {short_provider(verdict.same_provider)} alone"
+        text += f"; both ran on {short_provider(verdict.same_provider)} only"
     elif main.ratio < 1 and not noise and (cause := _render_time(verdict, entry)):
         text += f": {cause}"
-    chance = f"the ranges do not overlap, but with only {plural(entry.rounds, 'round')} that may be noise"
-    return f"{text}; {chance}" if main.standing == "too_few_rounds" else text
+    noisy = f"the ranges do not overlap, but {plural(entry.rounds, 'round')} are too few to exclude noise"
+    return f"{text}; {noisy}" if main.standing == "too_few_rounds" else text
 
 
 def _render_ratio(found: PhaseResult) -> str:
@@ -204,12 +203,11 @@ def _render_time(verdict: ContenderResult, entry: Contender) -> str:
     assert why is not None
     if time.spender == "outside_nodes":
         text = (
-            f"{whole_percent(time.share)} of its {why.phase} time passes outside its "
-            f"{plural(why.nodes, 'node')}, waiting for the device at the end of a run, or in work around "
-            "the nodes"
+            f"{whole_percent(time.share)} of its {why.phase} time is outside its {plural(why.nodes, 'node')}: wait "
+            "for the device at the end of a run, and work between nodes"
         )
     else:
-        text = f"{whole_percent(time.share)} of the host's time in nodes of its {why.phase} runs is in "
+        text = f"{whole_percent(time.share)} of the host time of its nodes in {why.phase} is in "
         text += _spender(why, time.spender)
     return "; ".join(filter(None, (text, _around(why, time.spender))))
 
@@ -220,11 +218,11 @@ def _spender(why: HostTimeParts, which: str) -> str:
         size = why.memcpy_bytes_per_token
         moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
         count = plural(why.memcpy_nodes, "Memcpy node")
-        return f"{count}{moved}, which synchronise with the device, then copy"
+        return f"{count}{moved}, which synchronise with the device and copy"
     if which == "fallback_nodes":
         names = listing(short_provider(name) for name in why.on_fallback)
         return f"{plural(why.fallback_nodes, 'node')} on {names}"
-    return f"its own {plural(why.nodes, 'node')}"
+    return f"its {plural(why.nodes, 'node')} on {short_provider(why.provider)}"
 
 
 def _around(why: HostTimeParts, spender: str) -> str:

@@ -128,9 +128,12 @@ def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
     yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
     first = found.first_token_seconds
-    yield "first token", ("no token was generated" if first is None else f"{decimals(first)} s after prefill began",)
+    yield (
+        "first token",
+        ("no token was generated" if first is None else f"{decimals(first)} s after the start of prefill",),
+    )
     ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
     yield (
         "generated",
-        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish: {ended}",),
+        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish reason: {ended}",),
     )
