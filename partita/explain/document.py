@@ -309,7 +309,7 @@ def _rejections(explanation: Explanation) -> Iterator[Section]:
         together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
         least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
         tries = sum(entry.tries for entry in parts)
-        summary = Line(f"{together}; {least}; parts of the graph tried: {tries}")
+        summary = Line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
         title = f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}"
         yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 

@@ -126,8 +126,8 @@ class StateFact:
 
 
 Outcome = Literal["supported", "placed", "rejected", "failed", "crashed", "timed_out", "invalid"]
-"""Outcome of a probe. supported: the node ran on the provider. placed: assigned to it in a dry run. rejected: assigned to
-another provider. failed: session error. crashed: killed by a signal. timed_out. invalid: ONNX Runtime rejects the model."""
+"""Outcome of a probe. supported: the node ran on the provider. placed: a dry run assigned it to the provider. rejected:
+assigned to another provider. failed: session error. crashed: killed by a signal. invalid: the model is invalid."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are failures of the provider."""
 Factor = str

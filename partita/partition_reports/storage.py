@@ -91,5 +91,5 @@ def _wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) ->
     if mine is not None and slash:
         return f"{path}: schema is {shown}, this version reads {mine!r}; use the version of Partita that wrote it"
     if family in NO_REPORTS:
-        return f"{path}: {NO_REPORTS[family]}; `bench` writes reports if `reports` is set"
+        return f"{path}: {NO_REPORTS[family]}; bench writes reports with `reports`"
     return f"{path}: not a partition report, its schema is {shown}, not {SCHEMA!r}"

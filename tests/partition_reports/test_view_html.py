@@ -172,7 +172,7 @@ def test_pictures_have_words(page: str) -> None:
         (pages.cpu_report, "all", "All nodes ran on CPU"),
         (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
-        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran there"),
+        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran on it"),
         (REPORTS["empty"], "nothing", "No executed nodes are known"),
         (dry_report, "partly", "Partly on WebGpu: 4 fallback nodes cause 3 copies in every decode run"),
     ],
@@ -230,7 +230,7 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
         links = [link["href"] for cell in cells for link in cell.all("a")]
         assert links == [f"#n0-{position}" for position in range(len(pages.layer_nodes(3, 1)))]
     layer = table.one("tbody").all("tr")[1].children[1]
-    assert "1 off" in words(layer) and "on CPU: Attention 1" in words(layer)
+    assert "1 fallback" in words(layer) and "on CPU: Attention 1" in words(layer)
     signs = [words(link) for link in layer.all("a")]
     assert signs == ["", "", "", "", "", "", "", "", "↑", "C", "↓", "", "", "", "", "", ""]
     assert layer.all("a")[9]["title"].endswith("(Attention) on CPU")
