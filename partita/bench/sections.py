@@ -28,8 +28,8 @@ RATIOS = (
     "ratio: median of the ratios of the rounds. ~: within noise (the ranges overlap). ?: too few rounds for a verdict."
 )
 EXPLAINED = (
-    "node time per step: time of all nodes, divided by the median step above. Memcpy nodes synchronise with the device "
-    "and copy; on an asynchronous device, other nodes only enqueue work."
+    "share of step: time of all nodes, divided by the median step above. Other columns: shares of that time. Memcpy "
+    "nodes synchronise with the device and copy; on an asynchronous device, other nodes only enqueue work."
 )
 PHASES = ("decode", "prefill")
 
@@ -175,7 +175,7 @@ def _host_time(bench: Bench, caption: str) -> Table:
         if (why := entry.why) is not None:
             shares = (entry.node_share, why.own_share, why.fallback_share, why.wait_share)
             rows.append((entry.name, *map(percent, shares)))
-    heads = (Column(title) for title in ("node time per step", "on provider", "fallbacks", "Memcpy nodes"))
+    heads = (Column(title) for title in ("share of step", "on provider", "fallbacks", "Memcpy nodes"))
     return table(caption, (text_column("contender"), *heads), rows)
 
 

@@ -14,6 +14,7 @@ from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
     human_bytes,
+    in_phases,
     listing,
     name_some,
     named_provider,
@@ -94,7 +95,7 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
     yield from _stand_ins(explanation)
     for place in explanation.places:
         if place.copy_performed is not None:
-            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy in {place.phase}")
+            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy{in_phases([place.phase])}")
 
 
 def _identity(explanation: Explanation) -> list[tuple[str, str]]:
@@ -222,11 +223,11 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
         others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for number, entries in enumerate(alike.values()):
-        phases = listing(entry.phase for entry in entries)
+        phases = in_phases(entry.phase for entry in entries)
         for at, why in enumerate(entries[0].preferred):
-            title = f"Not on {why.provider} either" if at else f"Not on {why.provider} in {phases}"
+            title = f"Not on {why.provider} either" if at else f"Not on {why.provider}{phases}"
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
-            rows += [] if at else [(f"cost in {entry.phase}", _render_cost(entry)) for entry in entries]
+            rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
             rows.append(("see", f"{REASONS_PAGE}#{why.reason}"))
             pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
             yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_probe_table(why), *_lost(why)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from partita.diagnosis.records import Fallback
 from partita.explain.node_explanation import Explanation, Matches, Place
 from partita.observations.names import UNKNOWN
-from partita.observations.text_format import listing, named_provider, plural
+from partita.observations.text_format import in_phases, listing, named_provider, plural
 
 
 def render_no_single(found: Matches) -> str:
@@ -30,7 +30,7 @@ def headline(explanation: Explanation) -> str:
     for phase, places in places_by_phase(explanation).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
         parts.setdefault(text, []).append(phase)
-    where = "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
+    where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
     return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failed is not None else ''}"
 
 

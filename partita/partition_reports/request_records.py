@@ -15,7 +15,7 @@ class ModelInput(Record):
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """The shape used; null if no value could be generated and its sizes are dynamic, so that the model was not run."""
+    """The shape used; null if its sizes are dynamic and no value could be generated, so that the model was not run."""
 
     @property
     def declared(self) -> str:
@@ -40,8 +40,8 @@ class ModelFacts(Record):
 
 
 BlockingCause = Literal["control_flow", "copy", "elsewhere", "size"]
-"""The host selects a control-flow subgraph; a copy waits for the host; the node is not on the device; the host reads
-back a size."""
+"""control_flow: the host selects a subgraph. copy: it waits for the host. elsewhere: the node is on another provider.
+size: the host reads the size of an output."""
 
 
 class BlockingNode(Record):
@@ -64,7 +64,7 @@ class GraphCapture(Record):
     evidence: str
     """ONNX Runtime's message, or that it opened the session."""
     blocking: tuple[BlockingNode, ...]
-    """Nodes that block the capture; in an accepted session they make it slow or its results wrong."""
+    """Nodes that block the capture; in an accepted session they make the capture slow or its results wrong."""
 
 
 class DryRunFacts(Record):

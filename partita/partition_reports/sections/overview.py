@@ -410,7 +410,7 @@ def _action_question(report: Report) -> Question:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
     if (failed := failure_of(report)) is not None:  # an error message ends with its remedy
-        return Question(question, "fix the run", (failed.rpartition("; ")[2],), more)
+        return Question(question, "Fix the run", (failed.rpartition("; ")[2],), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
@@ -426,9 +426,9 @@ def _action_question(report: Report) -> Question:
     if action is None or missing:
         remedies += [entry.remedy for entry in available[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []
-    figure = "see the remedy" if remedies else "unknown"
+    figure = "See the remedy" if remedies else "unknown"
     if missing:
-        figure = f"make {short_provider(missing[0].provider)} available"
+        figure = f"Make {short_provider(missing[0].provider)} available"
     elif action is not None:
         figure = action.title
     return Question(question, figure, (*remedies, *commands) or ("No remedy is known.",), more)

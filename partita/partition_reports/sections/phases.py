@@ -30,7 +30,8 @@ def note(report: Report, phase: Phase) -> str:
     """The steps that the figures of a phase cover."""
     if not is_timed(report):
         return f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
-    return f"{phase.timing_note}; {TOO_FEW}" if too_few_steps(phase) else phase.timing_note
+    few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
+    return f"{phase.timing_note}{few}"
 
 
 def figures(report: Report) -> Table:
