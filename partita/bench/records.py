@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from partita.observations.records import Environment, PackageFacts, PhaseName, Record
 
@@ -147,20 +147,20 @@ class Contender(Record):
     turns: tuple[RoundResult, ...]
 
 
-Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
-"""outside_runs: binding inputs, sampling. outside_nodes: in session runs, but outside nodes (wait for the device at the
-end, work between nodes). copies: Memcpy nodes. own_nodes: nodes on the contender's first provider."""
+TimePart = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
+"""`outside_runs`: binding inputs, sampling. `outside_nodes`: in runs, but outside nodes (wait for the device at the end,
+work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the first provider. `fallback_nodes`: on others."""
 
 
 class TimeResult(Record):
     """The part with most of a contender's time, if known."""
 
-    spender: Spender | None
+    part: TimePart | None = Field(validation_alias=AliasChoices("part", "spender"))  # `spender` in older results
     """Null if unknown."""
     share: float | None = None
     """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""
     unknown_because: str = ""
-    """Why `spender` is null."""
+    """Why `part` is null."""
 
 
 class PhaseResult(Record):

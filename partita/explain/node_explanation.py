@@ -22,9 +22,9 @@ from partita.partition_reports.request_records import BlockingNode
 NEAR = 5
 """Maximum suggestions for an unknown name."""
 Role = Literal["runs", "replaced", "copy", "border", "body", "folded", "listed"]
-"""runs: a node of the plan. replaced: executed by a fused node, or as the nodes of a function. copy: a Memcpy node.
-border: a copied session input or output. body: in a control-flow subgraph. folded: a file node that ONNX Runtime
-folded, or whose executed node is unknown. listed: only in a reason, a rejection or a conflict of sources."""
+"""`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
+`border`: a copied session input or output. `body`: in a control-flow subgraph. `folded`: a file node that ONNX Runtime
+folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from partita.observations.records import Record
 
@@ -39,9 +39,14 @@ class ModelFacts(Record):
     inputs: tuple[ModelInput, ...]
 
 
-BlockingCause = Literal["control_flow", "copy", "elsewhere", "size"]
-"""control_flow: the host selects a subgraph. copy: it waits for the host. elsewhere: the node is on another provider.
-size: the host reads the size of an output."""
+BlockingCause = Literal["control_flow", "copy", "other_provider", "size"]
+"""`control_flow`: the host selects a subgraph. `copy`: it waits for the host. `other_provider`: the node is on another
+provider. `size`: the host reads the size of an output."""
+
+
+def _renamed(cause: object) -> object:
+    """The present name of a cause in an older report."""
+    return "other_provider" if cause == "elsewhere" else cause
 
 
 class BlockingNode(Record):
@@ -50,7 +55,7 @@ class BlockingNode(Record):
     node: str
     op_type: str | None
     provider: str
-    cause: BlockingCause | None = None
+    cause: Annotated[BlockingCause | None, BeforeValidator(_renamed)] = None
     """null in older reports."""
     why: str
     """The cause as text."""

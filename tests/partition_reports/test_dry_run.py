@@ -231,7 +231,7 @@ def test_blocking_nodes_are_named_with_the_reason():
     session = mixed_session()
     phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
     found = {entry.node: entry.cause for entry in blocking_nodes(phase, GPU)}
-    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "elsewhere"
+    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "other_provider"
     assert "lm_head/MatMul" not in found
     loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
     assert [entry.cause for entry in blocking_nodes(loop, GPU)] == ["control_flow"]
