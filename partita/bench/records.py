@@ -149,7 +149,7 @@ class Contender(Record):
 
 TimePart = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
 """`outside_runs`: binding inputs, sampling. `outside_nodes`: in runs, but outside nodes (wait for the device at the
-end, work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the first provider. `fallback_nodes`: on others."""
+end, work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the first provider. `fallback_nodes`: others."""
 
 
 class TimeResult(Record):
