@@ -204,7 +204,7 @@ class Bench(Record):
     created: str
     partita_version: str
     verdict: tuple[str, ...]
-    """One sentence per contender except the baseline, or for the baseline if it is alone: `verdicts` as text."""
+    """One sentence per contender except the baseline, or for the baseline if it is alone: `results` as text."""
     results: tuple[ContenderResult, ...] = ()
     """Verdicts as data; empty in older results."""
     environment: Environment | None
