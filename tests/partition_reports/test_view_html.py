@@ -221,6 +221,18 @@ def test_phases_are_in_figures(mixed: Element) -> None:
     assert "KV cache" not in rows, "there is none"
 
 
+def test_each_reason_has_its_definition_and_its_page() -> None:
+    report = report_of(recorded_facts(), NO_GPU_CHAIN)
+    part = section(read(html.to_text(report)), "fallbacks")
+    codes = {entry.reason for entry in report.fallbacks}
+    assert codes == {"not_in_build"}
+    groups = part.all("article")
+    assert len(groups) == 2, "the unavailable provider, and the reason of its nodes"
+    for group in groups:
+        (about,) = [fold for fold in group.all("details") if words(fold).startswith("About not_in_build")]
+        assert "applies when:" in words(about) and "see: docs/reasons.md#not_in_build" in words(about)
+
+
 def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> None:
     table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
