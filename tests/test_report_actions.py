@@ -186,7 +186,7 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
 def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
     report = REPORTS["unavailable"]()
     answer = glance(report).answers[-1]
-    assert answer.figure == "Get WebGpu to start"
+    assert answer.figure == "Make WebGpu available"
     assert answer.lines[0] == "pip install onnxruntime-webgpu"
     assert Command(("partita", "providers"), answer.lines[1].does) == answer.lines[1]  # type: ignore[union-attr]
 

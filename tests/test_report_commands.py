@@ -75,7 +75,7 @@ def damaged(folder: Path, how: str) -> Path:
     ("how", "words"),
     [
         ("cut", "truncated"),
-        ("newer", "use the Partita that wrote it"),
+        ("newer", "use the version of Partita that wrote it"),
         ("field", "position"),
         ("null", "cannot read the report: a device"),
         ("folder", "cannot read the report"),

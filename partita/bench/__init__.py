@@ -1,1 +1,1 @@
-"""`partita bench`: the record of measurements, its verdict, sections and views."""
+"""`partita bench`: record of the measurements, verdict, sections and views."""

@@ -1,5 +1,4 @@
-"""The verdict of a benchmark, as data and as sentences: which contender is faster, by how much, and the slowest
-part."""
+"""The verdict of a benchmark as data and as sentences: faster contender, ratio, and the part with most time."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from partita.bench.records import (
     HostTimeParts,
     PhaseResult,
     Ratio,
-    Spender,
     Spread,
+    TimePart,
     TimeResult,
 )
 from partita.observations.names import CPU
@@ -87,12 +86,12 @@ def _judge_time(entry: Contender) -> TimeResult | None:
     """The part with most decode time; None on the CPU provider alone."""
     outside, why = entry.decode_outside_share, entry.why
     if outside is not None and outside > MOSTLY:
-        return TimeResult(spender="outside_runs", share=outside)
+        return TimeResult(part="outside_runs", share=outside)
     if why is None:
-        return TimeResult(spender=None, unknown_because=entry.why_unknown) if entry.why_unknown else None
+        return TimeResult(part=None, unknown_because=entry.why_unknown) if entry.why_unknown else None
     if why.provider == CPU and not why.copies and not why.fallback_nodes:
         return None
-    parts: list[tuple[float, Spender]] = []
+    parts: list[tuple[float, TimePart]] = []
     if why.wait_share is not None and why.memcpy_nodes:
         parts.append((why.wait_share, "copies"))
     if why.own_share is not None:
@@ -100,11 +99,11 @@ def _judge_time(entry: Contender) -> TimeResult | None:
     if why.fallback_share is not None and why.fallback_nodes:
         parts.append((why.fallback_share, "fallback_nodes"))
     if not parts:
-        return TimeResult(spender=None, unknown_because="no run was profiled")
+        return TimeResult(part=None, unknown_because="no run was profiled")
     if entry.node_share is not None and entry.node_share < MOSTLY:
-        return TimeResult(spender="outside_nodes", share=1 - entry.node_share)
-    share, spender = max(parts, key=lambda part: part[0])
-    return TimeResult(spender=spender, share=share)
+        return TimeResult(part="outside_nodes", share=1 - entry.node_share)
+    share, largest = max(parts, key=lambda entry: entry[0])
+    return TimeResult(part=largest, share=share)
 
 
 def sentences(verdicts: Sequence[ContenderResult], contenders: Sequence[Contender]) -> tuple[str, ...]:
@@ -129,18 +128,18 @@ def _sentence(verdict: ContenderResult, contenders: dict[str, Contender]) -> str
     base = contenders[verdict.baseline]
     parts = [_compare(verdict, entry), *entry.unused]
     if entry.difference is not None:
-        parts.insert(0, f"{_wrong(entry, base)}, so its speed is for different output")
+        parts.insert(0, f"{_render_difference(entry, base)}; their speeds are for different output")
     if verdict.repeats is False:
-        parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
+        parts.insert(0, f"{entry.name} is not deterministic: its tokens differ between rounds")
     return "; ".join(parts)
 
 
-def _wrong(entry: Contender, base: Contender) -> str:
+def _render_difference(entry: Contender, base: Contender) -> str:
     """The first differing token, counted from 1."""
     assert entry.difference is not None
     position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
     row = f" of row {entry.difference.row + 1}" if rows > 1 else ""
-    return f"{entry.name} differs from the tokens of {base.name} from new token {position}{row} on"
+    return f"the tokens of {entry.name} and {base.name} differ from new token {position}{row} on"
 
 
 def _compare(verdict: ContenderResult, entry: Contender) -> str:
@@ -152,11 +151,11 @@ def _compare(verdict: ContenderResult, entry: Contender) -> str:
     parts += [f"{_render_ratio(other)} in {other.phase} ({_figures(other)})" for other in others]
     text = ", ".join(parts)
     if verdict.same_provider is not None:
-        text += f"; both ran on {short_provider(verdict.same_provider)} alone"
+        text += f"; both ran on {short_provider(verdict.same_provider)} only"
     elif main.ratio < 1 and not noise and (cause := _render_time(verdict, entry)):
         text += f": {cause}"
-    chance = f"the ranges do not overlap, but with only {plural(entry.rounds, 'round')} that may be noise"
-    return f"{text}; {chance}" if main.standing == "too_few_rounds" else text
+    noisy = f"the ranges do not overlap, but {plural(entry.rounds, 'round')} are too few to exclude noise"
+    return f"{text}; {noisy}" if main.standing == "too_few_rounds" else text
 
 
 def _render_ratio(found: PhaseResult) -> str:
@@ -197,44 +196,43 @@ def _render_time(verdict: ContenderResult, entry: Contender) -> str:
     time, why = verdict.time, entry.why
     if time is None:
         return ""
-    if time.spender is None or time.share is None:
+    if time.part is None or time.share is None:
         return f"time by part is unknown: {time.unknown_because}"
-    if time.spender == "outside_runs":
+    if time.part == "outside_runs":
         return f"{whole_percent(time.share)} of its decode time is outside the session runs"
     assert why is not None
-    if time.spender == "outside_nodes":
+    if time.part == "outside_nodes":
         text = (
-            f"{whole_percent(time.share)} of its {why.phase} time passes outside its "
-            f"{plural(why.nodes, 'node')}, waiting for the device at the end of a run, or in work around "
-            "the nodes"
+            f"{whole_percent(time.share)} of its {why.phase} time is outside its {plural(why.nodes, 'node')}: wait "
+            "for the device at the end of a run, and work between nodes"
         )
     else:
-        text = f"{whole_percent(time.share)} of the host's time in nodes of its {why.phase} runs is in "
-        text += _spender(why, time.spender)
-    return "; ".join(filter(None, (text, _around(why, time.spender))))
+        text = f"{whole_percent(time.share)} of the host time of its nodes in {why.phase} is in "
+        text += _render_nodes(why, time.part)
+    return "; ".join(filter(None, (text, _around(why, time.part))))
 
 
-def _spender(why: HostTimeParts, which: str) -> str:
+def _render_nodes(why: HostTimeParts, part: str) -> str:
     """The nodes with most of the node time."""
-    if which == "copies":
+    if part == "copies":
         size = why.memcpy_bytes_per_token
         moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
         count = plural(why.memcpy_nodes, "Memcpy node")
-        return f"{count}{moved}, which synchronise with the device, then copy"
-    if which == "fallback_nodes":
+        return f"{count}{moved}, which synchronise with the device and copy"
+    if part == "fallback_nodes":
         names = listing(short_provider(name) for name in why.on_fallback)
         return f"{plural(why.fallback_nodes, 'node')} on {names}"
-    return f"its own {plural(why.nodes, 'node')}"
+    return f"its {plural(why.nodes, 'node')} on {short_provider(why.provider)}"
 
 
-def _around(why: HostTimeParts, spender: str) -> str:
-    """Counts of copies, fallbacks and partitions, without the `spender`."""
+def _around(why: HostTimeParts, part: str) -> str:
+    """Counts of copies, fallbacks and partitions, without those of `part`."""
     if not why.copies and not why.fallback_nodes:
         return "no copies, no fallbacks"
     parts = []
-    if why.fallback_nodes and spender != "fallback_nodes":
+    if why.fallback_nodes and part != "fallback_nodes":
         parts.append(plural(why.fallback_nodes, "fallback"))
-    if why.copies and spender != "copies":
+    if why.copies and part != "copies":
         parts.append(plural(why.copies, "copy"))
     if why.partitions > 1:
         parts.append(plural(why.partitions, "partition"))

@@ -17,11 +17,11 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
-TELLING_ROUNDS = 4
+FEWEST_ROUNDS = 4
 """Minimum rounds for a comparison of ranges. Ranges of two equal contenders do not overlap by chance in 10 % of cases
 over 3 rounds, 3 % over 4, 0.8 % over 5."""
 CLEAR_GAP = 4.0
-"""Ratio between the ranges that is significant over fewer rounds, too; a busy machine can slow a run down by 2.9."""
+"""Ratio between the ranges that is significant over fewer rounds, too; load can slow a run down by a factor of 2.9."""
 WARM_UP = 0
 """The warm-up round, which is not counted."""
 PhaseChoice = Literal["prefill", "decode"]
@@ -120,7 +120,7 @@ def differ(left: Spread, right: Spread, rounds: int) -> Literal["differs", "with
     if higher.low <= lower.high:
         return "within_noise"
     gap = higher.low / lower.high if lower.high > 0 else float("inf")
-    return "differs" if rounds >= TELLING_ROUNDS or gap >= CLEAR_GAP else "too_few_rounds"
+    return "differs" if rounds >= FEWEST_ROUNDS or gap >= CLEAR_GAP else "too_few_rounds"
 
 
 def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:

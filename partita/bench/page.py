@@ -77,4 +77,4 @@ def _draw(bench: Bench) -> Iterator[Chart]:
             yield Chart(phase, bars)
 
 
-VIEW = View("html", ".html", "a bench as one page for a browser", to_text, what="page")
+VIEW = View("html", ".html", "the benchmark as one HTML page", to_text, what="page")

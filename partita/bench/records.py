@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from partita.observations.records import Environment, PackageFacts, PhaseName, Record
 
@@ -17,18 +17,18 @@ class RoundResult(Record):
     round: int
     """0 is the warm-up, which is not counted."""
     prefill_ms: tuple[float, ...]
-    """One per session run: from the previous step, or the call, until the step reached the program."""
+    """Time of each session run, from the end of the previous step, or from the call, until the caller has the step."""
     prefill_tokens: int
-    """Over all rows."""
+    """Of all rows."""
     decode_ms: tuple[float, ...]
     decode_tokens: int
     decode_outside_ms: float
-    """Part of `decode_ms` outside the session runs: feeding, sampling, text, and the transfer to the program."""
+    """Part of `decode_ms` outside the session runs: binding inputs, sampling, detokenising, transfer to the caller."""
     first_token_ms: float | None
     tokens: tuple[tuple[int, ...], ...]
     """New tokens of each row."""
     peak_rss_bytes: int
-    """Of the contender's process, so far."""
+    """Peak of the contender's process up to this round."""
 
 
 class Spread(Record):
@@ -55,7 +55,7 @@ class Ratio(Record):
 
     phase: Literal["prefill", "decode"]
     median: float
-    """Of the ratios of rounds that both finished; a round compares consecutive turns."""
+    """Median of the ratios of all rounds that both contenders finished."""
     low: float
     high: float
     standing: Literal["differs", "within_noise", "too_few_rounds"]
@@ -82,9 +82,9 @@ class HostTimeParts(Record):
     """Memcpy nodes, and inputs and outputs bound in another memory."""
     memcpy_nodes: int
     copy_bytes_per_token: float | None
-    """Bytes of all copies."""
+    """All copies."""
     memcpy_bytes_per_token: float | None
-    """Bytes of the Memcpy nodes."""
+    """Memcpy nodes only."""
     node_us: float | None
     """Host time in nodes; null, like the shares, if no run was profiled."""
     wait_share: float | None
@@ -113,11 +113,11 @@ class Contender(Record):
     package: str = ""
     """Name of its package; empty in older results."""
     status: Literal["measured", "failed"]
-    """A contender that failed later keeps its finished rounds, without ratios."""
+    """A contender that failed after some rounds has these rounds, without ratios."""
     error: str
     """Why it failed; empty if it was measured."""
     unused: tuple[str, ...]
-    """A sentence for each provider of the chain that ran nothing."""
+    """A sentence for each provider of the chain that ran no node."""
     rounds: int
     """Number of counted rounds."""
     load_seconds: float | None
@@ -138,8 +138,8 @@ class Contender(Record):
     difference: Difference | None
     why: HostTimeParts | None
     node_share: float | None
-    """Node time of `why` divided by the median decode step, at most 1. The rest is in no node: waiting for the device
-    at the end of a run, and work around the nodes."""
+    """Node time of `why` divided by the median decode step, at most 1. The rest is outside nodes: wait for the device
+    at the end of a run, and work between nodes."""
     why_unknown: str
     """Why `why` is null."""
     report: str | None
@@ -147,20 +147,20 @@ class Contender(Record):
     turns: tuple[RoundResult, ...]
 
 
-Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
-"""Parts of the time: outside the session runs (feeding, sampling); in runs but outside nodes (waiting for a device at
-the end, work around nodes); in Memcpy nodes; in nodes on the contender's own provider; in nodes on others."""
+TimePart = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
+"""`outside_runs`: binding inputs, sampling. `outside_nodes`: in runs, but outside nodes (wait for the device at the
+end, work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the first provider. `fallback_nodes`: others."""
 
 
 class TimeResult(Record):
     """The part with most of a contender's time, if known."""
 
-    spender: Spender | None
+    part: TimePart | None = Field(validation_alias=AliasChoices("part", "spender"))  # `spender` in older results
     """Null if unknown."""
     share: float | None = None
     """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""
     unknown_because: str = ""
-    """Why `spender` is null."""
+    """Why `part` is null."""
 
 
 class PhaseResult(Record):
@@ -204,7 +204,7 @@ class Bench(Record):
     created: str
     partita_version: str
     verdict: tuple[str, ...]
-    """One sentence per contender except the baseline, or for the baseline if it is alone: `verdicts` as text."""
+    """One sentence per contender except the baseline, or for the baseline if it is alone: `results` as text."""
     results: tuple[ContenderResult, ...] = ()
     """Verdicts as data; empty in older results."""
     environment: Environment | None

@@ -25,11 +25,11 @@ from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
 RATIOS = (
-    "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds for a verdict"
+    "ratio: median of the ratios of the rounds. ~: within noise (the ranges overlap). ?: too few rounds for a verdict."
 )
 EXPLAINED = (
-    "Memcpy nodes synchronise with the device, then copy; on an asynchronous device other nodes only "
-    "enqueue work. of a step: time of all nodes as a share of the median step above"
+    "share of step: time of all nodes, divided by the median step above. Other columns: shares of that time. Memcpy "
+    "nodes synchronise with the device and copy; on an asynchronous device, other nodes only enqueue work."
 )
 PHASES = ("decode", "prefill")
 
@@ -38,7 +38,7 @@ def document(bench: Bench) -> Document:
     """The verdict, then every section."""
     names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
     return Document(
-        kind="Bench",
+        kind="Benchmark",
         name=names,
         headline=summary_of(bench),
         sections=sections(bench),
@@ -52,10 +52,10 @@ VIEWS = Views(document, own={"html": "partita.bench.page"})
 
 def sections(bench: Bench) -> tuple[Section, ...]:
     """Every non-empty section."""
-    return (_work(bench), speed(bench), _start(bench), *_where_time_goes(bench), *_notes(bench))
+    return (_workload(bench), speed(bench), _start(bench), *_time_by_part(bench), *_notes(bench))
 
 
-def _work(bench: Bench) -> Section:
+def _workload(bench: Bench) -> Section:
     """Prompt, packages and machine."""
     packages, machine = (bench.package, *bench.others), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
@@ -65,13 +65,13 @@ def _work(bench: Bench) -> Section:
     )
     pairs: list[tuple[str, tuple[str, ...]]] = [
         ("package" if len(packages) == 1 else "packages", tuple(map(_describe, packages))),
-        ("work", (summary,)),
+        ("workload", (summary,)),
     ]
     if machine is not None:
         threads = "" if bench.threads is None else f", --threads {bench.threads}"
         pairs.append(("machine", (f"{machine.cpu}, {plural(machine.logical_cores, 'core')}{threads}",)))
         pairs.append(("runtime", (runtime_name(machine),)))
-    return Section("bench", "Bench", (Pairs("Measured configuration", tuple(pairs)),))
+    return Section("bench", "Benchmark", (Pairs("Measured configuration", tuple(pairs)),))
 
 
 def _describe(package: PackageFacts) -> str:
@@ -129,7 +129,7 @@ def _start(bench: Bench) -> Section:
         for entry in bench.contenders
     ]
     blocks: list[Block] = [table("Start, memory and tokens", (*heads, text_column("tokens")), rows, obvious=True)]
-    # Other parts are in the verdict.
+    # The verdict has those of other contenders.
     unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
     blocks += [Line(line, entry.name) for entry in unused for line in entry.unused]
     return Section("start", "Start, memory and tokens", tuple(blocks))
@@ -145,11 +145,11 @@ def _render_tokens(entry: Contender, baseline: str | None) -> str:
     return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
 
 
-def _where_time_goes(bench: Bench) -> Iterator[Section]:
+def _time_by_part(bench: Bench) -> Iterator[Section]:
     """Placement and host time of the profiled round."""
     blocks: list[Block] = []
     if any(entry.why is not None for entry in bench.contenders):
-        about = "Host time in nodes, in decode runs that were profiled and not counted"
+        about = "Host time in nodes, in profiled decode runs that are not counted"
         blocks += [_placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
     blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
     if blocks:
@@ -164,7 +164,7 @@ def _placement(bench: Bench) -> Table:
             moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
             counts = (why.nodes, why.fallback_nodes, why.partitions, why.copies)
             rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
-    heads = (Column(title) for title in ("nodes", "elsewhere", "partitions", "copies", "bytes/token"))
+    heads = (Column(title) for title in ("nodes", "fallbacks", "partitions", "copies", "bytes/token"))
     return table("Placement in decode", (text_column("contender"), text_column("provider"), *heads), rows)
 
 
@@ -175,7 +175,7 @@ def _host_time(bench: Bench, caption: str) -> Table:
         if (why := entry.why) is not None:
             shares = (entry.node_share, why.own_share, why.fallback_share, why.wait_share)
             rows.append((entry.name, *map(percent, shares)))
-    heads = (Column(title) for title in ("of a step", "own nodes", "elsewhere", "Memcpy nodes"))
+    heads = (Column(title) for title in ("share of step", "on provider", "fallbacks", "Memcpy nodes"))
     return table(caption, (text_column("contender"), *heads), rows)
 
 

@@ -14,6 +14,7 @@ from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
     human_bytes,
+    in_phases,
     listing,
     name_some,
     named_provider,
@@ -35,6 +36,7 @@ from partita.partition_reports.sections.model import (
     table,
     text_column,
 )
+from partita.partition_reports.sections.shared import REASONS_PAGE
 
 MOST = 40
 """Maximum listed names; the JSON has all."""
@@ -78,7 +80,7 @@ def _matches(found: Matches) -> Table:
     for entry in found.matches:
         where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
         rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
-    heads = [text_column(title) for title in ("node", "operator", "on", "reason")]
+    heads = [text_column(title) for title in ("node", "operator", "provider", "reason")]
     return table("Matching nodes", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
@@ -93,7 +95,7 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
     yield from _stand_ins(explanation)
     for place in explanation.places:
         if place.copy_performed is not None:
-            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy in {place.phase}")
+            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy{in_phases([place.phase])}")
 
 
 def _identity(explanation: Explanation) -> list[tuple[str, str]]:
@@ -136,7 +138,7 @@ def _places(explanation: Explanation) -> Iterator[Table]:
     places = [place for place in explanation.places if place.role != "border"]
     if not places:
         return
-    rows = [(name, *(say(place) for place in places)) for name, say in facts]
+    rows = [(name, *(render(place) for place in places)) for name, render in facts]
     known = [row for row in rows if set(row[1:]) != {NOT_KNOWN}]
     yield table("In each phase", (text_column(""), *(Column(place.phase) for place in places)), known, obvious=True)
 
@@ -144,7 +146,7 @@ def _places(explanation: Explanation) -> Iterator[Table]:
 def _parts(explanation: Explanation) -> Table:
     """The nodes that replace it, in every phase."""
     heads = (
-        *(text_column(title) for title in ("replaced by", "phase", "operator", "on")),
+        *(text_column(title) for title in ("replaced by", "phase", "operator", "provider")),
         *(Column("position"), Column("share of node time"), text_column("reason")),
     )
     rows = []
@@ -201,10 +203,10 @@ def _render_why(place: Place) -> str:
     """Cause of a copy."""
     made = place.copy_performed
     if place.caused_by:
-        return f"; for {listing(_render_cause(entry) for entry in place.caused_by)}"
+        return f"; caused by {listing(_render_cause(entry) for entry in place.caused_by)}"
     if made is not None and made.cause_unknown:
         return f"; cause unknown: {made.cause_unknown}"
-    return "; bound in different memory than ONNX Runtime expects" if place.role == "border" else ""
+    return "; its buffer is not in the memory that ONNX Runtime expects" if place.role == "border" else ""
 
 
 def _render_cause(entry: Cause) -> str:
@@ -221,25 +223,24 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
         others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for number, entries in enumerate(alike.values()):
-        phases = listing(entry.phase for entry in entries)
+        phases = in_phases(entry.phase for entry in entries)
         for at, why in enumerate(entries[0].preferred):
-            title = f"Not on {why.provider} either" if at else f"Not on {why.provider} in {phases}"
+            title = f"Not on {why.provider} either" if at else f"Not on {why.provider}{phases}"
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
-            rows += [] if at else [(f"cost in {entry.phase}", _render_cost(entry)) for entry in entries]
-            rows.append(("see", f"docs/reasons.md#{why.reason}"))
+            rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
+            rows.append(("see", f"{REASONS_PAGE}#{why.reason}"))
             pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
             yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_probe_table(why), *_lost(why)))
 
 
 def _lost(why: SkippedProvider) -> Iterator[Block]:
-    """The reasons that lost, with their evidence and why they lost."""
+    """The reasons of lower precedence, with their evidence and rank."""
     own = describe_rank(why.reason, why.ground) or "unknown rank"
     for entry in why.lost:
         rank = describe_rank(entry.reason, entry.ground) or "unknown rank"
-        rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("lost by", f"{rank}; {why.reason}: {own}")]
-        yield Group(
-            f"{entry.reason} lost", (Pairs("Reason that lost", tuple((name, (value,)) for name, value in rows)),)
-        )
+        rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
+        pairs = Pairs("Reason of lower precedence", tuple((name, (value,)) for name, value in rows))
+        yield Group(f"{entry.reason}: lower precedence", (pairs,))
 
 
 def _capture(explanation: Explanation) -> Iterator[Section]:
@@ -272,14 +273,16 @@ def _probe_table(why: SkippedProvider) -> Iterator[Block]:
             yield Line(why.missing_probes, "no probes")
         return
     new = sum(not trial.cached for trial in why.variants)
-    company = {trial.neg_added for trial in why.variants}
-    around = "in isolation" if True not in company else "with an added Neg" + (" where possible" * (False in company))
+    neg_added = {trial.neg_added for trial in why.variants}
+    model = (
+        "in isolation" if True not in neg_added else "with an added Neg" + (" where possible" * (False in neg_added))
+    )
     count = plural(len(why.variants), "probe")
     done = f"({new} in this run, {len(why.variants) - new} from the cache)"
     quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
-    heads = (text_column("changed"), text_column("to"), text_column("outcome"), Column("message"))
+    heads = (text_column("property"), text_column("change"), text_column("outcome"), Column("message"))
     rows = [_probe_row(trial, quoted) for trial in why.variants]
-    yield table(f"{count}: this node {around}, on {why.provider} {done}", heads, rows)
+    yield table(f"{count}: this node {model}, on {why.provider} {done}", heads, rows)
     yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
     if why.missing_probes:
         yield Line(why.missing_probes, "incomplete")
@@ -287,12 +290,12 @@ def _probe_table(why: SkippedProvider) -> Iterator[Block]:
 
 def _probe_row(trial: VariantRecord, quoted: Sequence[str]) -> tuple[str, ...]:
     """One probe, with the number of its message below the table."""
-    said = f"[{quoted.index(trial.message) + 1}]" if trial.message else ""
+    message = f"[{quoted.index(trial.message) + 1}]" if trial.message else ""
     return (
         FACTORS.get(trial.factor, trial.factor.replace("_", " ")),
         trial.change,
         trial.outcome.replace("_", " "),
-        said,
+        message,
     )
 
 
@@ -319,7 +322,7 @@ def _remarks(explanation: Explanation) -> Iterator[Section]:
         for entry in explanation.disagreements
     ]
     if explanation.run_failed is not None:
-        blocks.append(Line(f"the report does not show that the node runs: {explanation.run_failed}", "run failed"))
+        blocks.append(Line(f"{explanation.run_failed}; the node may not have run", "run failed"))
     blocks += (Line(note, "note", "quiet") for note in explanation.notes)
     if blocks:
         yield Section("notes", "Notes", tuple(blocks))

@@ -1,4 +1,4 @@
-"""Collects all facts of a report about one node. Pure."""
+"""Collects the facts of a report about one node. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from partita.partition_reports.request_records import BlockingNode
 NEAR = 5
 """Maximum suggestions for an unknown name."""
 Role = Literal["runs", "replaced", "copy", "border", "body", "folded", "listed"]
-"""In this order: in the plan; run by a fused node, or as the nodes of a function; a Memcpy node; a copied session input
-or output; in a control-flow subgraph; a file node that ONNX Runtime folded, or whose executed node is unknown; only in
-a reason, a rejection or a conflict of sources."""
+"""`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
+`border`: a copied session input or output. `body`: in a control-flow subgraph. `folded`: a file node that ONNX Runtime
+folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):
@@ -119,7 +119,7 @@ class Match(Record):
 
 
 class Matches(Record):
-    """Result for a name that does not identify one node."""
+    """Result for a name that matches no node, or several."""
 
     schema_id: Literal["partita.matches/1"] = Field(default="partita.matches/1", alias="schema")
     query: str
@@ -253,24 +253,24 @@ def notes(report: Report, name: str, runs_in: set[str]) -> Iterator[str]:
     """Caveats about the node called `name`, which runs in the nodes `runs_in`."""
     for phase in report.phases:
         if any(row.name == name and row.state == "ambiguous" for row in phase.file_nodes):
-            yield f"{phase.name}: no source names the executed node of {name}; it is one of those listed, if any"
+            yield f"{phase.name}: no source names the node that executes {name}; the table lists the candidates"
         inner = {each.name for each in (phase.subgraphs.on_cpu if phase.subgraphs else ())}
-        for twin in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
-            yield f"a node in a control-flow subgraph of {phase.name} is also named {twin} and is on {CPU}"
+        for same in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
+            yield f"another node named {same} is in a control-flow subgraph of {phase.name}, on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.missing_probes):
         budget = f"{report.probing.budget_seconds:g} seconds"
-        yield f"probes are missing; their time budget was {budget}, `probe_seconds` raises it"
+        yield f"probes are missing; the time budget was {budget} (option `probe_seconds`)"
     if report.dry_run is not None:
-        yield f"a dry run as {report.dry_run.device_name}: there are no times"
+        yield f"dry run as {report.dry_run.device_name}: no times"
 
 
 def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
-    """The places of a node in one phase: in the plan, in a fused node, or only in other parts of the report."""
+    """The places of a node in one phase: in the plan, in a fused node, or in other parts of the report only."""
     row = next((row for row in phase.file_nodes if row.name == name), None)
     names = {name} if row is None else {name, *row.ran_as}
-    there = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
-    if there:
-        yield from (_in_plan(report, phase, node, position, name) for position, node in there)
+    executed = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
+    if executed:
+        yield from (_in_plan(report, phase, node, position, name) for position, node in executed)
         for part in phase.subgraphs.parts if phase.subgraphs else ():
             if part.name in names:
                 yield _outside(phase, part.name, "body", op_type=part.op_type, provider=part.provider)

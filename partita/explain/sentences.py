@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from partita.diagnosis.records import Fallback
 from partita.explain.node_explanation import Explanation, Matches, Place
 from partita.observations.names import UNKNOWN
-from partita.observations.text_format import listing, named_provider, plural
+from partita.observations.text_format import in_phases, listing, named_provider, plural
 
 
 def render_no_single(found: Matches) -> str:
@@ -24,15 +24,14 @@ def render_no_single(found: Matches) -> str:
 def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
-        return (
-            f"{explanation.node}: in no phase; {'rejected by its provider' if explanation.rejected else 'only named'}"
-        )
+        why = "rejected by its provider" if explanation.rejected else "other parts of the report name it"
+        return f"{explanation.node}: not in any phase; {why}"
     parts: dict[str, list[str]] = {}
     for phase, places in places_by_phase(explanation).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
         parts.setdefault(text, []).append(phase)
-    where = "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
-    return f"{explanation.node}: {where}{'; ITS RUN FAILED' if explanation.run_failed is not None else ''}"
+    where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
+    return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failed is not None else ''}"
 
 
 def places_by_phase(explanation: Explanation) -> dict[str, list[Place]]:
@@ -50,7 +49,7 @@ def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
     where = listing(f"{count} on {provider}" for provider, count in on.items())
     why = ", ".join(dict.fromkeys(entry.reason for entry in known))
     reasons = f", not on {named_provider(known[0].preferred_provider)}: {why}," if known else ""
-    return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
+    return f"not in the plan; executed as {plural(len(places), 'node')}: {where}{reasons}"
 
 
 def _render_place(explanation: Explanation, place: Place) -> str:

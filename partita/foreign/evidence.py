@@ -334,7 +334,7 @@ def read_genai(path: Path, raw: dict[str, Any]) -> GenaiConfig:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":
-            said = f"has no section {first['loc'][-1]!r}, so it does not describe a decoder"
+            problem = f"section {first['loc'][-1]!r} is missing, so the file does not describe a decoder"
         else:
-            said = f"damaged, {place}: {first['msg']}"
-        raise PackageError(f"{path}: {said}", remedy=GET_AGAIN) from error
+            problem = f"damaged, {place}: {first['msg']}"
+        raise PackageError(f"{path}: {problem}", remedy=GET_AGAIN) from error

@@ -109,7 +109,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
             refuse_absent(path)
             check_folder(path.absolute().parent, COMPANIONS)
             if choice.given:
-                raise UsageError(f"`{choice.given[0]}` is for folders that Partita did not write, not for a file")
+                raise UsageError(f"`{choice.given[0]}` applies to folders of other exporters, not to a file; omit it")
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
                 raise PackageError(found.findings[0].what)

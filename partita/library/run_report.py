@@ -62,15 +62,15 @@ def join(
     *,
     package: PackageFacts | None = None,
     model: ModelFacts | None = None,
-    played: DryRunFacts | None = None,
+    device: DryRunFacts | None = None,
 ) -> Report:
-    """The report of one run of a package or of another model; `played`: the device of a dry run."""
+    """The report of one run of a package or of another model; `device`: the simulated device of a dry run."""
     return build_report(
         facts,
         environment=environment,
         package=package,
         model=model,
-        played=played,
+        device=device,
         judge=lambda report: exceeded_limits(report, asked.limits),
         request=Request(
             verb=asked.verb,

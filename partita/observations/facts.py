@@ -41,7 +41,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class AssignedNode:
-    """A node in ONNX Runtime's assignment list (taken after level 1 optimisation)."""
+    """A node in ONNX Runtime's assignment list, which it writes after level 1 optimisation."""
 
     name: str
     op_type: str
@@ -83,7 +83,7 @@ class RunWindow:
     start_us: int
     host_us: int
     earlier: bool = False
-    """It belongs to an earlier generation than the reported steps, because a session is profiled once."""
+    """The run belongs to an earlier generation than the reported steps, because a session is profiled once."""
     rows: int | None = None
     """Batch rows of the run; None: all."""
 
@@ -126,8 +126,8 @@ class StateFact:
 
 
 Outcome = Literal["supported", "placed", "rejected", "failed", "crashed", "timed_out", "invalid"]
-"""Outcome of a probe: taken (on the provider), placed (assigned in a dry run, but not runnable), left (on another
-provider), failed (session error), crashed (killed by a signal), timed_out, or invalid (invalid model)."""
+"""Outcome of a probe. supported: the node ran on the provider. placed: a dry run assigned it to the provider. rejected:
+assigned to another provider. failed: session error. crashed: killed by a signal. invalid: the model is invalid."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are failures of the provider."""
 Factor = str
@@ -200,7 +200,7 @@ class NodeProbe:
     variants: tuple[ProbeRun, ...]
     """In execution order; the first is the unchanged node."""
     missing_probes: str = ""
-    """Why probes are missing, e.g. the budget; empty if they are complete."""
+    """Why probes are missing, e.g. the time budget; empty if they are complete."""
     omitted: int = 0
     """Combinations that were not tried because of their number."""
 
@@ -216,7 +216,7 @@ class RejectedPart:
     """Every smaller part that was tried is accepted; False if the time ran out."""
     tries: int
     whole: bool = False
-    """It is the complete graph: every smaller part that was tried is accepted."""
+    """The part is the complete graph: the provider accepts every smaller part that was tried."""
     neg_added: bool = False
     """The model also has a Neg, as in probes of a node."""
     untested: str = ""
@@ -311,11 +311,11 @@ class StepFact:
     overhead_seconds: float
     """Wall time of this step outside the session run: binding inputs, sampling, detokenising."""
     observed: bool
-    """It ran with profiling, which slows it down; speed figures use other steps if there are any."""
+    """The step ran with profiling, which slows it down; speed figures exclude it if other steps exist."""
     row_tokens: int | None = None
     """Input tokens of all rows without padding and finished rows; None if every row has `tokens`."""
     is_repeated: bool = False
-    """It recomputed earlier tokens; the last of these steps also returned a new token."""
+    """The step recomputed earlier tokens; the last recomputing step also returned a new token."""
     width: int = 0
     """Sequence length of the step, including padding and rejected draft tokens; 0 if not counted."""
     drafted: int = 0

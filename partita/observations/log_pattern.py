@@ -20,4 +20,4 @@ class LogPattern:
             raise ValueError(f"{self.reason} is a provider-level reason, but {self.pattern!r} matches a node")
 
     vague: bool = False
-    """The line names the reason, but not the property of the node that causes it."""
+    """The line names the reason, but not the property of the node that is unsupported."""

@@ -69,9 +69,9 @@ def nats(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if value == 0 or value >= 10**-digits else f"{value:.1e}"
 
 
-HARDLY = 0.0005
-"""Largest share that would be rounded to 0 %."""
-SUMMED = 1e-9
+SMALLEST_SHARE = 0.0005
+"""Smaller shares would be rounded to 0 %."""
+SUM_TOLERANCE = 1e-9
 """Tolerance for sums of shares."""
 
 
@@ -79,9 +79,9 @@ def percent(part: float | None) -> str:
     """`44.5 %`; `-` if unknown. Only exact values give 0 % and 100 %."""
     if part is None:
         return NOT_KNOWN
-    if SUMMED < part < HARDLY:
+    if SUM_TOLERANCE < part < SMALLEST_SHARE:
         return "under 0.1 %"
-    return "over 99.9 %" if 1 - HARDLY <= part < 1 - SUMMED else f"{100 * part:.1f} %"
+    return "over 99.9 %" if 1 - SMALLEST_SHARE <= part < 1 - SUM_TOLERANCE else f"{100 * part:.1f} %"
 
 
 def listing(parts: Iterable[str]) -> str:
@@ -91,7 +91,7 @@ def listing(parts: Iterable[str]) -> str:
 
 
 def tally(counts: Mapping[str, int], most: int = 6) -> str:
-    """`MatMul 15, Mul 7`, largest first; the rest beyond `most` is summed up."""
+    """`MatMul 15, Mul 7`, largest first; kinds beyond `most` are summed."""
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     # A single remaining entry is as short as its summary.
     cut = most if len(ranked) > most + 1 else len(ranked)

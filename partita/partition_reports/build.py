@@ -36,27 +36,27 @@ def build_report(
     created: str,
     partita_version: str,
     model: ModelFacts | None = None,
-    played: DryRunFacts | None = None,
+    device: DryRunFacts | None = None,
     judge: Callable[[Report], tuple[str, ...]] | None = None,
 ) -> Report:
     """The partition report of one run. `created`: UTC, ISO 8601. `chain`: the preferred provider first.
 
-    `model`: the model, if it is not a package. `played`: the device of a dry run; times and value-dependent sizes are
-    omitted then. `judge`: returns a sentence for each exceeded limit of the report. Raises pydantic.ValidationError for
-    an invalid fact, e.g. an unknown finish reason.
+    `model`: the model, if it is not a package. `device`: the simulated device of a dry run, whose report has no times
+    and no value-dependent sizes. `judge`: returns a sentence for each exceeded limit of the report. Raises
+    pydantic.ValidationError for an invalid fact, e.g. an unknown finish reason.
     """
-    if played is not None:
+    if device is not None:
         facts = dry_run.without_times(facts)
     indexes = tuple(index_session(session) for session in facts.sessions)
-    if played is not None:
+    if device is not None:
         indexes = tuple(map(dry_run.without_sizes, indexes))
     phases, fallbacks = [], list[Fallback]()
     rows = package.batch_size if package is not None else 1
     for name, index in _phase_sessions(indexes):
-        phase = _build_phase(index, name, facts.steps, rows, chain, timed=played is None)
+        phase = _build_phase(index, name, facts.steps, rows, chain, timed=device is None)
         phases.append(phase)
         found = find_fallbacks(index, name, chain)
-        fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
+        fallbacks += with_costs(found, phase, chain[0], timed=device is None) if found else ()
     report = Report(
         created=created,
         partita_version=partita_version,
@@ -80,7 +80,7 @@ def build_report(
             else None
         ),
         speculation=speculation_figures(facts.speculation, facts.steps),
-        dry_run=played,
+        dry_run=device,
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
         disagreements=tuple(
@@ -119,9 +119,9 @@ def _build_phase(
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
-    nodes, bodies = in_layers(index, nodes, copies), find_subgraphs(index)
+    nodes, subgraphs = in_layers(index, nodes, copies), find_subgraphs(index)
     file_nodes = find_file_nodes(
-        index, nodes, bodies.parts if bodies is not None else (), [entry.provider for entry in chain]
+        index, nodes, subgraphs.parts if subgraphs is not None else (), [entry.provider for entry in chain]
     )
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
     return Phase.copy_of(
@@ -137,7 +137,7 @@ def _build_phase(
         partitions=partitions,
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
-        subgraphs=bodies,
+        subgraphs=subgraphs,
         folded=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
         observed_runs=times.observed_runs,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
@@ -178,8 +178,8 @@ def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
                 f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}"
             )
         elif len(streams) > 1:
-            origin = (
-                "that of the last profiled run" if index.events else "stream by stream, because there is no profile"
-            )
-            notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; the order of nodes is {origin}")
+            order = "nodes are in the order of the last profiled run"
+            if not index.events:
+                order = "nodes are listed stream by stream, because no run was profiled"
+            notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; {order}")
     return tuple(notes)

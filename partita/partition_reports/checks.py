@@ -48,25 +48,25 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
             "repeated",
         )
     if facts.plan is not None and facts.events:
-        strangers = sorted(ran - index.present)
+        unplanned = sorted(ran - index.present)
         inside = f"; {len(index.subgraphs)} more ran in control-flow subgraphs" if index.subgraphs else ""
         good = f"{plural(len(ran), 'executed node')}, all in the plan{inside}"
         yield _make(
             "executed_in_plan",
             facts.file,
             "every executed node is in the plan",
-            strangers,
+            unplanned,
             good,
-            "ran outside the plan",
+            "executed, but not in the plan",
         )
         idle = [name for name in index.order if name not in ran and name not in index.subgraphs]
-        good = f"{plural(len(index.order), 'plan node')}, all observed"
-        yield _make("plan_executed", facts.file, "every plan node was executed", idle, good, "never observed")
+        good = f"{plural(len(index.order), 'plan node')}, all executed"
+        yield _make("plan_executed", facts.file, "every plan node was executed", idle, good, "not executed")
     if facts.events:
         windows = {window.run for window in facts.runs}
-        orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
+        unknown = sorted({str(event.run) for event in index.events if event.run not in windows})
         good = f"every event is in one of {plural(len(windows), 'session run')}"
-        yield _make("events_in_runs", facts.file, "every event belongs to a known run", orphans, good, "unknown runs")
+        yield _make("events_in_runs", facts.file, "every event belongs to a known run", unknown, good, "unknown runs")
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
@@ -80,19 +80,19 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
         if phase.nodes and any(entry.time_share is not None for entry in groups):
             whole = math.fsum(entry.time_share or 0.0 for entry in groups)
             passed = math.isclose(whole, 1.0, abs_tol=1e-6)
-            what = f"time shares per {label} sum to 1"
-            yield _check(f"time_shares_per_{key}", phase.name, what, f"{whole:.6f}", passed=passed)
+            title = f"time shares per {label} sum to 1"
+            yield _check(f"time_shares_per_{key}", phase.name, title, f"{whole:.6f}", passed=passed)
     yield _check_partitions(phase)
     yield from _check_costs(phase)
     good = plural(len(phase.nodes), "node")
-    nameless = [node.name for node in phase.nodes if node.provider is None]
+    unplaced = [node.name for node in phase.nodes if node.provider is None]
     yield _make(
-        "nodes_have_provider", phase.name, "every node has a provider", nameless, good, "without a known provider"
+        "nodes_have_provider", phase.name, "every node has a provider", unplaced, good, "without a known provider"
     )
     allowed = {entry.provider for entry in chain if entry.status == "active"}
-    strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
+    outside = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
     yield _make(
-        "nodes_in_chain", phase.name, "every node is on a provider of the chain", strays, good, "outside the chain"
+        "nodes_in_chain", phase.name, "every node is on a provider of the chain", outside, good, "outside the chain"
     )
 
 
@@ -127,11 +127,11 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     good = plural(len(memcpy), "Memcpy node")
     yield _make("memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without a match")
     names = {node.name for node in phase.nodes}
-    unexplained = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
-    strangers = [name for copy in memcpy for name in copy.caused_by if name not in names]
-    offenders = list(dict.fromkeys((*unexplained, *strangers)))
-    silent = sum(bool(copy.cause_unknown) for copy in memcpy)
-    good = f"{len(memcpy) - silent} have a cause, {silent} a reason for an unknown cause"
+    without_cause = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
+    unplanned = [name for copy in memcpy for name in copy.caused_by if name not in names]
+    offenders = list(dict.fromkeys((*without_cause, *unplanned)))
+    unknown = sum(bool(copy.cause_unknown) for copy in memcpy)
+    good = f"known causes: {len(memcpy) - unknown}, unknown causes with a reason: {unknown}"
     yield _make(
         "memcpy_have_cause",
         phase.name,
@@ -143,13 +143,13 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     cost = phase.cost
     if cost is None:
         return
-    taken = sum(
+    received = sum(
         tensor.direction == "in" and tensor.other_side != SESSION for p in phase.partitions for tensor in p.boundary
     )
     counted = (cost.partitions, cost.copies, cost.crossings)
-    passed = counted == (len(phase.partitions), len(phase.copies), taken)
-    handed = f"{plural(counted[2], 'tensor')} passed on and {taken} received"
-    detail = f"{plural(counted[0], 'partition')}, {plural(counted[1], 'copy')}, {handed}"
+    passed = counted == (len(phase.partitions), len(phase.copies), received)
+    crossings = f"{plural(counted[2], 'tensor')} sent and {received} received"
+    detail = f"{plural(counted[0], 'partition')}, {plural(counted[1], 'copy')}, {crossings}"
     yield _check("cost_counts", phase.name, "cost counts partitions, copies and crossings", detail, passed=passed)
     known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
     detail = f"{cost.copy_bytes_at_least} bytes in the cost, {known} in the copies"
@@ -167,11 +167,11 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     prompts = facts.row_prompts if facts.row_prompts is not None else (facts.prompt_tokens,)
     new = facts.new_tokens if facts.all_new_tokens is None else facts.all_new_tokens
 
-    def taken(step: StepFact) -> int:
+    def tokens_of(step: StepFact) -> int:
         return step.row_tokens if each and step.row_tokens is not None else step.tokens
 
     prompt, extra = sum(prompts), 0
-    prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.is_repeated)
+    prefill = sum(tokens_of(step) for step in facts.steps if step.phase == "prefill" and not step.is_repeated)
     if len(prompts) > 1:  # rows with complete prompts may decode during the prefill of other rows
         extra = min(max(prefill - prompt, 0), new)
     again = any(step.is_repeated for step in facts.steps)
@@ -179,9 +179,9 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     less = facts.finish_reason in INCOMPLETE or (again and len(prompts) > 1)
     passed = prefill == prompt + extra or (less and prefill < prompt)
     where = f"the prompts of {len(prompts)} rows" if len(prompts) > 1 else "the prompt"
-    detail = f"{plural(prefill, 'token')} in steps, {prompt} in {where}, run ended with {facts.finish_reason}"
+    detail = f"{plural(prefill, 'token')} in steps, {prompt} in {where}, finish reason {facts.finish_reason}"
     yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
-    decode = extra + sum(taken(step) for step in facts.steps if step.phase == "decode")
+    decode = extra + sum(tokens_of(step) for step in facts.steps if step.phase == "decode")
     least = 0 if less and len(prompts) > 1 else new - len(prompts) * (1 + again)
     passed = max(least, 0) <= decode <= new
     firsts = "the first" if len(prompts) == 1 else "the first of each row"
@@ -189,13 +189,13 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     yield _check("new_tokens", "decode", "steps add up to the new tokens", detail, passed=passed)
 
 
-def _make(key: str, part: str, what: str, offenders: Sequence[str], good: str, bad: str) -> Check:
+def _make(key: str, part: str, title: str, offenders: Sequence[str], good: str, bad: str) -> Check:
     """A check of a phase or file that fails if there are offenders; the detail names the first few."""
     named = name_some([offender or "(no name)" for offender in offenders], SHOWN_NAMES)
     detail = f"{len(offenders)} {bad}: {named}" if offenders else good
-    return _check(key, part, what, detail, passed=not offenders)
+    return _check(key, part, title, detail, passed=not offenders)
 
 
-def _check(key: str, part: str, what: str, detail: str, *, passed: bool) -> Check:
+def _check(key: str, part: str, title: str, detail: str, *, passed: bool) -> Check:
     """A check of a phase or file."""
-    return Check(key=key, part=part, name=f"{part}: {what}", passed=passed, detail=detail)
+    return Check(key=key, part=part, name=f"{part}: {title}", passed=passed, detail=detail)

@@ -13,8 +13,8 @@ from partita.partition_reports.groups import is_about, share_of, total_us
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
 
-NEXT_TO_NOTHING = 0.01
-"""Maximum share of a phase's node time of a harmless fallback without copies."""
+HARMLESS_SHARE = 0.01
+"""A harmless fallback takes a smaller share of its phase's node time."""
 
 
 def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | None:
@@ -77,7 +77,9 @@ def per(amount: float | None, tokens: int | None) -> float | None:
     return amount / tokens if amount is not None and tokens else None
 
 
-def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, *, timed: bool) -> tuple[Fallback, ...]:
+def with_costs(
+    fallbacks: Iterable[Fallback], phase: Phase, preferred: ChainEntry, *, timed: bool
+) -> tuple[Fallback, ...]:
     """The fallbacks of a phase with their cost per run; nodes in control-flow subgraphs have no cost."""
     nodes = {node.name: node for node in phase.nodes}
     whole = total_us(phase.nodes)
@@ -91,17 +93,23 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
         if node is None or not is_about(entry, node):
             found.append(entry)
             continue
-        cost = _cost_of(node, copies.get(entry.node, []), whole, phase, wanted, timed=timed)
+        cost = _cost_of(node, copies.get(entry.node, []), whole, phase, preferred, timed=timed)
         found.append(entry.model_copy(update={"cost": cost}))
     return tuple(found)
 
 
 def _cost_of(
-    node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
+    node: NodePlacement,
+    caused: Sequence[Copy],
+    whole: float | None,
+    phase: Phase,
+    preferred: ChainEntry,
+    *,
+    timed: bool,
 ) -> FallbackCost:
     """Cost of one fallback node. `caused`: copies that it requires; `whole`: node time of the phase."""
     part = share_of(node.host_us_per_run, whole)
-    harmless, why = _judge(caused, part, phase, wanted)
+    harmless, why = _judge(caused, part, phase, preferred)
     return FallbackCost(
         copies=tuple(copy.name for copy in caused),
         copy_bytes_per_run=total_bytes(caused),
@@ -113,28 +121,22 @@ def _cost_of(
     )
 
 
-def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
+def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: ChainEntry) -> tuple[bool | None, str]:
     """Whether a fallback is harmless, with the reason; unknown without a time, as in a dry run."""
     if caused:
         return False, f"it causes {plural(len(caused), 'copy')}"
-    if wanted.status != "active":
-        return None, f"{wanted.provider} runs no nodes, so the cost of one node is unknown"
-    orphans = sum(bool(copy.cause_unknown) for copy in phase.copies)
-    if orphans:
-        return None, f"the cause of {plural(orphans, 'Memcpy node')} is unknown and may be this node"
+    if preferred.status != "active":
+        return None, f"{preferred.provider} runs no nodes, so the cost of one node is unknown"
+    unexplained = sum(bool(copy.cause_unknown) for copy in phase.copies)
+    if unexplained:
+        return None, f"it may cause {plural(unexplained, 'Memcpy node')} whose cause is unknown"
     if part is None:
         return None, "it causes no copy; its time is unknown"
-    if part >= NEXT_TO_NOTHING:
-        return False, f"it causes no copy, but takes {percent(part)} of the node time of {phase.name}"
+    taken = f"{percent(part)} of the node time of {phase.name}"
+    if part >= HARMLESS_SHARE:
+        return False, f"it causes no copy, but takes {taken}"
     if any(node.op_type == COMPILED for node in phase.nodes):
-        return (
-            None,
-            f"it takes {percent(part)} of the node time of {phase.name}; copies of compiled nodes are not visible",
-        )
+        return None, f"it takes {taken}; ONNX Runtime does not report the copies of compiled nodes"
     if phase.subgraphs is not None and phase.subgraphs.unseen:
-        return (
-            None,
-            f"it takes {percent(part)} of the node time of {phase.name}; copies for control-flow subgraphs are not "
-            "visible",
-        )
-    return True, f"it causes no copy and takes {percent(part)} of the node time of {phase.name}"
+        return None, f"it takes {taken}; ONNX Runtime does not report the copies for control-flow subgraphs"
+    return True, f"it causes no copy and takes {taken}"

@@ -178,5 +178,5 @@ def _values_known(
         return not unknown.intersection(inputs)
     if node.op_type in RANDOM or node.op_type in BY_VALUES or not known_values.issuperset(inputs):
         return False
-    claims = index.providers_by_source.get(node.name)
-    return claims is None or choose_provider(claims) == CPU
+    providers = index.providers_by_source.get(node.name)
+    return providers is None or choose_provider(providers) == CPU

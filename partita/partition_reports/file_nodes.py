@@ -32,8 +32,8 @@ def find_file_nodes(
     if not index.exported:
         return without_file(nodes)
     named = {**index.inner, **index.exported}
-    homes = {name: index.assigned[name].provider for name in index.ambiguous if name in index.assigned}
-    return join_rows(named, tuple(index.exported), nodes, parts, chain, index.ambiguous, homes)
+    assigned = {name: index.assigned[name].provider for name in index.ambiguous if name in index.assigned}
+    return join_rows(named, tuple(index.exported), nodes, parts, chain, index.ambiguous, assigned)
 
 
 def join_rows(
@@ -43,7 +43,7 @@ def join_rows(
     parts: Sequence[SubgraphNode] = (),
     chain: Sequence[str] = (),
     ambiguous: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    homes: Mapping[str, str] = MappingProxyType({}),
+    assigned: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[FileNode, ...]:
     """As `find_file_nodes`.
 
@@ -51,12 +51,12 @@ def join_rows(
         named: File nodes, with those in control-flow subgraphs.
         file: Nodes of the main graph, in order.
         ambiguous: File node -> executed nodes that may have run it.
-        homes: Providers in the assignment list of ambiguous file nodes.
+        assigned: Ambiguous file node -> its provider in the assignment list.
     """
     ran: dict[str, list[NodePlacement | SubgraphNode]] = {}
     executed: list[NodePlacement | SubgraphNode] = [*nodes, *parts]
     for node in executed:
-        for name in _works_of(node):
+        for name in _file_nodes_of(node):
             ran.setdefault(name, []).append(node)
     by_name = {node.name: node for node in nodes}
     rows = []
@@ -71,7 +71,7 @@ def join_rows(
                 op_type=own.op_type if own is not None else None,
                 module=module,
                 layer=naming.layer_of(module),
-                provider=_least_preferred([node.provider for node in found], chain) or homes.get(name),
+                provider=_least_preferred([node.provider for node in found], chain) or assigned.get(name),
                 ran_as=tuple(dict.fromkeys(node.name for node in found)),
                 state=state,
             )
@@ -79,7 +79,7 @@ def join_rows(
     return tuple(rows)
 
 
-def _works_of(node: NodePlacement | SubgraphNode) -> tuple[str, ...]:
+def _file_nodes_of(node: NodePlacement | SubgraphNode) -> tuple[str, ...]:
     """File nodes that an executed node runs: itself, the nodes that it replaces, or both."""
     own = isinstance(node, NodePlacement) and "model_file" in node.sources
     return (*((node.name,) if own else ()), *node.replaces)
@@ -94,7 +94,7 @@ def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> s
 
 
 def without_file(nodes: Iterable[NodePlacement]) -> tuple[FileNode, ...]:
-    """Rows for an unknown file: every executed node but the copies."""
+    """Rows for an unknown file: every executed node except copies."""
     return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not is_memcpy(node))
 
 

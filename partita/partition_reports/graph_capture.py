@@ -12,8 +12,8 @@ from partita.partition_reports.request_records import BlockingCause, BlockingNod
 WHY: dict[BlockingCause, str] = {
     "control_flow": "control flow: the host decides which subgraph runs",
     "copy": "a copy between host and device waits for the host",
-    "elsewhere": "not on the device, so it cannot be captured",
-    "size": "the host reads back the size of its output during the run",
+    "other_provider": "it runs on another provider, so it cannot be captured",
+    "size": "the host reads the size of its output during the run",
 }
 
 
@@ -38,5 +38,5 @@ def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None
     if is_memcpy(node):
         return "copy"
     if node.provider != device_provider:
-        return "elsewhere"
+        return "other_provider"
     return "size" if node.op_type in BY_VALUES else None

@@ -22,19 +22,19 @@ def state_name(report: Report) -> StateName:
     if failure_of(report) is not None:
         return "failed"
     phases = used_phases(report)
-    away = [node for phase in phases for node in fallback_nodes(report, phase)]
+    fallbacks = [node for phase in phases for node in fallback_nodes(report, phase)]
     if not phases:
         return "empty" if is_folded(report) else "nothing"
     if any(part.provider == preferred_of(report) for part in report.rejected):
         return "refused"
-    if not away and not report.fallbacks:
+    if not fallbacks and not report.fallbacks:
         return "all"
     if not any(file_counts(phase)[preferred_of(report)] for phase in phases):
         return "none"
-    return "nearly" if _is_mild(report) else "partly"
+    return "nearly" if _all_harmless(report) else "partly"
 
 
-def _is_mild(report: Report) -> bool:
+def _all_harmless(report: Report) -> bool:
     """Whether every fallback is harmless; without times, as in a dry run, whether none requires a copy."""
     if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
         return False
@@ -81,8 +81,9 @@ def active_of(report: Report) -> tuple[str, ...]:
 
 
 def fallbacks_of(report: Report) -> tuple[Fallback, ...]:
-    """The fallbacks relative to available providers; an unavailable provider is no reason for a node that another
-    preferred provider could run.
+    """The fallbacks relative to available providers.
+
+    An unavailable provider is not the reason for a node that another preferred provider could run.
     """
     active = active_of(report)
     return tuple(entry.among(active) for entry in report.fallbacks)

@@ -146,14 +146,14 @@ def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
 
 
 def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
-    """The output of a compiled subgraph if there is exactly one; the order of several outputs is unknown."""
+    """The output of a compiled subgraph if it has exactly one; the order of several outputs is unknown."""
     inside = index.replaces(name)
     made = {tensor for each in inside for tensor in index.exported[each].outputs if tensor}
-    given = {port.name for port in index.facts.ports if port.direction == "output"}
+    graph_outputs = {port.name for port in index.facts.ports if port.direction == "output"}
     others = index.exported.keys() - set(inside)
     read = {tensor for each in others for tensor in index.exported[each].inputs}
-    handed = tuple(made & (given | read))
-    return handed if len(handed) == 1 else ()
+    outputs = tuple(made & (graph_outputs | read))
+    return outputs if len(outputs) == 1 else ()
 
 
 def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:

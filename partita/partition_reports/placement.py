@@ -90,21 +90,28 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
-    """Nodes that sources place differently, that no source places, that are in one of two graphs only, or whose log
-    line an experiment contradicts.
+    """Nodes with conflicting sources.
+
+    Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
+    contradicts its log line.
     """
     found = []
     for name in index.order:
-        claims = index.providers_by_source[name]
-        providers = frozenset().union(*claims.values()) if claims else frozenset()
+        by_source = index.providers_by_source[name]
+        providers = frozenset().union(*by_source.values()) if by_source else frozenset()
         if len(providers) != 1:
-            detail = _describe(claims) if claims else "no source names a provider for this node"
-            sources = tuple(claims) or (index.order_source,)
+            detail = _describe(by_source) if by_source else "no source names a provider for this node"
+            sources = tuple(by_source) or (index.order_source,)
             found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
-    return (*found, *_unlike_graphs(index, phase), *_unlike_copies(index, phase), *_unlike_probes(index, phase))
+    return (
+        *found,
+        *_conflicting_graphs(index, phase),
+        *_conflicting_copies(index, phase),
+        *_conflicting_probes(index, phase),
+    )
 
 
-def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """Nodes in the plan only, or in the optimised graph only."""
     if index.optimised is None or index.order_source != "plan_file":
         return
@@ -118,7 +125,7 @@ def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
                 yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
 
 
-def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """A different number of Memcpy nodes in log and plan.
 
     Not checked with control flow, because the log then includes copies in its subgraphs.
@@ -126,15 +133,17 @@ def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
     planned = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     operators = (*(node.op_type for node in index.facts.graph), *map(index.op_type, index.order))
-    bodies = not CONTROL_FLOW.isdisjoint(operators)
-    if bodies or logged == planned or index.order_source != "plan_file" or not native_log.is_at_info(index.facts.log):
+    has_subgraphs = not CONTROL_FLOW.isdisjoint(operators)
+    if has_subgraphs or logged == planned or index.order_source != "plan_file":
         return
-    detail = f"{logged} inserted according to the log, {planned} in the plan"
+    if not native_log.is_at_info(index.facts.log):
+        return
+    detail = f"the log reports {logged} inserted, the plan has {planned}"
     sources: tuple[Source, ...] = ("native_log", "plan_file")
     yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
 
 
-def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
         patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
@@ -149,6 +158,6 @@ def _unlike_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
                 yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
 
 
-def _describe(claims: ProvidersBySource) -> str:
+def _describe(by_source: ProvidersBySource) -> str:
     """Each source with its provider."""
-    return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in claims.items())
+    return "; ".join(f"{source}: {' and '.join(sorted(providers))}" for source, providers in by_source.items())

@@ -46,8 +46,7 @@ class FileNode(Record):
     """Executed nodes that ran it: itself, a fused or compiled node, or the nodes of its function. If `state` is
     ambiguous: nodes that may have run it. Empty for a folded node."""
     state: NodeState
-    """folded: ONNX Runtime computed or removed it at load time. ambiguous: it is executed, but not known as which
-    node."""
+    """folded: ONNX Runtime computed or removed it at load time. ambiguous: the node that executes it is unknown."""
 
 
 class NodePlacement(Record):
@@ -140,7 +139,7 @@ class Copy(Record):
     """The tensor that a Memcpy node copies, from the optimised graph or the native log."""
     bytes_per_run: int | None
     host_us_per_run: float | None
-    """Wait and copy time together."""
+    """Time of the wait and of the copy, in sum."""
     caused_by: tuple[str, ...] = ()
     """Nodes that require a Memcpy node, because they read or write the tensor in host memory."""
     cause_unknown: str = ""
@@ -161,7 +160,7 @@ class PhaseCost(Record):
     copy_bytes_at_least: int
     """Bytes of copies of known size."""
     host_wait_us_per_run: float | None
-    """Host time of Memcpy nodes: wait and copy together."""
+    """Host time of Memcpy nodes: waits and copies, in sum."""
     tokens_per_run: int | None
     """New tokens in all rows of one observed run; null without tokens."""
     copy_bytes_per_token: float | None
@@ -184,7 +183,7 @@ class Subgraphs(Record):
     """Nodes in control-flow subgraphs; other figures of the phase exclude them."""
 
     nodes: int
-    """Nodes in ONNX Runtime's list, which may lack nodes of a provider with another layout."""
+    """Nodes in ONNX Runtime's list, which may omit nodes of a provider with another layout."""
     listed: bool = True
     """False if ONNX Runtime has no list, so that these nodes are unknown."""
     cpu_nodes: tuple[str, ...]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from partita.observations.records import Record
 
@@ -15,7 +15,7 @@ class ModelInput(Record):
     name: str
     dtype: str
     shape: tuple[int, ...] | None
-    """The shape used; null if no value could be generated and its sizes are dynamic, so that the model was not run."""
+    """The shape used; null if its sizes are dynamic and no value could be generated, so that the model was not run."""
 
     @property
     def declared(self) -> str:
@@ -39,9 +39,14 @@ class ModelFacts(Record):
     inputs: tuple[ModelInput, ...]
 
 
-BlockingCause = Literal["control_flow", "copy", "elsewhere", "size"]
-"""The host selects a control-flow subgraph; a copy waits for the host; the node is not on the device; the host reads
-back a size."""
+BlockingCause = Literal["control_flow", "copy", "other_provider", "size"]
+"""`control_flow`: the host selects a subgraph. `copy`: it waits for the host. `other_provider`: the node is on another
+provider. `size`: the host reads the size of an output."""
+
+
+def _renamed(cause: object) -> object:
+    """The present name of a cause in an older report."""
+    return "other_provider" if cause == "elsewhere" else cause
 
 
 class BlockingNode(Record):
@@ -50,7 +55,7 @@ class BlockingNode(Record):
     node: str
     op_type: str | None
     provider: str
-    cause: BlockingCause | None = None
+    cause: Annotated[BlockingCause | None, BeforeValidator(_renamed)] = None
     """null in older reports."""
     why: str
     """The cause as text."""
@@ -64,7 +69,7 @@ class GraphCapture(Record):
     evidence: str
     """ONNX Runtime's message, or that it opened the session."""
     blocking: tuple[BlockingNode, ...]
-    """Nodes that block the capture; in an accepted session they make it slow or its results wrong."""
+    """Nodes that block the capture; in an accepted session they make the capture slow or its results wrong."""
 
 
 class DryRunFacts(Record):

@@ -39,7 +39,7 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
 
 def _nothing(why: str) -> str:
     """Coverage text of an unavailable source."""
-    return f"nothing in this run: {why}" if why else "nothing in this run"
+    return f"no data in this run: {why}" if why else "no data in this run"
 
 
 def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -47,7 +47,7 @@ def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     parts = []
     for index in indexes:
         if index.optimised is None:
-            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_missing_reason or 'not requested'}")
+            parts.append(f"{index.facts.file}: no data: {index.facts.optimised_missing_reason or 'not requested'}")
             continue
         new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
         known = sum(bool(index.replaces(name)) for name in new)
@@ -101,7 +101,7 @@ def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         fused = named & index.exported.keys()
         gone = index.exported.keys() - fused - index.present
         inner = named - fused
-        branches = f", and execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
+        branches = f", which execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
         parts.append(
             f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {same}, "
             f"fused into another node: {len(fused)}, removed: {len(gone)}; added by ONNX Runtime: "
@@ -126,7 +126,7 @@ def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     present = sum(name in index.listed for index in indexes for name in index.order)
     inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
     where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
-    return f"{plural(listed, 'node')} listed, {present} of them run{where}"
+    return f"{plural(listed, 'node')} listed, {present} of them in the plan{where}"
 
 
 def _cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -137,10 +137,10 @@ def _cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 
 
 def _cover_log(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """Lines, and nodes they mention."""
+    """Number of lines, and of the nodes that they name."""
     lines = sum(len(session.log) for session in facts.sessions)
     mentioned = sum(len(index.log) for index in indexes)
-    return f"{plural(lines, 'line')} of session creation; {plural(mentioned, 'node')} mentioned"
+    return f"{plural(lines, 'line')} of session creation, which name {plural(mentioned, 'node')}"
 
 
 def _cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -166,7 +166,7 @@ KINDS = (
         "optimised_model",
         lambda facts: any(session.optimised is not None for session in facts.sessions),
         _cover_optimised,
-        "written by a second session with the plan of the run: no provider, no time; not available for compiled nodes",
+        "written by a second session with the same plan: no provider, no time; not available for compiled nodes",
         _optimised_missing_reason,
     ),
     Kind(
@@ -179,7 +179,7 @@ KINDS = (
         "assignment",
         lambda facts: any(session.assigned is not None for session in facts.sessions),
         _cover_assignment,
-        "taken before fusion and insertion of Memcpy nodes, so it lists removed nodes and lacks new nodes",
+        "written before fusion and insertion of Memcpy nodes: it has removed nodes, and no inserted nodes",
     ),
     Kind(
         "profile",
@@ -197,20 +197,20 @@ KINDS = (
         "probe",
         lambda facts: any(known.probes or known.rejected for known in _every_provider(facts)),
         _cover_probes,
-        "one node in isolation or with the nodes around it, with generated weights",
+        "a probe runs one node, in isolation or with its neighbours, with generated weights",
         lambda facts: "no probes",
     ),
     Kind(
         "memory_info",
         lambda facts: any(session.ports for session in facts.sessions),
         _cover_ports,
-        "memory that ONNX Runtime expects; copies of session inputs and outputs are not profiled, so they have no time",
+        "memory that ONNX Runtime expects; copies of session inputs and outputs are not profiled and have no time",
     ),
     Kind(
         "binding",
         lambda facts: bool(facts.states),
         _cover_binding,
-        "compares bound buffers at the observed steps; operations inside a kernel are not visible",
+        "compares bound buffers at the observed steps; it does not show copies inside a kernel",
     ),
     Kind(
         "clock",

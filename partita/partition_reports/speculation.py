@@ -36,7 +36,7 @@ class Speculation(Record):
     """Verified draft tokens."""
     accepted: int
     acceptance_rate: float | None
-    """`accepted` of `drafted`; null without draft tokens."""
+    """`accepted` divided by `drafted`; null without draft tokens."""
     tokens: int
     """New tokens of all rows."""
     tokens_per_step: float | None
@@ -47,8 +47,8 @@ class Speculation(Record):
     plain_token_ms: float | None
     """Median time per token of steps without draft tokens, without drafting time; null if there are none."""
     speedup: float | None
-    """Estimated time without draft tokens (median of steps without draft tokens and with equally many rows) divided by
-    the measured time; null without draft tokens or steps to compare with.
+    """Estimated time without draft tokens, divided by the measured time. The estimate uses the median of steps without
+    draft tokens and with the same number of rows; null without draft tokens, or without these steps.
     """
     widths: tuple[DraftedWidth, ...]
 

@@ -89,7 +89,7 @@ def _wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) ->
     family, slash, _ = schema.partition("/")
     mine = next((known for known in kinds if known.partition("/")[0] == family), None)
     if mine is not None and slash:
-        return f"{path}: schema is {shown}, this Partita reads {mine!r}; use the Partita that wrote it"
+        return f"{path}: schema is {shown}, this version reads {mine!r}; use the version of Partita that wrote it"
     if family in NO_REPORTS:
         return f"{path}: {NO_REPORTS[family]}; bench writes reports with `reports`"
     return f"{path}: not a partition report, its schema is {shown}, not {SCHEMA!r}"

@@ -35,14 +35,14 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
 
 def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     """A listed node with the file nodes that it is part of."""
-    twin = node.name in index.same_name_nodes
-    own = () if twin else index.function_of.get(node.name, ())
-    replaces = (index.replaces(node.name, twin=twin) or own) if node.name else ()
+    same_name = node.name in index.same_name_nodes
+    own = () if same_name else index.function_of.get(node.name, ())
+    replaces = (index.replaces(node.name, twin=same_name) or own) if node.name else ()
     return SubgraphNode(
         name=node.name,
         op_type=node.op_type,
         provider=node.provider,
-        module=index.module(node.name, twin=twin) if node.name else None,
+        module=index.module(node.name, twin=same_name) if node.name else None,
         replaces=replaces,
     )
 
@@ -55,10 +55,10 @@ def _reads_around(index: SessionIndex) -> bool:
     """
     facts = index.facts
     optimised = facts.optimised or ()
-    around = {port.name for port in facts.ports if port.direction == "input"}
-    around |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
+    main_tensors = {port.name for port in facts.ports if port.direction == "input"}
+    main_tensors |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
     inside = (*facts.inner, *(each for node in optimised for each in node.inside))
-    return any(tensor in around for node in inside for tensor in node.inputs)
+    return any(tensor in main_tensors for node in inside for tensor in node.inputs)
 
 
 def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
@@ -67,7 +67,7 @@ def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     A provider whose nodes of the main graph are on the CPU device uses CPU memory.
     """
     facts = index.facts
-    main = {choose_provider(claims) for claims in index.providers_by_source.values()} - {None}
+    main = {choose_provider(providers) for providers in index.providers_by_source.values()} - {None}
     inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
     on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
     return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1

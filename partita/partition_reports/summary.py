@@ -27,13 +27,13 @@ def summarise(report: Report) -> Summary:
 
 
 def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
-    counts, wanted = file_counts(phase), preferred_of(report)
+    counts, preferred = file_counts(phase), preferred_of(report)
     return PhaseSummary(
         phase=phase.name,
         nodes=counts.total(),
         nodes_by_provider=dict(counts.most_common()),
-        share=share_of(counts[wanted], counts.total()),
-        on_fallback=counts.total() - counts[wanted],
+        share=share_of(counts[preferred], counts.total()),
+        on_fallback=counts.total() - counts[preferred],
         added=added_nodes(phase),
         folded=folded_nodes(phase),
         reasons=dict(Counter(entry.reason for entry in fallbacks_of(report) if entry.phase == phase.name)),

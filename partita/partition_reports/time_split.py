@@ -16,30 +16,30 @@ class TimeSplit:
 
     node_us: float
     copies: float
-    """Memcpy nodes: waiting for queued device work, and copying."""
+    """Memcpy nodes: wait for queued device work, and copy."""
     on_fallback: float
     """Fallback nodes."""
     own: float
-    """Nodes on the preferred provider: computing, or queueing on an asynchronous device."""
+    """Nodes on the preferred provider: computation, or enqueueing on an asynchronous device."""
     fallback_nodes: int
     fallback_providers: tuple[str, ...]
     """Providers of the fallback nodes."""
 
 
-def split_time(phase: Phase, wanted: str) -> TimeSplit | None:
+def split_time(phase: Phase, preferred: str) -> TimeSplit | None:
     """The shares; None if no node of the phase has a time."""
     whole = total_us(phase.nodes)
     if not whole:
         return None
     memcpy = [node for node in phase.nodes if is_memcpy(node)]
     rest = [node for node in phase.nodes if not is_memcpy(node)]
-    away = [node for node in rest if node.provider != wanted]
-    copies, elsewhere, own = (
+    fallbacks = [node for node in rest if node.provider != preferred]
+    copies, on_fallback, own = (
         share_of(total_us(nodes) or 0.0, whole) or 0.0
-        for nodes in (memcpy, away, [node for node in rest if node.provider == wanted])
+        for nodes in (memcpy, fallbacks, [node for node in rest if node.provider == preferred])
     )
-    providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in away))
-    return TimeSplit(whole, copies, elsewhere, own, len(away), providers)
+    providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in fallbacks))
+    return TimeSplit(whole, copies, on_fallback, own, len(fallbacks), providers)
 
 
 def whole_percent(part: float) -> str:

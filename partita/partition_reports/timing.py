@@ -113,7 +113,7 @@ def _speed_note(steps: int, free: int) -> str:
     if not steps:
         return "no step of this phase was run"
     if free:
-        return f"speed over {free} of {plural(steps, 'step')}, without profiled steps"
+        return f"speed over {free} of {plural(steps, 'step')}, excluding profiled steps"
     return (
         "speed over 1 step, slowed by profiling" if steps == 1 else f"speed over {steps} steps, all slowed by profiling"
     )
@@ -122,9 +122,9 @@ def _speed_note(steps: int, free: int) -> str:
 def node_time_note(times: NodeTimes) -> str:
     """The runs that the node times cover."""
     if not times.observed_runs:
-        return "node times unknown: no run of this phase was profiled"
+        return "no node times: no run of this phase was profiled"
     of = " of an earlier generation" if times.earlier else ""
     if times.timed_runs < times.observed_runs:
         runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
-        return f"node times are medians over {runs}{of}, without a warm-up run"
+        return f"node times are medians over {runs}{of}, excluding the warm-up run"
     return f"node times are from one profiled run{of}, which includes warm-up"

@@ -59,14 +59,14 @@ def _describe_placement(phases: list[Phase]) -> str:
             "load time"
         )
     if not total or not phase.providers:
-        return f"no nodes known in {phase_names(phases)}"
+        return f"no nodes are known in {phase_names(phases)}"
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} of session inputs or outputs" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
     inside = len(phase.subgraphs.on_cpu) if phase.subgraphs else 0
-    bodies = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
-    return f"{placement_text(phases)}; {parts}{bodies}"
+    subgraphs = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
+    return f"{placement_text(phases)}; {parts}{subgraphs}"
 
 
 def placement_text(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
@@ -76,8 +76,8 @@ def placement_text(phases: Sequence[Phase], first: str | None = None, name: Call
     provider name.
     """
     counts = file_counts(phases[0])
-    homes = [*counts.most_common(1), *((entry.provider, 0) for entry in phases[0].providers)]
-    head = homes[0][0] if first is None else first
+    ranked = [*counts.most_common(1), *((entry.provider, 0) for entry in phases[0].providers)]
+    head = ranked[0][0] if first is None else first
     others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
     placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
     added = added_nodes(phases[0])

@@ -21,7 +21,7 @@ from partita.bench.contenders import (
     ratio,
     spread,
 )
-from partita.bench.records import Bench, Contender, RoundResult
+from partita.bench.records import Bench, Contender, RoundResult, TimeResult
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
@@ -121,7 +121,7 @@ def test_the_verdict_has_figures_and_the_largest_cause():
     shares = (why.wait_share, why.own_share, why.fallback_share)
     assert sum(share or 0 for share in shares) == pytest.approx(1)
     # Some microseconds of made-up nodes against steps of milliseconds.
-    assert f"of its decode time passes outside its {why.nodes} nodes" in said
+    assert f"of its decode time is outside its {why.nodes} nodes" in said
 
 
 def test_waiting_for_copies_is_named_where_it_is_the_most():
@@ -137,8 +137,8 @@ def test_waiting_for_copies_is_named_where_it_is_the_most():
     (said,) = sentences(lane("webgpu,cpu", SLOW, observed=report), lane("cpu", FAST, observed=ON_CPU))
     why = explain(report)
     assert why is not None and why.memcpy_nodes > 0
-    assert f"over 99 % of the host's time in nodes of its decode runs is in {why.memcpy_nodes} Memcpy node" in said
-    assert "which synchronise with the device, then copy" in said
+    assert f"over 99 % of the host time of its nodes in decode is in {why.memcpy_nodes} Memcpy node" in said
+    assert "which synchronise with the device and copy" in said
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.714, "71 %"), (0.996, "over 99 %"), (1.0, "100 %"), (0.0, "0 %")])
@@ -158,14 +158,14 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
 
 def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
     (said,) = sentences(lane("webgpu", SLOW[:2], observed=MIXED), lane("cpu", FAST[:2]))
-    assert said.endswith("the ranges do not overlap, but with only 2 rounds that may be noise")
+    assert said.endswith("the ranges do not overlap, but 2 rounds are too few to exclude noise")
 
 
 def test_packages_are_compared_on_one_provider():
     first = lane("gqa on cpu", SLOW, chain=(CPU,), package="gqa", observed=ON_CPU)
     second = lane("gqa16 on cpu", FAST, chain=(CPU,), package="gqa16", observed=ON_CPU)
     (said,) = sentences(first, second)
-    assert said.startswith("gqa16 on cpu is 2.1x gqa on cpu in decode") and "alone" not in said
+    assert said.startswith("gqa16 on cpu is 2.1x gqa on cpu in decode") and "both ran" not in said
     other = lane("gqa16 on webgpu", FAST, chain=("WebGpuExecutionProvider",), package="gqa16")
     assert choose_baseline([other, second, first], None) == "gqa16 on cpu", "the first package on the CPU"
     assert choose_baseline([first, second], "gqa16 on cpu") == "gqa16 on cpu"
@@ -174,7 +174,15 @@ def test_packages_are_compared_on_one_provider():
 def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
     note = "cuda is not used: library_missing: libcublas"
     (said,) = sentences(lane("cuda,cpu", SLOW, observed=ON_CPU, unused=(note,)), lane("cpu", FAST, observed=ON_CPU))
-    assert "both ran on CPU alone" in said and said.endswith(note)
+    assert "both ran on CPU only" in said and said.endswith(note)
+
+
+def test_older_results_name_the_largest_part_differently():
+    older = TimeResult.model_validate({"spender": "copies", "share": 0.5})
+    assert (older.part, older.model_dump(exclude_none=True)) == (
+        "copies",
+        {"part": "copies", "share": 0.5, "unknown_because": ""},
+    )
 
 
 def test_other_tokens_come_before_the_speed():
@@ -182,7 +190,7 @@ def test_other_tokens_come_before_the_speed():
     turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.turns)
     (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
     assert said.startswith(
-        "webgpu differs from the tokens of cpu from new token 3 on, so its speed is for different output"
+        "the tokens of webgpu and cpu differ from new token 3 on; their speeds are for different output; webgpu is 2.1x"
     )
     first, _ = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
     assert first.same_tokens is False and first.difference is not None
@@ -195,7 +203,7 @@ def test_tokens_that_change_from_round_to_round_are_said():
     first, base = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", FAST))
     assert (first.repeats, first.same_tokens, base.repeats, base.same_tokens) == (False, True, True, None)
     assert (
-        "webgpu is not deterministic: tokens differ between rounds"
+        "webgpu is not deterministic: its tokens differ between rounds"
         in said(judge((first, base), "cpu"), (first, base))[0]
     )
 

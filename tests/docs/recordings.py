@@ -82,7 +82,7 @@ def report(name: str) -> Report:
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
         created=found["created"],
         partita_version=found["partita_version"],
-        played=found["played"] and DryRunFacts.model_validate(found["played"]),
+        device=found["played"] and DryRunFacts.model_validate(found["played"]),
         judge=lambda report: exceeded_limits(report, Limits(**found["limits"])),
     )
 

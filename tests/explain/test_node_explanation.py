@@ -104,7 +104,7 @@ def test_a_memcpy_node_says_tensor_bytes_and_for_whom():
     assert found.node == "Memcpy", "the exact name wins over those that begin with it"
     assert words(found).startswith("Memcpy: copies query device to host in prefill and decode")
     assert "copy in decode: query, device to host, 512 B per run" in words(found)
-    assert f"for {DET} (Det on CPU: unexplained)" in words(found)
+    assert f"caused by {DET} (Det on CPU: unexplained)" in words(found)
 
 
 def test_a_node_says_which_copies_it_causes():
@@ -220,7 +220,7 @@ def test_cost_disagreement_and_missing_experiments_are_said():
     out = words(explained(report.model_copy(update=update), GATHER))
     assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms execution; not harmless: it causes 1 copy" in out
     assert "conflicting sources in decode: cpu or gpu (profile)" in out
-    assert "probes are missing; their time budget was 5 seconds" in out
+    assert "probes are missing; the time budget was 5 seconds" in out
 
 
 def test_a_part_of_several_names_lists_them_with_provider_and_reason():
@@ -290,9 +290,9 @@ def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_
 
 def test_a_node_of_a_run_that_failed_is_only_placed():
     report = mixed().model_copy(update={"failed": "no kernel"})
-    assert headline(explained(report, MUL)).endswith("; ITS RUN FAILED")
+    assert headline(explained(report, MUL)).endswith("; the run FAILED")
     assert "FAILED" not in headline(explained(mixed(), MUL))
-    assert "the report does not show that the node runs: no kernel" in words(explained(report, MUL))
+    assert "no kernel; the node may not have run" in words(explained(report, MUL))
 
 
 def test_all_shows_the_reasons_that_lost_and_why():
@@ -308,7 +308,7 @@ def test_all_shows_the_reasons_that_lost_and_why():
     assert (entry.reason, [each.reason for each in entry.lost]) == ("no_kernel_type", ["no_kernel_op"])
     assert "Op type: Gather" in entry.lost[0].evidence
     out = words(found, 400)
-    assert "no_kernel_op lost" in out and "a log line names the node; no_kernel_type: rank " in out
+    assert "no_kernel_op: lower precedence" in out and "a log line names the node; no_kernel_type: rank " in out
     assert "an experiment on the node in isolation" in out
     assert "lost" not in words(found.without_lost(), 400)
 

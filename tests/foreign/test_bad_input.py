@@ -384,7 +384,7 @@ def test_damaged_configurations(sample: Sample) -> None:
     assert "config.json: damaged" in refused(folder)
     folder = sample("genai-fp32-cpu")
     (folder / "genai_config.json").write_text(json.dumps({"model": {}}))
-    assert "no section 'decoder'" in refused(folder)
+    assert "section 'decoder' is missing" in refused(folder)
 
 
 def test_a_length_beyond_what_the_model_was_made_for(sample: Sample) -> None:

@@ -95,7 +95,7 @@ def test_the_first_decode_run_is_left_out_as_warm_up(facts, report):
     second = {event.name: event.host_us for event in facts.sessions[0].events if event.run == 2}
     assert {node.name: node.host_us_per_run for node in phase.nodes} == second
     assert phase.observed_runs == 2
-    assert "without a warm-up run" in phase.timing_note
+    assert "excluding the warm-up run" in phase.timing_note
 
 
 def test_nothing_is_copied_and_the_cache_stays_in_place(report):
@@ -107,6 +107,6 @@ def test_nothing_is_copied_and_the_cache_stays_in_place(report):
 def test_sources_say_what_they_saw(report):
     said = {entry.source: entry for entry in report.sources}
     assert said["model_file"].covers.startswith("model.onnx: 125 nodes in the file; under their own name: 105,")
-    assert said["assignment"].covers == "119 nodes listed, 107 of them run"
+    assert said["assignment"].covers == "119 nodes listed, 107 of them in the plan"
     assert {name for name, entry in said.items() if not entry.available} == {"optimised_model", "probe"}
     assert all(entry.limits for entry in said.values())

@@ -98,9 +98,9 @@ def test_without_the_optimised_graph_the_log_and_the_file_tell():
 def test_without_either_the_copy_says_why_it_has_no_cause():
     report = report_of(mixed_facts(log=()), GPU_CHAIN)
     assert copies_of(report)["Memcpy"].caused_by == ()
-    assert copies_of(report)["Memcpy"].cause_unknown == "no source names the tensor that it copies"
+    assert copies_of(report)["Memcpy"].cause_unknown == "no source names its tensor"
     assert failed(report) == []
-    assert "unknown: no source names the tensor that it copies" in " ".join(VIEW.to_text(report).split())
+    assert "unknown: no source names its tensor" in " ".join(VIEW.to_text(report).split())
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
 
 
@@ -297,7 +297,7 @@ def test_another_number_of_copies_in_the_log_is_a_disagreement():
     session = mixed_session()
     report = report_of(run_facts(replace(session, log=session.log[:-1])), GPU_CHAIN)
     details = {entry.detail for entry in report.disagreements}
-    assert details == {"2 inserted according to the log, 3 in the plan"}
+    assert details == {"the log reports 2 inserted, the plan has 3"}
     assert report_of(run_facts(replace(session, log=())), GPU_CHAIN).disagreements == (), "a log that was not kept"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.graph_capture import blocking_nodes
-from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
@@ -88,14 +88,14 @@ def sized(*graph, constants=(), fixed=(), providers=None, **changes):
         **changes,
     )
     facts = replace(run_facts(session), steps=(), finish_reason=None)
-    report = report_of(facts, GPU_CHAIN, package=None, model=MODEL, played=PLAYED)
+    report = report_of(facts, GPU_CHAIN, package=None, model=MODEL, device=PLAYED)
     return {entry.name: entry.output_bytes for entry in phase_of(report, "run").nodes}, report
 
 
 def test_no_time_leaks():
     real = report_of(mixed_facts(), GPU_CHAIN)
     assert len(list(times_in(real.model_dump(mode="json")))) > 50, "the search finds times where there are any"
-    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED)
     assert list(times_in(report.model_dump(mode="json"))) == []
     assert {phase.steps for phase in report.phases} == {0}
     assert "no times" in report.phases[0].timing_note
@@ -106,7 +106,7 @@ def test_no_time_leaks():
 
 def test_placement_and_copies_stay():
     real = report_of(mixed_facts(), GPU_CHAIN)
-    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED)
     for before, after in zip(real.phases, report.phases, strict=True):
         assert [(n.name, n.provider) for n in before.nodes] == [(n.name, n.provider) for n in after.nodes]
         assert [copy.name for copy in before.copies] == [copy.name for copy in after.copies]
@@ -176,7 +176,7 @@ def test_a_copy_is_as_known_as_its_tensor(tensor, size):
             event(0, 2, "Memcpy", "MemcpyToHost", GPU, output_bytes=64),
         ),
     )
-    report = report_of(replace(run_facts(session), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    report = report_of(replace(run_facts(session), finish_reason=None), GPU_CHAIN, device=PLAYED)
     (copy,) = phase_of(report, "run").copies
     assert (copy.tensor, copy.bytes_per_run) == (tensor, size)
 
@@ -217,7 +217,7 @@ def test_a_model_that_is_no_package_has_one_phase_and_neither_cache_nor_totals()
 
 def test_the_banner_comes_first_and_names_what_was_real():
     request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
-    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED, request=request)
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED, request=request)
     text = VIEW.to_text(report)
     assert text.startswith("DRY RUN: no NVIDIA H100 was used.")
     assert verdict_of(report).startswith("DRY RUN as NVIDIA H100; ")
@@ -227,11 +227,16 @@ def test_the_banner_comes_first_and_names_what_was_real():
         assert word not in text
 
 
+def test_a_cause_of_an_older_report_has_its_present_name():
+    node = {"node": "a", "op_type": None, "provider": CPU, "cause": "elsewhere", "why": "not on the device"}
+    assert BlockingNode.model_validate(node).cause == "other_provider"
+
+
 def test_blocking_nodes_are_named_with_the_reason():
     session = mixed_session()
     phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
     found = {entry.node: entry.cause for entry in blocking_nodes(phase, GPU)}
-    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "elsewhere"
+    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "other_provider"
     assert "lm_head/MatMul" not in found
     loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
     assert [entry.cause for entry in blocking_nodes(loop, GPU)] == ["control_flow"]
@@ -245,7 +250,7 @@ def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
         file="model.onnx", accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
     )
     played = PLAYED.model_copy(update={"graph_capture": (refused,)})
-    text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=played))
+    text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
     assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
     words = " ".join(text.split())
     assert "blocks capture: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words

@@ -55,7 +55,7 @@ def test_the_section_shows_the_figures() -> None:
     assert found is not None
     lines = " ".join(str(block.text) for block in found.blocks if isinstance(block, Line))
     assert "1.60 times as fast as without draft tokens" in lines and "2.00 ms" in lines
-    assert "the draft small: 6 of 12 accepted (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in lines
+    assert "the draft package small: 6 of 12 accepted (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in lines
     (table,) = [block for block in found.blocks if isinstance(block, Table)]
     assert [row.cells[0] for row in table.rows] == ["1", "4"] and table.rows[1].cells[-1] == "1.20"
     assert section(report_of(recorded_facts())) is None

@@ -149,7 +149,9 @@ def test_json_that_is_no_report(tmp_path, content):
 
 def test_another_schema(stored):
     newer = changed(stored, lambda raw: raw.update(schema="partita.report/2"))
-    assert newer == "schema is 'partita.report/2', this Partita reads 'partita.report/1'; use the Partita that wrote it"
+    assert newer == (
+        "schema is 'partita.report/2', this version reads 'partita.report/1'; use the version of Partita that wrote it"
+    )
     other = changed(stored, lambda raw: raw.update(schema="partita.package/1"))
     assert other.startswith("not a partition report, its schema is 'partita.package/1'")
 

@@ -172,7 +172,7 @@ def test_pictures_have_words(page: str) -> None:
         (pages.cpu_report, "all", "All nodes ran on CPU"),
         (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
-        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran there"),
+        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran on it"),
         (REPORTS["empty"], "nothing", "No executed nodes are known"),
         (dry_report, "partly", "Partly on WebGpu: 4 fallback nodes cause 3 copies in every decode run"),
     ],
@@ -221,6 +221,18 @@ def test_phases_are_in_figures(mixed: Element) -> None:
     assert "KV cache" not in rows, "there is none"
 
 
+def test_each_reason_has_its_definition_and_its_page() -> None:
+    report = report_of(recorded_facts(), NO_GPU_CHAIN)
+    part = section(read(html.to_text(report)), "fallbacks")
+    codes = {entry.reason for entry in report.fallbacks}
+    assert codes == {"not_in_build"}
+    groups = part.all("article")
+    assert len(groups) == 2, "the unavailable provider, and the reason of its nodes"
+    for group in groups:
+        (about,) = [fold for fold in group.all("details") if words(fold).startswith("About not_in_build")]
+        assert "applies when:" in words(about) and "see: docs/reasons.md#not_in_build" in words(about)
+
+
 def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> None:
     table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
@@ -230,7 +242,7 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
         links = [link["href"] for cell in cells for link in cell.all("a")]
         assert links == [f"#n0-{position}" for position in range(len(pages.layer_nodes(3, 1)))]
     layer = table.one("tbody").all("tr")[1].children[1]
-    assert "1 off" in words(layer) and "on CPU: Attention 1" in words(layer)
+    assert "1 fallback" in words(layer) and "on CPU: Attention 1" in words(layer)
     signs = [words(link) for link in layer.all("a")]
     assert signs == ["", "", "", "", "", "", "", "", "↑", "C", "↓", "", "", "", "", "", ""]
     assert layer.all("a")[9]["title"].endswith("(Attention) on CPU")

@@ -97,7 +97,7 @@ def test_stray_nodes_are_one_button_away(tab: Tab, files: dict[str, Path]) -> No
     tab.open(files["deep"], width=360, height=800)
     seen = []
     for _ in range(4):
-        tab.run("document.getElementById('next-stray').click()")
+        tab.run("document.getElementById('next-fallback').click()")
         tab.run("new Promise(done => setTimeout(done, 50))")
         seen.append(tab.run("document.querySelector('tr:target').textContent"))
         assert 0 <= tab.run("document.querySelector('tr:target').getBoundingClientRect().top") < 800
@@ -119,7 +119,7 @@ def test_without_javascript_everything_is_there_to_read(tab: Tab, files: dict[st
     # The protocol still runs what the test asks.
     assert not tab.run("document.documentElement.classList.contains('js')")
     assert hidden(tab, ".state", ".map table", *(f"#{each}" for each in SECTIONS)) == []
-    assert hidden(tab, "#next-stray") == ["#next-stray"]
+    assert hidden(tab, "#next-fallback") == ["#next-fallback"]
     tab.run("document.querySelector('#nodes details > summary').click()")
     assert hidden(tab, "#nodes table") == []
 
@@ -138,7 +138,7 @@ def test_paper_is_light_and_shows_what_is_folded(tab: Tab, files: dict[str, Path
     assert hidden(tab, "#nodes table") == ["#nodes table"]
     tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     assert hidden(tab, "#nodes table") == []
-    assert hidden(tab, "nav", "#next-stray") == ["nav", "#next-stray"]
+    assert hidden(tab, "nav", "#next-fallback") == ["nav", "#next-fallback"]
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     pages_ = tab.call("Page.printToPDF", printBackground=False)["data"]
     assert len(pages_) > 10_000

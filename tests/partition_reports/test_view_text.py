@@ -42,6 +42,11 @@ def rendered(report, width=80, encoding="utf-8"):
     return stream.buffer.getvalue().decode(encoding)
 
 
+def test_the_page_of_the_reason_codes_is_named_once():
+    assert rendered(report_of(mixed_facts(), GPU_CHAIN)).count("docs/reasons.md") == 1
+    assert "docs/reasons.md" not in rendered(report_of(recorded_facts()))
+
+
 def test_the_verdict_comes_first():
     report = report_of(recorded_facts())
     assert verdict_of(report) == (

@@ -180,7 +180,7 @@ def test_partitions_and_copies_are_counted_alike(shown: Shown) -> None:
     assert {len(rows) for rows in listed} == {len(phase.partitions) for phase in phases}
     copies = page_tables(section(shown.page, "copies"))
     counts = [sum(leading(row[heads.index("copies")]) for row in rows) for heads, rows in copies if "copies" in heads]
-    every = [len(rows) for heads, rows in copies if "made by" in heads]
+    every = [len(rows) for heads, rows in copies if "copied by" in heads]
     told = [leading(n) for n in re.findall(r"([\d,]+) cop(?:y|ies) between devices", text_section(shown, "Copies"))]
     assert counts == every == told
     assert set(counts) == {len(phase.copies) for phase in phases if phase.copies}
@@ -197,7 +197,7 @@ def test_experiments_are_counted_once(shown: Shown) -> None:
     sources = {entry.source: entry.covers for entry in shown.report.sources}
     assert re.match(rf"{total} experiments? on ", sources["probe"])
     for part in (text_section(shown, "Fallbacks"), words(section(shown.page, "fallbacks"))):
-        assert f"{total}: {probing.experiments} in this run" in " ".join(part.split())
+        assert f"{total}: {probing.experiments} run in " in " ".join(part.split())
     for part in (text_section(shown, "Sources"), words(section(shown.page, "sources"))):
         assert sources["probe"] in " ".join(part.split())
 
@@ -248,5 +248,5 @@ def test_the_top_is_the_same(shown: Shown) -> None:
     top = " ".join(shown.text.partition("\n\n")[0].split())
     state = shown.page.one("header").all("p")[1]
     assert state["class"].startswith("state ") and " ".join("".join(state.texts).split()) in top
-    assert words(shown.page.one("p", class_="asked")) in top
+    assert words(shown.page.one("p", class_="request")) in top
     assert words(shown.page.one("p", class_="verdict")).removesuffix(".") in top

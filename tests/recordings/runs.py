@@ -114,7 +114,7 @@ def report(name: str) -> Report:
     """The report of recorded facts."""
     found = json.loads(gzip.decompress((FACTS / f"{name}.json.gz").read_bytes()))
     facts = TypeAdapter(RunFacts).validate_python(found["facts"])
-    model, played = found["model"], found["played"]
+    model, device = found["model"], found["played"]
     return build_report(
         replace(facts, sessions=tuple(map(at_present, facts.sessions))),
         environment=Environment.model_validate(found["environment"]),
@@ -124,7 +124,7 @@ def report(name: str) -> Report:
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
         created="2026-11-29T00:00:00Z",
         partita_version="0.1.0",
-        played=played and DryRunFacts.model_validate(played),
+        device=device and DryRunFacts.model_validate(device),
         judge=lambda report: exceeded_limits(report, Limits()),
     )
 

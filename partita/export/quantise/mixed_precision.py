@@ -85,7 +85,7 @@ class Mixes:
         held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
         logit_bytes = 4 * self.text.tokens * draft.fake.vocab_size
         known_answer.check_memory(
-            held, 0, logit_bytes, use=f"to choose bits on {self.text.tokens:,} tokens", needed=True
+            held, 0, logit_bytes, use=f"to choose precisions on {self.text.tokens:,} tokens", needed=True
         )
         placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
         names = match_names(draft.fake.module, draft.checkpoint.tensors)

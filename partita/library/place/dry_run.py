@@ -116,7 +116,7 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     if warned:
         evidence = one_line(warned[0].rpartition("] ")[2])
     evidence += "; capturing a run may still fail"
-    fatal = Counter(node.why for node in blocking if node.cause != "elsewhere" or not warned)
+    fatal = Counter(node.why for node in blocking if node.cause != "other_provider" or not warned)
     if fatal:
         reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in fatal.items())
         evidence = f"ONNX Runtime opens the session, but the capturing run would fail: {reasons}"

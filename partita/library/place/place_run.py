@@ -93,7 +93,7 @@ def place(
         _request_of(options, target),
         package=opened.package,
         model=opened.model,
-        played=device,
+        device=device,
     )
     if device is not None:
         if options.graph_capture:

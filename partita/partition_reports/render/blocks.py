@@ -64,7 +64,7 @@ def show_section(page: Page, section: Section) -> None:
 
 def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
     """Print the blocks that a terminal shows."""
-    shown = shown_blocks(blocks, "; explain and html show them")
+    shown = shown_blocks(blocks, "; explain and the html view show them")
     for number, block in enumerate(shown):
         apart = number > 0 and (
             isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)

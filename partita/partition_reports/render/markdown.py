@@ -109,7 +109,7 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
         yield "```"
     elif isinstance(block, Pairs):
         rows = ((name, "<br>".join(map(safe, values))) for name, values in block.rows)
-        yield from _write_rows(("what", "value"), (True, True), ((safe(name), values) for name, values in rows))
+        yield from _write_rows(("name", "value"), (True, True), ((safe(name), values) for name, values in rows))
     elif isinstance(block, Table):
         yield from _write_table(block)
     elif isinstance(block, Fold):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.observations.text_format import plural
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Row, Table
 
 FINDINGS = 2
@@ -18,7 +19,7 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     `hint`: suffix of that line with the views that show them.
     """
     findings = [block for block in blocks if isinstance(block, Group) and not block.title]
-    more = f"and {len(findings) - FINDINGS} more with other evidence{hint}"
+    more = f"and {plural(len(findings) - FINDINGS, 'more group')} of nodes with other evidence{hint}"
     shown: list[Block] = []
     for block in blocks:
         if block in findings[FINDINGS:]:

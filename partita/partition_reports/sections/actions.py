@@ -16,19 +16,19 @@ OF_INPUTS = ("shape", "input")
 
 def situation_of(report: Report) -> Situation:
     """Context of a report, for the placeholders of an action."""
-    given = report.request.options
+    options = report.request.options
     # Provider options have the form PROVIDER.OPTION.
-    options = {name: value for name, value in given.items() if "." in name}
-    several = {name: split(given.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
+    provider_options = {name: value for name, value in options.items() if "." in name}
+    several = {name: split(options.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
     if report.model is None:  # --input of a generation is a prompt
-        opened = [word for name in OF_FOLDER if name in given for word in each(f"--{name}", (given[name],))]
+        opened = [word for name in OF_FOLDER if name in options for word in each(f"--{name}", (options[name],))]
     else:
         opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
     return Situation(
         report.package,
         report.request.path,
         report.request.chain,
-        options,
+        provider_options,
         report.dry_run.device if report.dry_run is not None else "",
         several["pin"],
         several["provider-library"],

@@ -65,9 +65,9 @@ def section(report: Report) -> Section | None:
     if kinds:
         heads = (
             text_column("operator"),
-            text_column("computes in"),
+            text_column("arithmetic"),
             text_column("weight in file"),
-            text_column("on"),
+            text_column("provider"),
             *(Column(f"{phase.name} nodes") for phase in phases),
         )
         ordered = sorted(kinds, key=lambda kind: (bits_of(kind[1]) or 0, kind[2] in ("", kind[1]), kind))

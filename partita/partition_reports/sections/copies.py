@@ -35,9 +35,9 @@ from partita.partition_reports.verdict import merge_phases
 
 TIMED = (
     "The time of a copy includes the wait for the device. -: unknown; "
-    "copies of session inputs and outputs are not in the profile."
+    "ONNX Runtime does not profile copies of session inputs and outputs."
 )
-UNTIMED = "-: a size that depends on values."
+UNTIMED = "-: unknown, because the size depends on values."
 
 
 def section(report: Report) -> Section | None:
@@ -75,8 +75,8 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
     alike = _find_families(phase.copies)
 
     def rest(shown: int) -> str:
-        left = [copy for copies in list(alike.values())[shown:] for copy in copies]
-        return f"and {plural(len(left), 'more copy')}: {copied_bytes(left)} {per_run(phase.name)}"
+        others = [copy for copies in list(alike.values())[shown:] for copy in copies]
+        return f"and {plural(len(others), 'more copy')}: {copied_bytes(others)} {per_run(phase.name)}"
 
     rows = []
     for (tensor, cause, way), copies in alike.items():
@@ -134,18 +134,18 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
         Column("bytes"),
         *([Column("wait and copy, ms")] if timed else []),
     ]
-    heads += [text_column("made by"), text_column("caused by")]
+    heads += [text_column("copied by"), text_column("caused by")]
     caption = f"Copies{_where(phases)}, in execution order"
     return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
 
 
 def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
     """One copy. `targets`: node -> anchor of its row."""
-    made_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
+    copied_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
     cause = _linked(_render_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
     cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
     cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
-    return Row((*cells, made_by, cause))
+    return Row((*cells, copied_by, cause))
 
 
 def _linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:

@@ -13,30 +13,30 @@ NAMED = 6
 
 def section(report: Report) -> Section | None:
     """The simulated device and nodes that block CUDA graph capture; None for a real device."""
-    played = report.dry_run
-    if played is None:
+    device = report.dry_run
+    if device is None:
         return None
-    captures = [_capture(verdict) for verdict in played.graph_capture or ()]
-    return Section("dry_run", "Dry run", (Pairs("The device", _device(played)), *captures))
+    captures = [_capture(verdict) for verdict in device.graph_capture or ()]
+    return Section("dry_run", "Dry run", (Pairs("The device", _render_device(device)), *captures))
 
 
-def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _render_device(device: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The simulated device, and parts that are not real."""
     about = (
-        f"{played.device_name} ({played.device}): compute capability {played.compute_capability}, "
-        f"{human_bytes(played.memory_bytes)}, {plural(played.multiprocessors, 'multiprocessor')}"
+        f"{device.device_name} ({device.device}): compute capability {device.compute_capability}, "
+        f"{human_bytes(device.memory_bytes)}, {plural(device.multiprocessors, 'multiprocessor')}"
     )
     return (
         ("device", (about,)),
-        ("provider", (f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}, the real library",)),
-        ("stubs", (f"CUDA {played.cuda_version}, build {played.stand_ins[:12]}",)),
-        ("not real", played.not_real),
+        ("provider", (f"{device.provider_library} of ONNX Runtime {device.onnxruntime_version}, the real library",)),
+        ("stubs", (f"CUDA {device.cuda_version}, build {device.stand_ins[:12]}",)),
+        ("not real", device.not_real),
     )
 
 
 def _capture(verdict: GraphCapture) -> Group:
     """Whether a session can be captured, and nodes that block it."""
-    answer = "would be accepted" if verdict.accepted else "REFUSED"
+    outcome = "would be accepted" if verdict.accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
     reasons: dict[str, list[BlockingNode]] = {}
     for node in verdict.blocking:
@@ -50,7 +50,7 @@ def _capture(verdict: GraphCapture) -> Group:
         blocks.append(Line(name_some((node.node for node in nodes), NAMED), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
-        heads = [text_column(title) for title in ("node", "operator", "on", "reason")]
+        heads = [text_column(title) for title in ("node", "operator", "provider", "reason")]
         title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
         blocks.append(Fold(title, (table(title, heads, rows),)))
-    return Group(f"CUDA graph capture of {verdict.file}: {answer}", tuple(blocks))
+    return Group(f"CUDA graph capture of {verdict.file}: {outcome}", tuple(blocks))

@@ -42,7 +42,7 @@ from partita.partition_reports.sections.model import (
     table,
     text_column,
 )
-from partita.partition_reports.sections.shared import copied_bytes
+from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
 from partita.partition_reports.sections.similar_nodes import finding_key, first_of
 
 NAMED = 8
@@ -55,15 +55,16 @@ GroupKey = tuple[str, str]
 
 def section(report: Report) -> Section:
     """Unavailable providers, rejected parts, then fallback nodes by reason."""
-    wanted = preferred_of(report)
     blocks: list[Block] = [*unavailable(report), *_rejected(report)]
     blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
         blocks.append(Line(_render_none(report)))
+    if report.fallbacks or any(entry.status == "unavailable" for entry in report.chain):
+        blocks.append(Line(REASONS_PAGE, "reason codes", "quiet"))
     if report.probing is not None:
         blocks.append(Line(_render_probing(report.probing), "probes", "quiet"))
     nodes = len({entry.node for entry in report.fallbacks})
-    about = f"{plural(nodes, 'node')} not on {wanted}" if nodes else ""
+    about = f"{plural(nodes, 'node')} not on {preferred_of(report)}" if nodes else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
@@ -103,23 +104,34 @@ def reason_title(code: str) -> str:
     return f"{title} ({code})" if title else code
 
 
+def _about_reason(code: str | None) -> list[Block]:
+    """When a reason applies, its required evidence and its documentation, collapsed; empty for an unknown code."""
+    reason = next((reason for reason in load_reasons() if reason.code == code), None)
+    if reason is None:
+        return []
+    see = Line(f"{REASONS_PAGE}#{code}", "see")
+    return [
+        Fold(f"About {code}", (Line(reason.condition, "applies when"), Line(reason.needs, "required evidence"), see))
+    ]
+
+
 def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
     reason = next((reason for reason in load_reasons() if reason.code == code), None)
     if reason is None:
         return code
-    helped = [
+    replacements = [
         {each.now: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
         for entry in entries
     ]
-    befores = {before for changes in helped for before in changes.values()}
+    befores = {before for changes in replacements for before in changes.values()}
     if not reason.sentence or (reason.names_change and (len(befores) != 1 or "" in befores)):
         return reason.title
     operators = list(dict.fromkeys(entry.op_type or "unknown nodes" for entry in entries))
     text = reason.sentence.format(
         provider=short_provider(entries[0].preferred_provider), op=first_names(operators), before="".join(befores)
     )
-    works = [now for now in helped[0] if all(now in each for each in helped)]
+    works = [now for now in replacements[0] if all(now in each for each in replacements)]
     if not reason.names_change or not works:
         return text
     return f"{text}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
@@ -138,6 +150,7 @@ def unavailable(report: Report) -> Iterator[Group]:
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
             blocks += commands(steps_for_provider(situation_of(report), entry.reason, entry.provider))
+            blocks += _about_reason(entry.reason)
             yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
@@ -157,18 +170,21 @@ def _rejected(report: Report) -> Iterator[Table]:
     heads = [text_column(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
     if rows:
         yield table(
-            "Rejected parts of the graph, found by bisection", [*heads, text_column("minimal"), Column("tries")], rows
+            "Rejected parts of the graph, found by bisection",
+            [*heads, text_column("minimal"), Column("parts tried")],
+            rows,
         )
 
 
-def _render_probing(taken: Probing) -> str:
+def _render_probing(probing: Probing) -> str:
     """Number and time of the probes."""
     text = (
-        f"{taken.experiments + taken.cached:,}: {taken.experiments:,} in this run, in {decimals(taken.seconds)} s "
-        f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} from the cache; "
-        f"{plural(taken.crashes, 'crash')}"
+        f"{probing.experiments + probing.cached:,}: {probing.experiments:,} run in {decimals(probing.seconds)} s "
+        f"(budget {decimals(probing.budget_seconds)} s), {probing.cached:,} from the cache; "
+        f"{plural(probing.crashes, 'crash')}"
     )
-    return text + (f"; incomplete for {plural(len(taken.missing_probes), 'node')}" if taken.missing_probes else "")
+    missing = len(probing.missing_probes)
+    return f"{text}; incomplete for {plural(missing, 'node')}" if missing else text
 
 
 def commands(actions: Iterable[Action]) -> list[Block]:
@@ -200,7 +216,7 @@ class Writer:
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         blocks: list[Block] = [
-            Line(reason_text(reason, entries), "why"),
+            Line(reason_text(reason, entries), "reason"),
             self.cost(last),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
@@ -210,6 +226,7 @@ class Writer:
         else:
             blocks += made
             blocks += commands(for_reason(self.report, reason, entries))
+        blocks += _about_reason(reason)
         title = f"{reason_title(reason)}: {_count_in_phases(entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
 
@@ -222,7 +239,7 @@ class Writer:
         phase = self.phases.get(entries[0].phase)
         costs = [entry.cost for entry in entries if entry.cost is not None]
         if phase is None or not costs:
-            return Line("unknown: these nodes are not in the figures of any phase", "cost")
+            return Line("unknown: no phase measured these nodes", "cost")
         return Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
@@ -254,8 +271,8 @@ class Writer:
     def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
         """Each node with its cost."""
         heads = (
-            *(text_column(title) for title in ("node", "operator", "in", "source line")),
-            *(Column(title) for title in ("host ms", "copies", "copied")),
+            *(text_column(title) for title in ("node", "operator", "phases", "source line")),
+            *(Column(title) for title in ("host ms", "copies", "copied bytes")),
             text_column("harmless"),
             text_column("why"),
         )
@@ -348,7 +365,7 @@ def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
 def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     """Time, copies, bytes, and whether it is harmless."""
     if cost is None:
-        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not in the figures of any phase")
+        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "no phase measured it")
     size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
     return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
 
@@ -376,6 +393,6 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             )
             for trial in trials
         ]
-        heads = [text_column(title) for title in ("changed", "kind of change", "outcome", "message")]
+        heads = [text_column(title) for title in ("change", "property", "outcome", "message")]
         title = f"{plural(len(trials), 'probe')} of {nodes[0]}{more}"
-        yield Fold(title, (table(title, [*heads, text_column("from the cache")], rows),))
+        yield Fold(title, (table(title, [*heads, text_column("cached")], rows),))

@@ -23,17 +23,17 @@ def section(report: Report) -> Section:
 
 def _render_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     """Memory of the weights, the cache and the process."""
-    held = f"weights {human_bytes(memory.weight_bytes)}"
+    sizes = f"weights {human_bytes(memory.weight_bytes)}"
     if of_package:
-        held += f", cache {human_bytes(memory.cache_bytes)}"
-    lines = [held]
+        sizes += f", cache {human_bytes(memory.cache_bytes)}"
+    lines = [sizes]
     if memory.peak_rss_bytes is not None:
-        sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
-        before, after, peak = map(human_bytes, sizes)
+        resident = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
+        before, after, peak = map(human_bytes, resident)
         lines.append(f"process {before} before load, {after} after load, peak {peak} (resident)")
     if memory.anonymous_growth_bytes is not None:
         grown = human_bytes(memory.anonymous_growth_bytes)
-        lines.append(f"loading allocated {grown}; other resident weights are mapped from their file")
+        lines.append(f"loading allocated {grown}; other resident weights are mapped files")
     return (("memory", tuple(lines)),)
 
 

@@ -33,7 +33,7 @@ def section(report: Report) -> Section | None:
 
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases with equal placement."""
-    anchors, stray = node_anchors(report), fallback_anchors(report)
+    anchors, fallbacks = node_anchors(report), fallback_anchors(report)
     reasons = {(entry.phase, entry.node, entry.provider): _render_reasons(entry) for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
@@ -41,7 +41,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     rows = []
     for node in last.nodes:
         key = (last.name, node.name, provider_of(node))
-        why: Cell = Link(_in_each(phases, node, reasons), stray[key]) if key in stray else ""
+        why: Cell = Link(_in_each(phases, node, reasons), fallbacks[key]) if key in fallbacks else ""
         cells = (
             str(node.position),
             node.name,
@@ -59,7 +59,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
         Column("position"),
         text_column("node"),
         text_column("operator"),
-        text_column("on"),
+        text_column("provider"),
         Column("layer"),
         text_column("module"),
     ]
@@ -72,11 +72,11 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
 def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tuple[PhaseName, str, str], str]) -> str:
     """The reasons of a node, with phases if they differ."""
     where = provider_of(node)
-    said: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for phase in phases:
         if (phase.name, node.name, where) in reasons:
-            said.setdefault(reasons[phase.name, node.name, where], []).append(phase.name)
-    return listing(f"{text}{in_phases(names) if len(said) > 1 else ''}" for text, names in said.items())
+            found.setdefault(reasons[phase.name, node.name, where], []).append(phase.name)
+    return listing(f"{text}{in_phases(names) if len(found) > 1 else ''}" for text, names in found.items())
 
 
 def _render_reasons(entry: Fallback) -> str:

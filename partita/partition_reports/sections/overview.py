@@ -72,8 +72,8 @@ TONES: dict[StateName, Tone] = {
     "nothing": "bad",
     "failed": "bad",
 }
-WORTH_A_HEADLINE = 0.1
-"""Minimum share of the node time of copies or fallback nodes for the headline."""
+HEADLINE_SHARE = 0.1
+"""The headline names copies or fallback nodes with at least this share of the node time."""
 LONGEST = 240
 """Maximum characters of a headline's reason."""
 WHERE, FALLBACKS = "Did it run on the preferred provider?", "What fell back?"
@@ -123,7 +123,7 @@ class Overview:
     """Name of the package or file."""
     state: State
     verdict: str
-    asked: str
+    request: str
     """Command, chain, runtime and time."""
     flags: tuple[Flag, ...]
     answers: tuple[Question, ...]
@@ -135,7 +135,7 @@ def glance(report: Report) -> Overview:
         name=_name_of(report),
         state=find_state(report),
         verdict=verdict_of(report),
-        asked=_render_asked(report),
+        request=_render_request(report),
         flags=tuple(find_flags(report)),
         answers=_questions(report),
     )
@@ -148,7 +148,7 @@ def _name_of(report: Report) -> str:
     return report.model.file if report.model is not None else "unknown model"
 
 
-def _render_asked(report: Report) -> str:
+def _render_request(report: Report) -> str:
     """`generate on WebGpu, then CPU (command line); onnxruntime-webgpu 1.27.0; 2026-11-22T10:14:55+00:00`."""
     request = report.request
     chain = ", then ".join(map(short_provider, request.chain)) or "no provider"
@@ -164,7 +164,7 @@ def find_state(report: Report) -> State:
 
 def _render_headline(report: Report, name: StateName) -> str:
     """The headline, with shares of time if known."""
-    wanted = short_provider(preferred_of(report))
+    preferred = short_provider(preferred_of(report))
     ran = "ran" if has_run(report) else "would run"
     if (failed := failure_of(report)) is not None:
         placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
@@ -175,27 +175,31 @@ def _render_headline(report: Report, name: StateName) -> str:
         return "No executed nodes are known"
     if name == "refused":
         some_ran = any(file_counts(phase)[preferred_of(report)] for phase in used_phases(report))
-        return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
+        return (
+            f"{preferred} rejected part of the graph; {f'the rest {ran} on it' if some_ran else f'nothing {ran} on it'}"
+        )
     if name == "all":
-        return f"All nodes {ran} on {wanted}"
+        return f"All nodes {ran} on {preferred}"
     if name == "none" and is_default_without_first(report):
         why = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
-        return f"{ran.capitalize()} on {_used(report)}; {wanted} is installed but could not start: {why}"
+        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {why}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         why = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
-        return f"Nothing {ran} on {wanted}{why}"
+        return f"Nothing {ran} on {preferred}{why}"
     away = {node.name for phase in report.phases for node in fallback_nodes(report, phase)}
     fallbacks = plural(len(away), "fallback node") if away else "fallbacks in control flow"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
         copies = "" if is_timed(report) else "; they cause no copies"
         return (
-            f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {fallbacks}"
+            f"All but {plural(len(away), harmless)} {ran} on {preferred}{copies}"
+            if away
+            else f"On {preferred}; {fallbacks}"
         )
     return (
         _render_time(report)
-        or f"Partly on {wanted}: {fallbacks}{_render_copying(report, 'causes' if len(away) == 1 else 'cause')}"
+        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(away) == 1 else 'cause')}"
     )
 
 
@@ -222,24 +226,24 @@ def _render_time(report: Report) -> str:
         return ""  # the fallbacks are in another phase or in control flow
     of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
     on = listing(short_provider(name) for name in split.fallback_providers)
-    if split.copies >= max(split.on_fallback, WORTH_A_HEADLINE):
+    if split.copies >= max(split.on_fallback, HEADLINE_SHARE):
         return f"{whole_percent(split.copies)} {of_phase} is in copies, which wait for the device"
-    if split.on_fallback >= WORTH_A_HEADLINE:
+    if split.on_fallback >= HEADLINE_SHARE:
         return f"{whole_percent(split.on_fallback)} {of_phase} is in {plural(split.fallback_nodes, 'node')} on {on}"
     share = whole_percent(split.copies + split.on_fallback)
-    who = f"{plural(split.fallback_nodes, 'node')} on {on}" if split.fallback_nodes else "copies"
+    nodes = f"{plural(split.fallback_nodes, 'node')} on {on}" if split.fallback_nodes else "copies"
     both = " and copies" if split.fallback_nodes and split.copies else ""
     take = "takes" if split.fallback_nodes == 1 and not both else "take"
-    return f"Partly on {short_provider(preferred_of(report))}: {who}{both} {take} {share} {of_phase}"
+    return f"Partly on {short_provider(preferred_of(report))}: {nodes}{both} {take} {share} {of_phase}"
 
 
 def find_flags(report: Report) -> Iterator[Flag]:
     """Warnings about the report."""
-    played = report.dry_run
-    if played is not None:
-        text = f"no {played.device_name} was used. Placement, copies and sizes are from {played.provider_library}"
-        text += f" of ONNX Runtime {played.onnxruntime_version} with stub CUDA libraries; there are no times."
-        yield Flag("Dry run", text, f"as {played.device_name}")
+    device = report.dry_run
+    if device is not None:
+        text = f"no {device.device_name} was used. Placement, copies and sizes are from {device.provider_library}"
+        text += f" of ONNX Runtime {device.onnxruntime_version} with stub CUDA libraries; there are no times."
+        yield Flag("Dry run", text, f"as {device.device_name}")
     if report.package is not None and report.package.verification != "verified":
         yield Flag("Unverified package", report.package.verification_detail)
     for sentence in report.exceeded:
@@ -271,23 +275,23 @@ def _questions(report: Report) -> tuple[Question, ...]:
 
 def _placement_question(report: Report) -> Question:
     """Nodes on the preferred provider, per placement."""
-    wanted, phase = preferred_of(report), main_phase(report)
-    lines = [placement_text(phases, wanted, short_provider) for phases in placements(report)]
+    preferred, phase = preferred_of(report), main_phase(report)
+    lines = [placement_text(phases, preferred, short_provider) for phases in placements(report)]
     if phase is None or not phase.nodes:
         return _no_node(report, WHERE, "layers")
     counts = file_counts(phase)
-    share = counts[wanted] / (counts.total() or 1)
+    share = counts[preferred] / (counts.total() or 1)
     figure = {1.0: "all nodes", 0.0: "no nodes"}.get(share, percent(share))
     if failure_of(report) is not None:
         figure = "no, the run failed"
     elif is_default_without_first(report):
-        figure = f"not on {short_provider(wanted)}"
+        figure = f"not on {short_provider(preferred)}"
     elif share == 1 and fallback_nodes(report, phase):
         figure = "all but nodes added by ONNX Runtime"
     elif share == 1 and any(fallback_nodes(report, each) for each in used_phases(report)):
         figure = f"all nodes{in_phases([phase.name])} only"
     elif share == 1 and report.fallbacks:
-        figure = "all but control flow"
+        figure = "all but nodes in control flow"
     return Question(WHERE, figure, tuple(lines), "layers")
 
 
@@ -303,16 +307,16 @@ def _fallback_question(report: Report) -> Question:
     lines = []
     for phases in placements(report):
         where = in_phases(phase.name for phase in phases)
-        off: dict[str, Counter[str]] = {}
+        by_provider: dict[str, Counter[str]] = {}
         for node in fallback_nodes(report, phases[0]):
-            off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
+            by_provider.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
         lines += [
             f"{plural(counts.total(), 'node')} on {short_provider(provider)}{where}: {tally(dict(counts))}"
-            for provider, counts in off.items()
+            for provider, counts in by_provider.items()
         ]
         if phases[0].subgraphs is not None and phases[0].subgraphs.on_cpu:
             lines.append(f"In control-flow subgraphs: {plural(len(phases[0].subgraphs.on_cpu), 'node')} on CPU")
-    away = {node.name for phase in report.phases for node in fallback_nodes(report, phase)}
+    names = {node.name for phase in report.phases for node in fallback_nodes(report, phase)}
     main = main_phase(report)
     costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
     if costs and main is not None and report.chain and report.chain[0].status == "active":
@@ -320,7 +324,7 @@ def _fallback_question(report: Report) -> Question:
         lines.append(f"{harm[0].upper()}{harm[1:]}{in_phases([main.name])}")
     if not used_phases(report):
         return _no_node(report, FALLBACKS, "layers")
-    figure = plural(len(away), "node") if away else "none" if not lines else "control flow"
+    figure = plural(len(names), "node") if names else "nodes in control flow" if lines else "none"
     return Question(
         FALLBACKS, figure, tuple(lines) or (f"Every node is on {short_provider(preferred_of(report))}.",), "layers"
     )
@@ -360,7 +364,10 @@ def _cost_question(report: Report) -> Question:
     lines = [*_render_waits(phase), _render_moves(phase)]
     figure, *basis = speed_text(phase)
     if state_name(report) == "none":  # the speed is that of another provider
-        figure, basis = "unknown", [f"Nothing ran on {short_provider(preferred_of(report))} to compare with."]
+        figure, basis = (
+            "unknown",
+            [f"Nothing ran on {short_provider(preferred_of(report))}, so there is no speed to compare."],
+        )
     elif not figure:
         figure = plural(len(phase.copies), "copy") if phase.copies else "no copies"
     return Question("What does it cost?", figure, (*basis, *lines), "phases")
@@ -403,7 +410,7 @@ def _action_question(report: Report) -> Question:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
     if (failed := failure_of(report)) is not None:  # an error message ends with its remedy
-        return Question(question, "fix the run", (failed.rpartition("; ")[2],), more)
+        return Question(question, "Fix the run", (failed.rpartition("; ")[2],), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
@@ -419,9 +426,9 @@ def _action_question(report: Report) -> Question:
     if action is None or missing:
         remedies += [entry.remedy for entry in available[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []
-    figure = "see the remedy" if remedies else "unknown"
+    figure = "See the remedy" if remedies else "unknown"
     if missing:
-        figure = f"Get {short_provider(missing[0].provider)} to start"
+        figure = f"Make {short_provider(missing[0].provider)} available"
     elif action is not None:
         figure = action.title
     return Question(question, figure, (*remedies, *commands) or ("No remedy is known.",), more)

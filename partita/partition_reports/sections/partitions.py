@@ -29,7 +29,9 @@ def section(report: Report) -> Section | None:
         if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
             blocks.append(Line(_render_cost(phase.cost), f"cost {per_run(phase.name)}"))
     if any(phase.partitions for phase in report.phases):
-        blocks.append(Line("other: other partitions; session: inputs and outputs of the model.", tone="quiet"))
+        blocks.append(
+            Line("session: inputs and outputs of the model. other: tensors of other partitions.", tone="quiet")
+        )
     return Section("partitions", "Partitions", tuple(blocks)) if blocks else None
 
 
@@ -39,8 +41,8 @@ def _partition_table(phase: Phase, where: str) -> Table:
     parts = phase.partitions
 
     def rest(shown: int) -> str:
-        left = parts[shown:]
-        return f"and {plural(len(left), 'more partition')}: {plural(sum(part.nodes for part in left), 'node')}"
+        others = parts[shown:]
+        return f"and {plural(len(others), 'more partition')}: {plural(sum(part.nodes for part in others), 'node')}"
 
     caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
     rows = [_partition_row(part) for part in parts]
@@ -48,8 +50,8 @@ def _partition_table(phase: Phase, where: str) -> Table:
 
 
 def _partition_row(part: Partition) -> tuple[str, ...]:
-    ways = ("in", "out")
-    borders = [_render_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
+    directions = ("in", "out")
+    borders = [_render_border([tensor for tensor in part.boundary if tensor.direction == each]) for each in directions]
     where = span(part.first_position, part.nodes)
     return (str(part.index), short_provider(part.provider), f"{part.nodes:,}", where, *borders)
 
@@ -90,8 +92,8 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
         groups.setdefault(family_of[tensor.name], []).append(tensor)
 
     def rest(shown: int) -> str:
-        left = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
-        return f"and {plural(len(left), 'more tensor')}: {_total_bytes(left)}"
+        others = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
+        return f"and {plural(len(others), 'more tensor')}: {_total_bytes(others)}"
 
     caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
     rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]

@@ -30,7 +30,8 @@ def note(report: Report, phase: Phase) -> str:
     """The steps that the figures of a phase cover."""
     if not is_timed(report):
         return f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
-    return f"{phase.timing_note}; {TOO_FEW}" if too_few_steps(phase) else phase.timing_note
+    few = f"; {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
+    return f"{phase.timing_note}{few}"
 
 
 def figures(report: Report) -> Table:
@@ -128,9 +129,12 @@ def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
     yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
     first = found.first_token_seconds
-    yield "first token", ("no token was generated" if first is None else f"{decimals(first)} s after prefill began",)
+    yield (
+        "first token",
+        ("no token was generated" if first is None else f"{decimals(first)} s after the start of prefill",),
+    )
     ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
     yield (
         "generated",
-        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish: {ended}",),
+        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish reason: {ended}",),
     )

@@ -57,7 +57,7 @@ def section(report: Report) -> Section | None:
     heads = (
         text_column("operator"),
         text_column("weights"),
-        text_column("on"),
+        text_column("provider"),
         *(Column(f"{phase.name} nodes") for phase in phases),
     )
     alike = all(counts == counted[-1] for counts in counted)

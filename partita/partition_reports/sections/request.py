@@ -27,7 +27,7 @@ def _pairs(report: Report) -> Iterator[Pair]:
         yield from _describe_model(report.model)
     if request.path is not None:
         yield "path", (request.path,)
-    yield "verb", (_describe_verb(request),)
+    yield "command", (_describe_command(request),)
     chain = f"{', '.join(request.chain) or 'none'} ({request.chain_source})"
     yield "chain", (chain, *(text for entry in report.chain for text in _describe_entry(entry)))
     yield "threads", ("one per usable core" if request.threads is None else str(request.threads),)
@@ -48,7 +48,7 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
             f"batch {package.batch_size}, max length {package.max_length}, manifest {package.manifest_sha256[:12]}",
         ),
     )
-    yield "package is", (f"{package.verification}: {package.verification_detail}",)
+    yield "verification", (f"{package.verification}: {package.verification_detail}",)
     if package.omitted:
         yield "omitted", (package.omitted,)
     if (found := package.quality) is not None:
@@ -85,7 +85,7 @@ def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     yield from (found[port.name] for port in ports if port.name in found)
 
 
-def _describe_verb(request: Request) -> str:
+def _describe_command(request: Request) -> str:
     """The command and the requested amount of work."""
     parts = [request.verb]
     if request.prompt_tokens is not None:

@@ -12,6 +12,8 @@ from partita.partition_reports.outcome import TOO_FEW, too_few_steps, used_phase
 from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases
 
+REASONS_PAGE = "docs/reasons.md"
+"""Documentation of the reason codes, with an anchor for each."""
 COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
 """Memcpy operator -> its arrow: down to the device, up to the host."""
 

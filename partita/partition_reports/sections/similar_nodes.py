@@ -9,7 +9,7 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.partition_reports.records import Report
 
-SPEAK_OF_OPERATORS = ("logged", "probed")
+OPERATOR_EVIDENCE = ("logged", "probed")
 """Kinds of evidence that apply to the operator of a node."""
 
 
@@ -19,24 +19,24 @@ def finding_key(report: Report) -> Callable[[Fallback], object]:
 
     def key(entry: Fallback) -> object:
         part = parts.get(entry.node)
-        about_operator = part is None and any(map(_speaks_of_operator, entry.preferred))
+        about_operator = part is None and any(map(_is_about_operator, entry.preferred))
         return tuple(map(_known, entry.preferred)), part, entry.op_type if about_operator else None
 
     return key
 
 
 def _known(why: SkippedProvider) -> object:
-    """The finding for one provider, without texts of Partita."""
+    """The finding for one provider, without the texts that Partita writes."""
     trials = tuple((trial.factor, trial.now, trial.outcome, trial.neg_added) for trial in why.variants)
     return why.provider, why.reason, why.evidence_kind, trials, bool(why.missing_probes)
 
 
-def _speaks_of_operator(why: SkippedProvider) -> bool:
-    return why.evidence_kind in SPEAK_OF_OPERATORS and why.reason not in _reasons_of_providers()
+def _is_about_operator(why: SkippedProvider) -> bool:
+    return why.evidence_kind in OPERATOR_EVIDENCE and why.reason not in _provider_reasons()
 
 
 @cache
-def _reasons_of_providers() -> frozenset[str]:
+def _provider_reasons() -> frozenset[str]:
     """Reasons that apply to every node."""
     return frozenset(reason.code for reason in load_reasons() if reason.level == "provider")
 

@@ -27,14 +27,14 @@ def section(report: Report) -> Section | None:
         for entry in found.widths
     ]
     heads = (
-        Column("tokens fed"),
+        Column("input tokens"),
         Column("steps"),
         Column("tokens"),
         Column("tokens per step"),
         Column("step p50, ms"),
         Column("relative to 1 token"),
     )
-    steps = table("Steps by the tokens fed per row", heads, rows)
+    steps = table("Steps by input tokens per row", heads, rows)
     blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
     if found.drafted:
         blocks.insert(0, Line(speedup_text(found)))
@@ -50,7 +50,7 @@ def speedup_text(found: Speculation) -> str:
 
 
 def _acceptance_text(found: Speculation) -> str:
-    source = "n-gram lookup" if found.draft is None else f"the draft {found.draft}"
+    source = "n-gram lookup" if found.draft is None else f"the draft package {found.draft}"
     if found.acceptance_rate is None:
         return f"No draft tokens from {source} in {plural(found.steps, 'step')}."
     return (

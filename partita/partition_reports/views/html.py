@@ -28,7 +28,7 @@ def to_text(report: Report) -> str:
             "report": report,
             "top": top,
             "sections": parts,
-            "wanted": short_provider(preferred_of(report)),
+            "preferred": short_provider(preferred_of(report)),
             "marks": tuple(known.values()),
             "ribbons": ribbons.draw_ribbons(report, known),
             "map": layer_map.draw_map(report),
@@ -36,4 +36,4 @@ def to_text(report: Report) -> str:
     )
 
 
-VIEW = View("html", ".html", "the report as one page for a browser", to_text, what="page")
+VIEW = View("html", ".html", "the report as one HTML page", to_text, what="page")

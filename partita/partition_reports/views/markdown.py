@@ -40,7 +40,7 @@ def _head(top: Overview) -> Iterator[str]:
         lines = "<br>".join(map(cell_text, answer.lines))
         yield f"| {safe(answer.question)} | {safe(answer.figure)} | {lines} |"
     yield ""
-    yield f"<sub>{safe(top.name)}: {safe(top.asked)}</sub>"
+    yield f"<sub>{safe(top.name)}: {safe(top.request)}</sub>"
     yield ""
 
 

@@ -31,12 +31,12 @@ def _show_top(page: Page, top: Overview) -> None:
     page.line(top.verdict, indent=0, style=BOLD + Style(color=TONES[top.state.tone].color))
     sign = f"{top.state.sign} " if page.harmless(top.state.sign) == top.state.sign else ""
     page.line(f"{sign}{top.state.headline}", indent=0, style=TONES[top.state.tone])
-    page.line(f"{top.name}: {top.asked}", indent=0, style=DIM)
-    *_, todo = top.answers
+    page.line(f"{top.name}: {top.request}", indent=0, style=DIM)
+    *_, action = top.answers
     if top.state.name in ("all", "nearly"):
         return
-    page.line(todo.figure, indent=0, label=todo.question)
-    for line in todo.lines:
+    page.line(action.figure, indent=0, label=action.question)
+    for line in action.lines:
         if isinstance(line, Command):
             show_command(page, line, INDENT)
         else:

@@ -112,7 +112,9 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StubLibrari
         ) from error
     result = _stored(folder, built=True)
     if result is None:
-        raise ProviderError(f"{folder}: damaged during the build; delete it and try again")
+        raise ProviderError(
+            f"{folder}: a stub library is damaged after the build; delete the folder and run the command again"
+        )
     return result
 
 

@@ -104,11 +104,11 @@ def failed_run_error(
 
 def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
     """The origin of the input values, for a message."""
-    made_up = [port.name for port in model.inputs if port.name not in given]
+    generated = [port.name for port in model.inputs if port.name not in given]
     if not given:
         return "generated inputs"
-    values = f"the values given for {listing(given)}"
-    return f"{values} and generated ones for {listing(made_up)}" if made_up else values
+    values = f"the given values of {listing(given)}"
+    return f"{values} and generated values of {listing(generated)}" if generated else values
 
 
 def _provider_of(session: Session, node: str) -> str | None:

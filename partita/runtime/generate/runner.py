@@ -147,7 +147,7 @@ def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
     if unlisted or manifest.file(graph.file) is None:
         name = unlisted[0] if unlisted else graph.file
         raise PackageError(
-            f"{folder}: {name} is not in the manifest's list of files, so its integrity cannot be checked"
+            f"{folder}: the manifest does not list {name}, so its hash is unknown", remedy=FROM_CHECKPOINT
         )
     return model
 

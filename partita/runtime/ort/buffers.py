@@ -170,7 +170,7 @@ class Buffer:
             else:
                 ort.copy_tensors([held.value], [self.value])
         except NATIVE_ERRORS as error:
-            raise run_error(f"a copy into {self.memory} memory", error) from error
+            raise run_error(f"copy to {self.memory} memory", error) from error
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:

@@ -319,7 +319,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
 
     monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
     monkeypatch.setattr(known_answer, "load", no_load)
-    said = r"the source model needs about .* to choose bits on [\d,]+ tokens, but .* are free; free memory"
+    said = r"the source model needs about .* to choose precisions on [\d,]+ tokens, but .* are free; free memory"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
     assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []

@@ -20,9 +20,10 @@ def record_reports(to: str) -> None:
 
     def build(facts: RunFacts, **given: Any) -> Any:
         made = build_report(facts, **given)
-        keys = ("environment", "package", "model", "request", "played")
+        records = {key: given.get(key) for key in ("environment", "package", "model", "request")}
+        records["played"] = given.get("device")
         found = {
-            **{key: None if given.get(key) is None else given[key].model_dump(mode="json") for key in keys},
+            **{key: None if record is None else record.model_dump(mode="json") for key, record in records.items()},
             "facts": TypeAdapter(RunFacts).dump_python(facts, mode="json"),
             "chain": [entry.model_dump(mode="json") for entry in given["chain"]],
         }

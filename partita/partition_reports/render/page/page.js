@@ -1,4 +1,4 @@
-// Links open what their target is folded into, and a button leads from fallback to fallback. The page is complete without.
+// Links open the folds around their target, and a button goes to the next fallback. The page is complete without the script.
 (function () {
   "use strict";
   document.documentElement.classList.add("js");
@@ -10,7 +10,7 @@
   }
 
   // --- the map: the next node that is not on the preferred provider, whose class is e0
-  var button = byId("next-stray"), place = -1, seen = {};
+  var button = byId("next-fallback"), place = -1, seen = {};
   var fallbacks = all(".map .b:not(.e0)").filter(function (block) {
     var row = block.getAttribute("href"), first = !seen[row];
     seen[row] = true;
@@ -23,7 +23,7 @@
     location.hash = fallbacks[place].getAttribute("href");
   });
 
-  // --- paper shows everything; only areas that scroll are tab stops
+  // --- print shows all folds; only areas that scroll are tab stops
   function followHash() {
     var target = location.hash.length > 1 && byId(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
@@ -32,8 +32,8 @@
     stops();
   }
   function stops() {
-    // All sizes are read before anything is written, so that the page is laid out once; what is folded away is not asked,
-    // because that would lay it out.
+    // All sizes are read before any change, so that the page is laid out once. Closed folds are skipped: reading their
+    // sizes would lay them out.
     var areas = all(".scroll").filter(function (area) { return !area.closest("details:not([open])"); });
     var scrolls = areas.map(function (area) {
       return area.scrollHeight > area.clientHeight + 1 || area.scrollWidth > area.clientWidth + 1;

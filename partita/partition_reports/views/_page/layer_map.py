@@ -100,16 +100,16 @@ class Drawer:
         """The nodes of one row in one phase."""
         time = total_us(nodes)
         summary = plural(len(nodes), "node") if nodes else "none"
-        off: dict[str, Counter[str]] = {}
+        found: dict[str, Counter[str]] = {}
         for node in nodes:
             if provider_of(node) != self.preferred_provider:
-                off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
-        operators = "; ".join(f"on {self.marks[name].label}: {tally(dict(counts))}" for name, counts in off.items())
-        strays = sum(counts.total() for counts in off.values())
+                found.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
+        operators = "; ".join(f"on {self.marks[name].label}: {tally(dict(counts))}" for name, counts in found.items())
+        fallbacks = sum(counts.total() for counts in found.values())
         return MapCell(
             blocks=tuple(self.block(phase, node) for node in nodes),
             summary=summary if time is None else f"{summary}, {decimals(time, 1e-3)} ms",
-            fallbacks=f"{strays} off" if 0 < strays < len(nodes) else "all off" if strays else "",
+            fallbacks=plural(fallbacks, "fallback") if fallbacks else "",
             fallback_operators=operators,
         )
 
