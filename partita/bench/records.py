@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from partita.observations.records import Environment, PackageFacts, PhaseName, Record
 
@@ -155,7 +155,7 @@ end, work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the firs
 class TimeResult(Record):
     """The part with most of a contender's time, if known."""
 
-    part: TimePart | None = Field(validation_alias=AliasChoices("part", "spender"))  # `spender` in older results
+    part: TimePart | None
     """Null if unknown."""
     share: float | None = None
     """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, WrapValidator
 
 from partita.observations.codes import ReasonCode
 from partita.remedies import Remedy
@@ -74,7 +74,6 @@ class InstalledWheel(Record):
 
     name: str
     version: str
-    """Empty in files of older versions."""
 
 
 class Environment(Record):
@@ -94,18 +93,6 @@ class Environment(Record):
     onnxruntime_build: str
     packages: dict[str, str]
     """Package name -> version."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older(cls, given: Any) -> Any:
-        """Parse the wheels of an older file from `NAME VERSION, NAME VERSION`."""
-        if not isinstance(given, dict) or "onnxruntime_wheels" in given:
-            return given
-        text = given.get("onnxruntime_package")
-        if not isinstance(text, str):
-            return given
-        pairs = [part.partition(" ") for part in text.split(", ")]
-        return {**given, "onnxruntime_wheels": [{"name": name, "version": version} for name, _, version in pairs]}
 
 
 class PackageQuality(Record):

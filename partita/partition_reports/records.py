@@ -6,9 +6,9 @@ have a default and do not change the schema version: older reports stay readable
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from partita.diagnosis.records import Fallback
 from partita.observations.codes import Interruption
@@ -197,16 +197,6 @@ class Subgraphs(Record):
     unseen: bool | None = None
     """There may be further copies: tensors of the main graph are copied to the subgraph's device without a Memcpy node
     and a log line. null in older reports."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older(cls, given: Any) -> Any:
-        """Parse the nodes of an older report from their text."""
-        if not isinstance(given, dict) or "on_cpu" in given or not isinstance(given.get("cpu_nodes"), list | tuple):
-            return given
-        parts = [str(entry).removesuffix(")").rpartition(" (") for entry in given["cpu_nodes"]]
-        nodes = [{"name": name, "op_type": op} if cut else {"name": op, "op_type": None} for name, cut, op in parts]
-        return {**given, "on_cpu": nodes}
 
 
 class Phase(Record):

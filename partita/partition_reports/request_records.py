@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from partita.observations.records import Record
 
@@ -44,19 +44,13 @@ BlockingCause = Literal["control_flow", "copy", "other_provider", "size"]
 provider. `size`: the host reads the size of an output."""
 
 
-def _renamed(cause: object) -> object:
-    """The present name of a cause in an older report."""
-    return "other_provider" if cause == "elsewhere" else cause
-
-
 class BlockingNode(Record):
     """A node that prevents CUDA graph capture."""
 
     node: str
     op_type: str | None
     provider: str
-    cause: Annotated[BlockingCause | None, BeforeValidator(_renamed)] = None
-    """null in older reports."""
+    cause: BlockingCause
     why: str
     """The cause as text."""
 

@@ -21,7 +21,7 @@ from partita.bench.contenders import (
     ratio,
     spread,
 )
-from partita.bench.records import Bench, Contender, RoundResult, TimeResult
+from partita.bench.records import Bench, Contender, RoundResult
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
@@ -175,14 +175,6 @@ def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
     note = "cuda is not used: library_missing: libcublas"
     (said,) = sentences(lane("cuda,cpu", SLOW, observed=ON_CPU, unused=(note,)), lane("cpu", FAST, observed=ON_CPU))
     assert "both ran on CPU only" in said and said.endswith(note)
-
-
-def test_older_results_name_the_largest_part_differently():
-    older = TimeResult.model_validate({"spender": "copies", "share": 0.5})
-    assert (older.part, older.model_dump(exclude_none=True)) == (
-        "copies",
-        {"part": "copies", "share": 0.5, "unknown_because": ""},
-    )
 
 
 def test_other_tokens_come_before_the_speed():

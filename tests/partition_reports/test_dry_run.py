@@ -9,7 +9,7 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.graph_capture import blocking_nodes
-from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
@@ -225,11 +225,6 @@ def test_the_banner_comes_first_and_names_what_was_real():
         assert word in text
     for word in ("tok/s", "first token", " ms", "share", "host time per"):
         assert word not in text
-
-
-def test_a_cause_of_an_older_report_has_its_present_name():
-    node = {"node": "a", "op_type": None, "provider": CPU, "cause": "elsewhere", "why": "not on the device"}
-    assert BlockingNode.model_validate(node).cause == "other_provider"
 
 
 def test_blocking_nodes_are_named_with_the_reason():

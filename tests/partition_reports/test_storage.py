@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from partita.errors import ReportError
 from partita.partition_reports import storage
-from partita.partition_reports.records import Report, Subgraphs
+from partita.partition_reports.records import Report
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
 
@@ -79,22 +79,6 @@ def test_an_unwritable_place_is_one_line_and_leaves_nothing(report, tmp_path):
         assert "\n" not in str(caught.value)
         assert isinstance(caught.value.__cause__, OSError)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
-
-
-def test_what_an_older_report_has_as_text_alone_is_read_as_data(report, stored):
-    bodies = Subgraphs(nodes=3, cpu_nodes=("loop/Cos (v2) (Cos)", "nameless"), copies=0)
-    phases = (report.phases[0].model_copy(update={"subgraphs": bodies}), *report.phases[1:])
-    storage.write(report.model_copy(update={"phases": phases}), stored)
-    raw = json.loads(stored.read_text(encoding="utf-8"))
-    raw["environment"]["onnxruntime_package"] = "onnxruntime 1.30.0, onnxruntime-gpu 1.31.1"
-    del raw["environment"]["onnxruntime_wheels"], raw["phases"][0]["subgraphs"]["on_cpu"], raw["interrupted"]
-    stored.write_text(json.dumps(raw), encoding="utf-8")
-    older = storage.read(stored)
-    found = older.phases[0].subgraphs
-    assert found is not None
-    assert [(node.name, node.op_type) for node in found.on_cpu] == [("loop/Cos (v2)", "Cos"), ("nameless", None)]
-    wheels = [(wheel.name, wheel.version) for wheel in older.environment.onnxruntime_wheels]
-    assert wheels == [("onnxruntime", "1.30.0"), ("onnxruntime-gpu", "1.31.1")] and older.interrupted == ()
 
 
 def test_a_failed_write_keeps_the_old_report(report, stored, monkeypatch):
