@@ -50,9 +50,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "messages",
         "errors",
     },
-    "diff": {"partition_reports", "diagnosis", "observations"},
+    "compare": {"inspection", "support", "partition_reports", "diagnosis", "observations"},
     "explain": {"partition_reports", "diagnosis", "observations", "messages"},
-    "check": {"options", "diff", "partition_reports", "observations", "messages", "errors"},
+    "check": {"options", "compare", "partition_reports", "observations", "messages", "errors"},
     "bench": {"partition_reports", "observations", "remedies", "errors"},
     "machine": {"partition_reports", "observations", "remedies", "errors"},
     "inspection": {"package", "partition_reports", "observations", "remedies"},
@@ -383,7 +383,7 @@ PLANTED = {
     ),
     "torch": ({"runtime/a.py": "from torch.nn import Module"}, "runtime/a.py:2: imports torch"),
     "a product in the room that it is made of": (
-        {"partition_reports/a.py": "from partita.check import limits", "check/limits.py": "X = 1"},
+        {"partition_reports/a.py": "from partita.check import requirements", "check/requirements.py": "X = 1"},
         "partition_reports/a.py:2: partition_reports imports check",
     ),
     "cycle": (

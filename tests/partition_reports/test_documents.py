@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.diff.compare import compare
 from partita.explain.node_explanation import find
 from partita.observations.records import Record

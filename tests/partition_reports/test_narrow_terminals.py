@@ -15,7 +15,7 @@ from rich.console import Console
 from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
 from partita.check import gate
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.diff.compare import compare

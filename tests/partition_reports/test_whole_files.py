@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diff.compare import compare
 from partita.explain.node_explanation import Explanation, find

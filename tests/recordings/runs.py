@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from partita.check.limits import Limits, exceeded_limits
+from partita.check.requirements import Limits, exceeded_limits
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.partition_reports.build import build_report
