@@ -147,7 +147,7 @@ def decisions() -> dict[str, object]:
     from partita.check.requirements import Limits
     from partita.diagnosis.precedence import explain
     from partita.diagnosis.reasons.base import load_reasons
-    from partita.diff.compare import compare
+    from partita.compare.reports import compare
     from partita.explain.node_explanation import find
     from tests.partition_reports.reports import REPORTS
 

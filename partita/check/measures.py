@@ -166,7 +166,8 @@ def _describe(row: PlacedRow) -> str:
     """The node with its operator, provider and reasons."""
     where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
     reasons = dict.fromkeys(why.reason for why in row.skipped.values())
-    inside = f" in {row.part_of}" if row.part_of else ""
+    own = [node.name for node in row.executed if node.provider == row.node.provider]
+    inside = f" in {listing(own)}" if own and row.part_of else ""
     why = f": {', '.join(reasons)}" if reasons else ""
     return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{why})"
 
