@@ -22,32 +22,15 @@ from partita.options.groups import PlacementLimits
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
 
-SELECTORS = {
-    "phase": "prefill, decode or run; default: every phase",
-    "op": "nodes of this operator",
-    "module": "nodes of this module, by part of its path: layers.0 or self_attn",
-    "provider": "nodes on this provider, by any of its names",
-    "reason": "nodes off a preferred provider for this reason",
-}
+SELECTORS = ("phase", "op", "module", "provider", "reason")
 """Fields that select nodes or phases, with = and != only."""
-NODE_MEASURES = {
-    "nodes": "number of selected nodes, including nodes that ONNX Runtime added",
-    "share": "nodes on `provider`, or with `reason`, as a fraction of the nodes of `op` and `module`: 0 to 1, or 95%. "
-    "Nodes of the file are counted: a compiled node counts as all nodes it was compiled from; nodes added by ONNX "
-    "Runtime do not count",
-}
+NODE_MEASURES = ("nodes", "share")
 """Fields that measure the selected nodes."""
-PHASE_MEASURES = {
-    "copies": "Memcpy nodes and copies at the session border in one run",
-    "tokens_per_second": "speed of the phase",
-}
+PHASE_MEASURES = ("copies", "tokens_per_second")
 """Fields that measure a whole phase; the only selector for them is `phase`."""
-REPORT_MEASURES = {
-    "unavailable": "installed providers of the chain, or skipped by a default chain, that could not start",
-}
-"""Fields that measure the whole report; they allow no selectors."""
-MEASURES = {**NODE_MEASURES, **PHASE_MEASURES, **REPORT_MEASURES}
-FIELDS = {**SELECTORS, **MEASURES}
+MEASURES = (*NODE_MEASURES, *PHASE_MEASURES, "unavailable")
+"""Fields that are compared with a number; `unavailable` measures the whole report and allows no selector."""
+FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
 LIMITS = ("max_cpu_nodes", "max_copies", "max_copy_bytes_per_token")

@@ -1,7 +1,7 @@
 """Comparison of two records as rows: section, group, name and value. Pure.
 
-A record is read as rows; rows with equal keys are paired; a rule per section says which pairs are changes, and which
-changes are worse. Reports, packages and support tables are compared this way, and so is a report with a baseline.
+A record is read as rows. Rows with equal keys are paired. A rule per section decides which pairs are changes, and which
+changes are worse. Reports, packages, support tables, and a report and its baseline are compared this way.
 """
 
 from __future__ import annotations
