@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.check.requirements import PHASE_MEASURES, Measure, Requirement, Selector
+from partita.check.requirements import PHASE_MEASURES, Limits, Measure, Requirement, Selector
 from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
@@ -186,6 +186,14 @@ def find_limits(report: Report, limits: Mapping[str, float]) -> dict[str, Findin
         else:
             found[option] = decide(measure(report), sign, value)
     return found
+
+
+def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
+    """One sentence for each exceeded limit, with values and nodes."""
+    if not any(phase.nodes for phase in report.phases):
+        return ()
+    found = find_limits(report, limits.given())
+    return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
 
 
 def _count_cpu_nodes(report: Report) -> Figure:

@@ -11,16 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from partita.errors import UsageError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
 from partita.options.flags import option_flags
 from partita.options.groups import PlacementLimits
-
-if TYPE_CHECKING:
-    from partita.partition_reports.records import Report
 
 SELECTORS = ("phase", "op", "module", "provider", "reason")
 """Fields that select nodes or phases, with = and != only."""
@@ -104,16 +101,6 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
             f"`max_cpu_nodes={limits.max_cpu_nodes}` contradicts `providers`, whose first provider is cpu: "
             "every node belongs there; remove the limit or name another provider first"
         )
-
-
-def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
-    """One sentence for each exceeded limit, with values and nodes."""
-    if not any(phase.nodes for phase in report.phases):
-        return ()
-    from partita.check.measures import find_limits
-
-    found = find_limits(report, limits.given())
-    return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
 
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:

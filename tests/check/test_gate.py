@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.check.measures import find
-from partita.check.requirements import FIELDS, Limits, Vocabulary, exceeded_limits, parse_requirement
+from partita.check.measures import exceeded_limits, find
+from partita.check.requirements import FIELDS, Limits, Vocabulary, parse_requirement
 from partita.compare.reports import is_less_preferred
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
