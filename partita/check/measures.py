@@ -41,7 +41,7 @@ class Figure:
     """None: unknown."""
     text: str
     names: tuple[str, ...] = ()
-    """What was counted."""
+    """Names of the counted nodes or copies."""
     most: float | None = None
     """Upper bound of a partly unknown value; None: `value`."""
     unknown: str = ""
@@ -59,7 +59,7 @@ def decide(found: Figure, sign: str, limit: float) -> Finding:
 
 
 def find(requirement: Requirement, report: Report) -> list[Finding]:
-    """One finding for each measure and value; phases with the same value share one. At least one."""
+    """At least one finding for each measure; phases with the same value share one."""
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]
     phases = [phase for phase in report.phases if is_known(phase) and _is_selected(phase, requirement.selectors)]
@@ -68,11 +68,13 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
         if measure.field == "unavailable":
             found.append(decide(_count_unavailable(report), measure.sign, measure.value))
             continue
+        if not phases:
+            found.append((False, "the report has no selected phase with nodes"))
         alike: dict[tuple[bool, str, str], list[str]] = {}
         for phase in phases:
             alike.setdefault(_find_in_phase(requirement, measure, phase, report), []).append(phase.name)
         found += [(is_met, f"{text} in {listing(names)}{more}") for (is_met, text, more), names in alike.items()]
-    return found or [(False, "the report has no selected phase with nodes")]
+    return found
 
 
 def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
@@ -92,16 +94,14 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
             return False, f"{field} cannot be confirmed", f": {why}"
         text = f"{value:,.0f}" if value == int(value) else decimals(value)
         return SIGNS[measure.sign](value, measure.value), f"{field} {text}", ""
-    if phase.folded is not None and not phase.nodes and field == "share":
-        return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
     base, rows = _select(requirement.selectors, phase, report)
-    if field == "nodes" and _is_absent(requirement.selectors, report):
-        return False, "nodes cannot be confirmed", ": no phase has a node of this module"
-    value = _share(rows, base) if field == "share" else len(rows)
+    is_absent = _is_absent(requirement.selectors, report)
+    value = _share(rows, base) if field == "share" else None if is_absent else len(rows)
+    if value is None and phase.folded is not None:
+        return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
     if value is None:
-        absent = _is_absent(requirement.selectors, report)
-        why = "no phase has a node of this module" if absent else "no node of the file is selected"
-        return False, "share cannot be confirmed", f": {why}"
+        why = "no phase has a node of this module" if is_absent else "no node of the file is selected"
+        return False, f"{field} cannot be confirmed", f": {why}"
     holds = SIGNS[measure.sign](value, measure.value)
     # Four digits of a share, to distinguish it from its limit.
     text = f"{field} {value:.4g}" if field == "share" else f"{field} {value:,}"
@@ -207,14 +207,15 @@ def _count_cpu_nodes(report: Report) -> Figure:
 def _cpu_nodes(phase: Phase) -> Figure:
     """Nodes on the CPU provider. Nodes without a known provider may be on it."""
     bodies = phase.subgraphs
-    found = [node for node in (*phase.nodes, *(bodies.on_cpu if bodies else ())) if node.provider == CPU]
+    found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
+    found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
     unknown = [node.name for node in phase.nodes if node.provider is None]
     is_listed = bodies is None or bodies.listed
     why = f"no source names a provider for {name_some(unknown)}"
     return Figure(
         value=len(found),
         text=f"{plural(len(found), 'node')} on {CPU} in {phase.name}",
-        names=tuple(f"{node.name} ({node.op_type})" if node.op_type else node.name for node in found),
+        names=tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
         most=len(found) + len(unknown) if is_listed else math.inf,
         unknown=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
     )
