@@ -144,10 +144,10 @@ def masked(value: object) -> object:
 def decisions() -> dict[str, object]:
     """What is decided about recorded and hand-made runs: every field of the records that is no sentence."""
     from partita.check.gate import Gate, check
-    from partita.check.limits import Limits
+    from partita.check.requirements import Limits
     from partita.diagnosis.precedence import explain
     from partita.diagnosis.reasons.base import load_reasons
-    from partita.diff.compare import compare
+    from partita.compare.reports import compare
     from partita.explain.node_explanation import find
     from tests.partition_reports.reports import REPORTS
 

@@ -1,84 +1,243 @@
-"""Measures of a whole report: nodes on the CPU, copies, reasons, the cache, speed. Pure."""
+"""Values that requirements and limits compare, with the nodes behind them. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from partita.check.requirements import PHASE_MEASURES, Limits, Measure, Requirement, Selector
+from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
-from partita.observations.text_format import decimals, listing, name_some, plural
+from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
+from partita.options.flags import with_flags
 from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.copies import subgraph_copies
-from partita.partition_reports.outcome import TOO_FEW, is_known, main_phase, too_few_steps
+from partita.partition_reports.file_nodes import ran_by
+from partita.partition_reports.outcome import TOO_FEW, failure_of, is_known, main_phase, too_few_steps
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
 
-NOT_ALL_SEEN = "some copies in control-flow subgraphs may be unknown"
+SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+Finding = tuple[bool, str]
+"""Whether a condition holds, with the value and the nodes that violate it."""
+UNSEEN_COPIES = "some copies in control-flow subgraphs may be unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """A measured value with texts for every outcome."""
+class Figure:
+    """A measured value."""
 
     value: float | None
     """None: unknown."""
-    held: str
-    """Text if the requirement holds."""
-    unmet_text: str = ""
-    """Text if it does not hold; empty: `held`."""
+    text: str
+    names: tuple[str, ...] = ()
+    """Names of the counted nodes or copies."""
     most: float | None = None
     """Upper bound of a partly unknown value; None: `value`."""
-    unsure: str = ""
-    """Text if it holds for `value` but not for `most`."""
+    unknown: str = ""
+    """Why it is unknown or partly unknown."""
 
 
-def cpu_nodes(phase: Phase) -> list[str]:
-    """Nodes on the CPU provider with their operators, including control-flow subgraphs."""
-    main = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
-    inside = [(node.name, node.op_type) for node in (phase.subgraphs.on_cpu if phase.subgraphs else ())]
-    return [f"{name} ({op_type})" if op_type else name for name, op_type in (*main, *inside)]
+def decide(found: Figure, sign: str, limit: float) -> Finding:
+    """Whether a figure meets a limit for every possible value."""
+    holds = SIGNS[sign]
+    if found.value is not None and not holds(found.value, limit):
+        return False, f"{found.text}{f': {name_some(found.names)}' if found.names else ''}"
+    if found.value is None or (found.most is not None and not holds(found.most, limit)):
+        return False, f"cannot be confirmed{found.unknown}"
+    return True, found.text
 
 
-def _count_cpu_nodes(report: Report) -> Measurement:
-    """Nodes on the CPU provider, in the phase with the most."""
-    counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
-    phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
-    unsure_in, unknown = max(
-        ((each, [node.name for node in each.nodes if node.provider is None]) for each, _ in reversed(counted)),
-        key=lambda entry: len(cpu_nodes(entry[0])) + len(entry[1]),
+def find(requirement: Requirement, report: Report) -> list[Finding]:
+    """At least one finding for each measure; phases with the same value share one."""
+    if failure_of(report) is not None:
+        return [(False, "cannot be confirmed: the run failed")]
+    phases = [phase for phase in report.phases if is_known(phase) and _is_selected(phase, requirement.selectors)]
+    found = []
+    for measure in requirement.measures:
+        if measure.field == "unavailable":
+            found.append(decide(_count_unavailable(report), measure.sign, measure.value))
+            continue
+        if not phases:
+            found.append((False, "the report has no selected phase with nodes"))
+        alike: dict[tuple[bool, str, str], list[str]] = {}
+        for phase in phases:
+            alike.setdefault(_find_in_phase(requirement, measure, phase, report), []).append(phase.name)
+        found += [(is_met, f"{text} in {listing(names)}{more}") for (is_met, text, more), names in alike.items()]
+    return found
+
+
+def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
+    """Whether the selectors include the phase."""
+    return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
+
+
+def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> tuple[bool, str, str]:
+    """Whether one measure holds in one phase, its text, and what follows the name of the phase."""
+    field = measure.field
+    if field in PHASE_MEASURES:
+        inside = subgraph_copies(phase)
+        copies = None if inside is None else len(phase.copies) + inside
+        value = copies if field == "copies" else phase.tokens_per_second
+        if value is None:
+            why = UNSEEN_COPIES if field == "copies" else "the report does not have it"
+            return False, f"{field} cannot be confirmed", f": {why}"
+        text = f"{value:,.0f}" if value == int(value) else decimals(value)
+        return SIGNS[measure.sign](value, measure.value), f"{field} {text}", ""
+    base, rows = _select(requirement.selectors, phase, report)
+    is_absent = _is_absent(requirement.selectors, report)
+    value = _share(rows, base) if field == "share" else None if is_absent else len(rows)
+    if value is None and phase.folded is not None:
+        return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
+    if value is None:
+        why = "no phase has a node of this module" if is_absent else "no node of the file is selected"
+        return False, f"{field} cannot be confirmed", f": {why}"
+    holds = SIGNS[measure.sign](value, measure.value)
+    # Four digits of a share, to distinguish it from its limit.
+    text = f"{field} {value:.4g}" if field == "share" else f"{field} {value:,}"
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs else 0
+    note = f"; {plural(omitted, 'node')} in control-flow subgraphs not counted" if omitted else ""
+    return holds, text, note + ("" if holds else _violators(measure, base, rows))
+
+
+def _select(selectors: Sequence[Selector], phase: Phase, report: Report) -> tuple[list[PlacedRow], list[PlacedRow]]:
+    """The rows of the selected operators and modules, and those of them on the provider and with the reason."""
+    files = {name: {row.op_type for row in rows} for name, rows in ran_by(phase).items()}
+
+    def matches(row: PlacedRow, selector: Selector) -> bool:
+        """A row without a value matches neither = nor !=."""
+        value: str | None
+        if selector.field == "reason":
+            return any(why.reason == selector.value for why in row.skipped.values()) == selector.equal
+        if selector.field == "op":
+            own = {node.op_type for node in row.executed if node.op_type not in files.get(node.name, ())}
+            if selector.value in own:  # the operator of a fused node
+                return selector.equal
+            value = row.node.op_type
+        elif selector.field == "module":
+            value = row.node.module
+            return value is not None and (f".{selector.value}." in f".{value}.") == selector.equal
+        else:
+            value = row.node.provider
+        return value is not None and (value == selector.value) == selector.equal
+
+    kinds = [entry for entry in selectors if entry.field in ("op", "module")]
+    places = [entry for entry in selectors if entry.field in ("provider", "reason")]
+    rows = placed_rows(report, phase, memcpy=True)
+    base = [row for row in rows if all(matches(row, entry) for entry in kinds)]
+    return base, [row for row in base if all(matches(row, entry) for entry in places)]
+
+
+def _is_absent(selectors: Sequence[Selector], report: Report) -> bool:
+    """Whether nodes of a module are selected by place, and no phase has a node of the module."""
+    modules = [entry for entry in selectors if entry.field == "module" and entry.equal]
+    if not modules or not any(entry.field in ("provider", "reason") for entry in selectors):
+        return False
+    return not any(_select(modules, phase, report)[0] for phase in report.phases)
+
+
+def _share(rows: Sequence[PlacedRow], base: Sequence[PlacedRow]) -> float | None:
+    """File nodes of `rows` as a share of those of `base`; None without any."""
+    whole = sum(not row.is_added for row in base)
+    return sum(not row.is_added for row in rows) / whole if whole else None
+
+
+def _violators(measure: Measure, base: Sequence[PlacedRow], rows: Sequence[PlacedRow]) -> str:
+    """The nodes that violate a measure: missing nodes, or excess nodes."""
+    is_minimum = measure.sign in (">", ">=")
+    if not rows:
+        return ": no node is selected" if is_minimum else ""
+    selected = set(map(id, rows))
+    named = [row for row in base if id(row) not in selected] if is_minimum else rows
+    return f"{', without' if is_minimum else ':'} {name_some(_describe(row) for row in named)}"
+
+
+def _describe(row: PlacedRow) -> str:
+    """The node with its operator, provider and reasons."""
+    where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
+    reasons = dict.fromkeys(why.reason for why in row.skipped.values())
+    own = [node.name for node in row.executed if node.provider == row.node.provider]
+    inside = f" in {listing(own)}" if own and row.part_of else ""
+    why = f": {', '.join(reasons)}" if reasons else ""
+    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{why})"
+
+
+# Figures of a whole report
+
+
+def find_limits(report: Report, limits: Mapping[str, float]) -> dict[str, Finding]:
+    """Option with its value -> whether it holds. `limits`: name of the option -> value."""
+    found = {}
+    for name, value in limits.items():
+        option = with_flags(f"`{name}={value}`" if name != "cache_in_place" else "`cache_in_place=True`")
+        measure, sign = LIMIT_FIGURES[name]
+        if failure_of(report) is not None:
+            found[option] = (False, "cannot be confirmed: the run failed")
+        else:
+            found[option] = decide(measure(report), sign, value)
+    return found
+
+
+def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
+    """One sentence for each exceeded limit, with values and nodes."""
+    if not any(phase.nodes for phase in report.phases):
+        return ()
+    found = find_limits(report, limits.given())
+    return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
+
+
+def _count_cpu_nodes(report: Report) -> Figure:
+    """Nodes on the CPU provider with control-flow subgraphs, in the phase with the most."""
+    return max(
+        reversed([*map(_cpu_nodes, filter(is_known, report.phases))]),
+        key=lambda each: (each.most or 0, each.value or 0),
     )
-    unlisted = [each.name for each, _ in counted if each.subgraphs is not None and not each.subgraphs.listed]
-    unsure = f"unknown in {unsure_in.name}: no source names a provider for {name_some(unknown)}"
-    if unlisted:
-        unsure = f"cannot be confirmed in {listing(unlisted)}: nodes in control-flow subgraphs are not listed"
-    return Measurement(
-        value=len(names),
-        held=f"at most {len(names)} in a phase",
-        unmet_text=f"{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}",
-        most=math.inf if unlisted else len(cpu_nodes(unsure_in)) + len(unknown),
-        unsure=unsure,
+
+
+def _cpu_nodes(phase: Phase) -> Figure:
+    """Nodes on the CPU provider. Nodes without a known provider may be on it."""
+    bodies = phase.subgraphs
+    found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
+    found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
+    unknown = [node.name for node in phase.nodes if node.provider is None]
+    is_listed = bodies is None or bodies.listed
+    why = f"no source names a provider for {name_some(unknown)}"
+    return Figure(
+        value=len(found),
+        text=f"{plural(len(found), 'node')} on {CPU} in {phase.name}",
+        names=tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
+        most=len(found) + len(unknown) if is_listed else math.inf,
+        unknown=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
     )
 
 
-def _count_memcpy_nodes(report: Report) -> Measurement:
+def _count_memcpy_nodes(report: Report) -> Figure:
     """Memcpy nodes of decode or the only phase, including control-flow subgraphs."""
     phase = main_phase(report)
     assert phase is not None
     names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
-    inside = phase.subgraphs.copies if phase.subgraphs else 0
-    count = len(names) + (inside or 0)
-    named = [*names, f"{inside} in control-flow subgraphs"] if inside else names
-    return Measurement(
+    inside = (phase.subgraphs.copies or 0) if phase.subgraphs else 0
+    count = len(names) + inside
+    return Figure(
         value=count,
-        held=f"{count} in {phase.name}{f', {inside} of them in control-flow subgraphs' if inside else ''}",
-        unmet_text=f"{plural(count, 'Memcpy node')} in {phase.name}: {name_some(named)}",
+        text=f"{plural(count, 'Memcpy node')} in {phase.name}",
+        names=(*names, f"{inside} in control-flow subgraphs") if inside else tuple(names),
         most=math.inf if subgraph_copies(phase) is None else None,
-        unsure=f"cannot be confirmed in {phase.name}: {NOT_ALL_SEEN}",
+        unknown=f" in {phase.name}: {UNSEEN_COPIES}",
     )
 
 
-def _count_copy_bytes(report: Report) -> Measurement:
+def _count_copy_bytes(report: Report) -> Figure:
     """Bytes copied per run of decode or the only phase; unbounded with a copy of unknown size."""
     phase = main_phase(report)
     assert phase is not None
@@ -87,59 +246,49 @@ def _count_copy_bytes(report: Report) -> Measurement:
     if subgraph_copies(phase) != 0:
         unknown.append("copies in control-flow subgraphs")
     more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
-    run = f"{plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name})"
-    return Measurement(
+    return Figure(
         value=total,
-        held=f"{total:,} in {phase.name}",
-        unmet_text=f"{total:,} bytes in {run}{more}",
+        text=f"{total:,} bytes in {plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name}){more}",
         most=math.inf if unknown else None,
-        unsure=f"cannot be confirmed in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: "
-        f"{name_some(unknown)}",
+        unknown=f" in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
     )
 
 
-def _count_unavailable(report: Report) -> Measurement:
-    """Installed providers that could not start; providers missing from the build do not count."""
-    lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
-    text = f"{plural(len(lost), 'provider')} could not start"
-    named = listing(f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
-    return Measurement(len(lost), held=text, unmet_text=f"{text}: {named}")
-
-
-def _count_unexplained(report: Report) -> Measurement:
+def _count_unexplained(report: Report) -> Figure:
     """Fallbacks without a reason, in the phase with the most."""
-    per_phase: dict[str, list[str]] = {}
+    per_phase: dict[str, list[str]] = {phase.name: [] for phase in report.phases}
     for entry in report.fallbacks:
         if "unexplained" in entry.codes:
-            per_phase.setdefault(entry.phase, []).append(f"{entry.node} ({entry.op_type or 'unknown'})")
-    none: tuple[str, list[str]] = ("all phases", [])
-    phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]), default=none)
-    return Measurement(
-        value=len(nodes),
-        held=f"{len(nodes)} in {phase}",
-        unmet_text=f"{plural(len(nodes), 'node')} in {phase}: {name_some(nodes)}",
-    )
+            per_phase[entry.phase].append(f"{entry.node} ({entry.op_type or 'unknown'})")
+    phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]))
+    where = phase if nodes else "any phase"
+    return Figure(len(nodes), f"{plural(len(nodes), 'unexplained fallback')} in {where}", tuple(nodes))
 
 
-def is_cache_in_place(report: Report) -> Measurement:
+def _count_unavailable(report: Report) -> Figure:
+    """Installed providers that could not start; providers missing from the build do not count."""
+    lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
+    named = (f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
+    return Figure(len(lost), f"{plural(len(lost), 'provider')} could not start", tuple(named))
+
+
+def _find_cache(report: Report) -> Figure:
     """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
     cache, held = report.cache, is_in_place(report.cache)
     if cache is None or status_of(cache) == "no_cache":
-        return Measurement(value=None, held="", unmet_text="cannot be confirmed: the report has no cache")
-    if held is None:
-        return Measurement(value=None, held="", unmet_text=describe_cache(cache))
-    moved = [entry.name for entry in cache.entries if not entry.in_place]
-    return Measurement(value=float(held), held=f"{describe_cache(cache)}{f': {name_some(moved)}' if moved else ''}")
+        return Figure(None, "", unknown=": the report has no cache")
+    moved = tuple(entry.name for entry in cache.entries if not entry.in_place)
+    text = describe_cache(cache)
+    return Figure(None if held is None else float(held), text, moved, unknown=f": {text}")
 
 
-def _measure_speed(report: Report) -> Measurement:
+def _find_speed(report: Report) -> Figure:
     """Tokens per second of decode or the only phase."""
     phase = repeated_phase(report.phases)
-    if phase.tokens_per_second is None:
-        why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
-        return Measurement(value=None, held="", unmet_text=f"cannot be confirmed: {why}")
+    speed = phase.tokens_per_second
+    why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
     few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-    return Measurement(phase.tokens_per_second, f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}{few}")
+    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown=f": {why}")
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:
@@ -147,12 +296,12 @@ def repeated_phase(phases: Sequence[Phase]) -> Phase:
     return next((phase for phase in phases if phase.name == "decode"), phases[-1])
 
 
-MEASURES: dict[str, Callable[[Report], Measurement]] = {
-    "cpu_nodes": _count_cpu_nodes,
-    "memcpy_nodes": _count_memcpy_nodes,
-    "copy_bytes": _count_copy_bytes,
-    "unavailable": _count_unavailable,
-    "unexplained": _count_unexplained,
-    "cache_in_place": is_cache_in_place,
-    "decode_tokens_per_second": _measure_speed,
+LIMIT_FIGURES: dict[str, tuple[Callable[[Report], Figure], str]] = {
+    "max_cpu_nodes": (_count_cpu_nodes, "<="),
+    "max_copies": (_count_memcpy_nodes, "<="),
+    "max_copy_bytes_per_token": (_count_copy_bytes, "<="),
+    "max_unexplained": (_count_unexplained, "<="),
+    "cache_in_place": (_find_cache, "="),
+    "min_tokens_per_second": (_find_speed, ">="),
 }
+"""Name of the option -> its figure, and how the figure is compared."""

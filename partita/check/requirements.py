@@ -1,7 +1,6 @@
-"""Parser of requirements such as `provider=webgpu,share>=0.95`. Pure.
+"""Requirements such as `provider=webgpu,share>=0.95`, and the limits of `place` and `generate`. Pure.
 
-A requirement is a list of conditions. Selectors choose nodes and phases; measures compare a figure of the selected
-nodes, a phase, the whole report, or the change since a baseline with a limit.
+A requirement is a list of conditions. Selectors choose nodes and phases; measures compare a figure with a limit.
 """
 
 from __future__ import annotations
@@ -12,59 +11,26 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Self
 
 from partita.errors import UsageError
+from partita.observations.names import CPU
 from partita.observations.text_format import listing
-from partita.options.flags import with_flags
+from partita.options.flags import option_flags
+from partita.options.groups import PlacementLimits
 
-SELECTORS = {
-    "phase": "prefill, decode or run; default: every phase",
-    "op": "nodes of this operator",
-    "module": "nodes of this module, by part of its path: layers.0 or self_attn",
-    "provider": "nodes on this provider, by any of its names",
-    "reason": "nodes off a preferred provider for this reason",
-}
+SELECTORS = ("phase", "op", "module", "provider", "reason")
 """Fields that select nodes or phases, with = and != only."""
-COUNTED = {
-    "nodes": "number of selected nodes of the plan",
-    "share": "nodes on `provider`, or with `reason`, as a fraction of the nodes of `op` and `module`: 0 to 1, or 95%. "
-    "Nodes of the file are counted: a compiled node counts as all nodes it was compiled from; nodes added by ONNX "
-    "Runtime do not count",
-    "time_share": "the same fraction of the host time of nodes",
-}
+NODE_MEASURES = ("nodes", "share")
 """Fields that measure the selected nodes."""
-MEASURED = {
-    "partitions": "partitions of the phase",
-    "copies": "Memcpy nodes and copies at the session border in one run",
-    "copy_bytes_per_token": "bytes of all copies, per new token",
-    "tokens_per_second": "speed of the phase",
-    "p50_ms": "median time of a step",
-}
+PHASE_MEASURES = ("copies", "tokens_per_second")
 """Fields that measure a whole phase; the only selector for them is `phase`."""
-STATED = {
-    "cpu_nodes": "nodes on the CPU provider, including control-flow subgraphs, in the phase with the most",
-    "memcpy_nodes": "Memcpy nodes of decode or of the only phase, including control-flow subgraphs",
-    "copy_bytes": "bytes copied by a run of decode or of the only phase, including session inputs and outputs",
-    "unavailable": "installed providers of the chain, or skipped by a default chain, that could not start",
-    "unexplained": "fallbacks without a reason, in the phase with the most",
-    "cache_in_place": "1 if every state was observed to stay in one buffer, 0 if one was not",
-    "decode_tokens_per_second": "speed of decode, or of the only phase",
-}
-"""Fields that measure the whole report; they allow no selectors."""
-LOST = {
-    "wanted_other": "1 if the preferred provider differs",
-    "lost_phases": "phases of the baseline that were not run",
-    "nodes_left": "nodes that moved to a less preferred provider",
-    "new_reasons": "fallback nodes that were on that preferred provider or on a more preferred one",
-    "more_copies": "additional copies, in the phase with the largest increase",
-    "more_copy_bytes": "additional bytes copied per run, in the phase with the largest increase",
-    "lost_cache": "1 if the cache was in place in the baseline and is not now",
-    "slowdown": "extra time per token relative to the baseline: 0.1 is 10 % more",
-}
-"""Fields that measure regressions from a baseline; they allow no selectors."""
-FIELDS = {**SELECTORS, **COUNTED, **MEASURED, **STATED, **LOST}
+MEASURES = (*NODE_MEASURES, *PHASE_MEASURES, "unavailable")
+"""Fields that are compared with a number; `unavailable` measures the whole report and allows no selector."""
+FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
+LIMITS = ("max_cpu_nodes", "max_copies", "max_copy_bytes_per_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +64,43 @@ class Measure:
 class Requirement:
     """Conditions that must all hold."""
 
-    written: str
-    """The user's option: --require with the text, or a short form."""
     text: str
     selectors: tuple[Selector, ...]
     measures: tuple[Measure, ...]
 
 
-def short_form(written: str, field: str, sign: str, value: float) -> Requirement:
-    """The requirement of an option that is a short form."""
-    shown = int(value) if float(value).is_integer() else value
-    return Requirement(with_flags(written), f"{field}{sign}{shown}", (), (Measure(field, sign, value),))
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a placement. None: no limit."""
+
+    max_cpu_nodes: int | None = None
+    """Nodes on the CPU provider in one phase."""
+    max_copies: int | None = None
+    """Memcpy nodes in one decode step, or in one run of a model that is not a package."""
+    max_copy_bytes_per_token: int | None = None
+    """Bytes of all copies in one decode step or run, including session inputs and outputs."""
+
+    @classmethod
+    def of(cls, options: PlacementLimits) -> Self:
+        """The limits in a command's options."""
+        return cls(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
+
+    def given(self) -> dict[str, int]:
+        """Name -> limit, without None."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
+    def by_option(self) -> dict[str, int]:
+        """Command-line option -> limit, as in a report."""
+        return {option_flags()[name]: value for name, value in self.given().items()}
+
+
+def check_limits(limits: Limits, chain: Sequence[str]) -> None:
+    """Raise UsageError for a limit that contradicts the providers of `chain` (ONNX Runtime's names)."""
+    if chain and chain[0] == CPU and limits.max_cpu_nodes is not None:
+        raise UsageError(
+            f"`max_cpu_nodes={limits.max_cpu_nodes}` contradicts `providers`, whose first provider is cpu: "
+            "every node belongs there; remove the limit or name another provider first"
+        )
 
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:
@@ -122,29 +114,28 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
         field, sign, value = found.groups()
         if field in SELECTORS:
             selectors.append(_parse_selector(text, field, sign, value, words))
-        elif field in FIELDS:
+        elif field in MEASURES:
             measures.append(Measure(field, sign, _parse_number(text, field, value)))
         else:
             raise UsageError(f"`require={text}`: {_unknown(field, FIELDS, 'field')}")
-    _check_sense(text, selectors, measures)
-    return Requirement(f"--require {text}", text, tuple(selectors), tuple(measures))
+    _check_combination(text, selectors, measures)
+    return Requirement(text, tuple(selectors), tuple(measures))
 
 
 def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
-    """A selector."""
+    """A selector. Raises UsageError for an invalid one."""
     if sign not in ("=", "==", "!="):
         raise UsageError(f"`require={text}`: {field} takes = or !=, not {sign}")
     if not value:
         raise UsageError(f"`require={text}`: {field} has no value")
-    if field == "phase" and value not in PHASES:
-        raise UsageError(f"`require={text}`: {_unknown(value, PHASES, 'phase')}")
-    if field == "reason" and value not in words.reasons:
-        raise UsageError(f"`require={text}`: {_unknown(value, words.reasons, 'reason')}")
+    for name, known in (("phase", PHASES), ("reason", words.reasons)):
+        if field == name and value not in known:
+            raise UsageError(f"`require={text}`: {_unknown(value, known, name)}")
     return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
 
 
 def _parse_number(text: str, field: str, value: str) -> float:
-    """A finite number; a value with % is divided by 100."""
+    """A finite number; a value with % is divided by 100. Raises UsageError for any other text."""
     try:
         # Decimal, because 96.4 / 100 differs from 0.964 as a float.
         number = float(Decimal(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
@@ -152,29 +143,26 @@ def _parse_number(text: str, field: str, value: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise UsageError(f"`require={text}`: {field} is compared with a number, not {value!r}")
-    if field.endswith("share") and not 0 <= number <= 1:
+    if field == "share" and not 0 <= number <= 1:
         raise UsageError(f"`require={text}`: {field} is between 0 and 1, or 0% and 100%, not {value}")
     return number
 
 
-def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
+def _check_combination(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
     """Raise UsageError for conditions that cannot be combined, or without a measure."""
     if not measures:
-        every = ", ".join((*COUNTED, *MEASURED, *STATED, *LOST))
-        raise UsageError(f"`require={text}`: it has no measure; add one of {every}, for example share>=0.95")
+        raise UsageError(f"`require={text}`: it has no measure; add {listing(MEASURES)}, for example share>=0.95")
     fields = [entry.field for entry in selectors]
-    whole = [entry.field for entry in measures if entry.field in MEASURED]
-    if whole and set(fields) - {"phase"}:
-        extra = listing(field for field in fields if field != "phase")
-        raise UsageError(f"`require={text}`: {whole[0]} measures a whole phase; use it without {extra}")
-    stated = [entry.field for entry in measures if entry.field in STATED or entry.field in LOST]
-    if stated and fields:
-        raise UsageError(f"`require={text}`: {stated[0]} measures a whole report; use it without {fields[0]}")
-    shares = [entry.field for entry in measures if entry.field.endswith("share")]
-    if shares and not {"provider", "reason"} & set(fields):
-        raise UsageError(
-            f"`require={text}`: {shares[0]} needs provider or reason, for example provider=cuda,share>=0.95"
-        )
+    for measure in measures:
+        allowed = FIELDS if measure.field in NODE_MEASURES else ("phase",) if measure.field in PHASE_MEASURES else ()
+        extra = [field for field in fields if field not in allowed]
+        if extra:
+            whole = "phase" if measure.field in PHASE_MEASURES else "report"
+            raise UsageError(
+                f"`require={text}`: {measure.field} measures a whole {whole}; use it without {listing(extra)}"
+            )
+        if measure.field == "share" and not {"provider", "reason"} & set(fields):
+            raise UsageError(f"`require={text}`: share needs provider or reason, for example provider=cuda,share>=0.95")
 
 
 def _unknown(word: str, known: Iterable[str], noun: str) -> str:

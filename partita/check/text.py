@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from partita.check.document import headline
-from partita.check.gate import GateResult
+from partita.check.gate import GateResult, headline
 from partita.partition_reports.render.terminal import BOLD, Page, terminal_view
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice

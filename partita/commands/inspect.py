@@ -10,7 +10,7 @@ from partita.library.inspecting import choice_of_other, files_of, run_inspection
 from partita.options.inspection import InspectCommand
 
 VIEWS = "partita.inspection.document"
-DIFF_VIEWS = "partita.inspection.diff.document"
+DIFF_VIEWS = "partita.compare.document"
 
 
 def run(options: InspectCommand) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 BENCH_VIEWS = "partita.bench.sections"
 EXPLAIN_VIEWS = "partita.explain.document"
-DIFF_VIEWS = "partita.diff.document"
-CHECK_VIEWS = "partita.check.document"
+DIFF_VIEWS = "partita.compare.document"
+CHECK_VIEWS = "partita.check.gate"
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
 
@@ -89,7 +89,7 @@ def diff(options: DiffCommand) -> int:
     before, after = Path(options.before), Path(options.after)
     if before == after == storage.STDIN:
         raise UsageError("both reports are read from stdin; give a file for one of them")
-    from partita.diff.compare import compare
+    from partita.compare.reports import compare
 
     showing = prepare(requested_view(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
@@ -104,7 +104,6 @@ def diff(options: DiffCommand) -> int:
 def check(options: CheckCommand) -> None:
     """Check a report against its requirements. Raises ReportCheckError after showing what fails."""
     from partita.check import gate
-    from partita.check.document import headline
     from partita.library.report import gate_of, vocabulary
 
     file, baseline = Path(options.file), path_of(options.baseline)
@@ -119,4 +118,4 @@ def check(options: CheckCommand) -> None:
     result = gate.check(report, held, str(file), next_to)
     showing.show(result)
     if not result.passed:
-        raise ReportCheckError(headline(result))
+        raise ReportCheckError(gate.headline(result))

@@ -232,11 +232,9 @@ def json_schemas() -> dict[str, Any]:
     """Records, or several of them, by the name that their schema has in docs/."""
     from partita.bench.records import Bench
     from partita.check.gate import GateResult
-    from partita.diff.records import ReportDiff
+    from partita.compare.rows import Comparison
     from partita.explain.node_explanation import Explanation, Matches
-    from partita.inspection.diff.records import InspectionDiff
     from partita.inspection.records import Inspection
-    from partita.support.diff.compare import SupportDiff
     from partita.support.records import SupportTable
 
     return {
@@ -248,13 +246,11 @@ def json_schemas() -> dict[str, Any]:
         "export": ExportResult,
         "error": ErrorResult,
         "inspect": Inspection,
-        "inspect-diff": InspectionDiff,
         "bench": Bench,
         "explain": Explanation | Matches,
-        "diff": ReportDiff,
+        "diff": Comparison,
         "check": GateResult,
         "serve": ServeResult,
         "doctor": DoctorResult,
         "support": SupportTable,
-        "support-diff": SupportDiff,
     }

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.check.limits import Limits, check_limits
+from partita.check.requirements import Limits, check_limits
 from partita.commands.audience import TERMINAL, print_note, print_target_notes
 from partita.commands.models import package_of
 from partita.commands.results import ServedModel, ServeResult

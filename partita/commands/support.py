@@ -17,7 +17,7 @@ from partita.options.placement import SupportCommand
 from partita.partition_reports.render.show import load_view
 
 VIEWS = "partita.support.sections"
-DIFF_VIEWS = "partita.support.diff.document"
+DIFF_VIEWS = "partita.compare.document"
 DIFF = "diff"
 """First argument of a comparison of two tables."""
 OPTIONS = {"json": "--out"}
@@ -68,13 +68,13 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
         raise UsageError(f"support diff compares two tables written by --out; omit {listing(refused)}")
     if len(files) != 2:
         raise UsageError("support diff needs two tables: partita support diff A.json B.json")
+    from partita.compare.support_tables import compare_tables
     from partita.partition_reports import storage
-    from partita.support.diff.compare import compare
     from partita.support.records import SCHEMA, SupportTable
 
     paths = [Path(file) for file in files]
     views = _views(options, DIFF_VIEWS, "difference of support tables", paths)
     first, second = (storage.read_one_of(path, {SCHEMA: SupportTable}) for path in paths)
     for view in views:
-        view.show(compare(first, second, names=(files[0], files[1])))
+        view.show(compare_tables(first, second, names=(files[0], files[1])))
     return 0

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import overload
 
+from partita.compare.rows import Comparison
 from partita.errors import PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.foreign_paths import recognise
-from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.api import public
 from partita.options.fields import check_fields
@@ -41,7 +41,7 @@ def inspect(
     hashes: bool = False,
     against_variant: str | None = None,
     against_contract: str | os.PathLike[str] | None = None,
-) -> InspectionDiff: ...
+) -> Comparison: ...
 
 
 @public
@@ -55,7 +55,7 @@ def inspect(
     hashes: bool = False,
     against_variant: str | None = None,
     against_contract: str | os.PathLike[str] | None = None,
-) -> Inspection | InspectionDiff:
+) -> Inspection | Comparison:
     """Contents of a package, a folder of ONNX files or an ONNX file: graphs, contract, states, precision, provenance.
 
     With `against`, the differences to that package, folder or file. Errors such as a damaged manifest or a missing file
@@ -78,15 +78,15 @@ def inspect(
     return run_inspection(check_fields(options))
 
 
-def run_inspection(options: InspectOptions) -> Inspection | InspectionDiff:
+def run_inspection(options: InspectOptions) -> Inspection | Comparison:
     """The inspection for checked options."""
     other = choice_of_other(options)
     found = read(Path(options.package), Choice.of(options), hashes=options.hashes)
     if options.against is None:
         return found
-    from partita.inspection.diff.compare import compare
+    from partita.compare.packages import compare_packages
 
-    return compare(found, read(Path(options.against), other, hashes=options.hashes))
+    return compare_packages(found, read(Path(options.against), other, hashes=options.hashes))
 
 
 def choice_of_other(options: InspectOptions) -> Choice:

@@ -9,11 +9,10 @@ from typing import Self
 
 from partita.check import gate
 from partita.check.gate import Gate, GateResult
-from partita.check.limits import Limits, check_limits
-from partita.check.requirements import Vocabulary, parse_requirement
+from partita.check.requirements import Limits, Vocabulary, check_limits, parse_requirement
+from partita.compare import reports as comparing
+from partita.compare.rows import Comparison
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diff import compare as comparing
-from partita.diff.records import ReportDiff
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
@@ -144,7 +143,7 @@ class Report(records.Report):
         return result
 
     @public
-    def diff(self, after: records.Report) -> ReportDiff:
+    def diff(self, after: records.Report) -> Comparison:
         """The differences to `after`, a later report. Raises ReportError if it is of another model."""
         found = comparing.compare(self, after, names=("before", "after"))
         if found.unrelated:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
-from partita.check.limits import Limits, exceeded_limits
+from partita.check.measures import exceeded_limits
+from partita.check.requirements import Limits
 from partita.errors import ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import Target

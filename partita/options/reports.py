@@ -68,7 +68,7 @@ class DiffCommand:
         "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
         default=False,
     )
-    view: str | None = view_option("partita.diff.document")
+    view: str | None = view_option("partita.compare.document")
     out: Out = None
     as_json: Json = False
 
@@ -84,12 +84,9 @@ class CheckOptions(PlacementLimits):
     )
     min_tokens_per_second: float | None = option("Minimum decode speed.", range=NUMBER)
     require: Sequence[str] = option(
-        "FIELD OP VALUE, comma-separated; all must hold in every phase; can be repeated. Nodes: phase, "
-        "op, module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; "
-        "partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, "
-        "memcpy_nodes, copy_bytes, unavailable, unexplained, cache_in_place, decode_tokens_per_second of "
-        "the report; with --baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, "
-        "lost_cache, wanted_other, slowdown (= != < <= > >=).",
+        "FIELD OP VALUE, comma-separated; all must hold in every phase; can be repeated. Selection: phase, "
+        "op, module, provider, reason (= or !=). Numbers (= != < <= > >=): nodes, share of the selected nodes; "
+        "copies, tokens_per_second of a phase; unavailable of the report.",
         default=(),
         metavar="CONDITIONS",
     )
@@ -108,6 +105,6 @@ class CheckCommand(CheckOptions):
         metavar="A",
         group="Limits",
     )
-    view: str | None = view_option("partita.check.document")
+    view: str | None = view_option("partita.check.gate")
     out: Out = None
     as_json: Json = False

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import Audience

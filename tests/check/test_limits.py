@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partita.check.limits import Limits, check_limits, exceeded_limits
+from partita.check.measures import exceeded_limits
+from partita.check.requirements import Limits, check_limits
 from partita.errors import UsageError
 from partita.options.fields import check_fields
 from partita.options.groups import PlacementLimits

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from partita.check.finding import find
+from partita.check.measures import find
 from partita.check.requirements import Vocabulary, parse_requirement
+from partita.compare.reports import compare
 from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import index_session
-from partita.diff.compare import compare
 from partita.explain.node_explanation import explain
 from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -114,8 +114,9 @@ def test_terminal_page_and_explanation_name_both_reasons() -> None:
 
 def test_a_reason_that_changes_for_the_second_provider_alone_is_a_difference() -> None:
     diff = compare(report(log=(NOT_IN_CUDA,)), report(log=()))
-    (change,) = [change for change in diff.reasons if change.phase == "decode"]
-    assert (change.node, change.skipped, change.before, change.after) == (ON_CPU, CUDA, "no_kernel_op", "unexplained")
+    (change,) = [change for change in diff.of("reasons") if change.group == "decode"]
+    assert (change.name, change.details["skipped"]) == (ON_CPU, CUDA)
+    assert (change.before, change.after) == ("no_kernel_op", "unexplained")
     assert not diff.same
 
 

@@ -22,7 +22,8 @@ from pydantic import TypeAdapter
 
 from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
-from partita.check.limits import Limits, exceeded_limits
+from partita.check.measures import exceeded_limits
+from partita.check.requirements import Limits
 from partita.commands.results import ExportResult
 from partita.export.writing import Summary
 from partita.machine.records import MachineReport

@@ -64,15 +64,15 @@ def test_the_weights_beside_an_onnx_file_are_hashed_and_compared_with_it(tmp_pat
     read = {file.name: file.sha256 for file in partita.inspect(one, hashes=True).files}
     assert read == {name: sha256(one.parent / name) for name in ("model.onnx", "model.onnx.data")}
     assert partita.inspect(one, against=alike, hashes=True).headline == "No differences"
-    differences = partita.inspect(one, against=other, hashes=True).differences
-    assert [(each.subject, each.name) for each in differences] == [("files", "model.onnx.data")]
+    differences = partita.inspect(one, against=other, hashes=True).changes
+    assert [(each.section, each.name) for each in differences] == [("files", "model.onnx.data")]
 
 
 def test_what_was_not_hashed_is_not_said_to_be_the_same(tmp_path: Path) -> None:
     one, other, folder = with_weights(tmp_path / "one", 1), with_weights(tmp_path / "other", 2), SAMPLES / "optimum"
     for first, second in ((one, other), (folder, folder)):
         found = partita.inspect(first, against=second)
-        assert found.differences == () and "file contents were not compared" in found.headline
+        assert found.changes == () and "file contents were not compared" in found.headline
     assert partita.inspect(folder, against=folder, hashes=True).headline == "No differences"
 
 
@@ -86,12 +86,12 @@ def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -
     found = {file.name: file.sha256 for file in partita.inspect(snapshot).files}
     assert found == {"onnx/model.onnx": "ab" * 32, "config.json": None}
     compared = partita.inspect(snapshot, against=variants, against_variant="model.onnx")
-    assert not [each for each in compared.differences if each.name == "onnx/model.onnx"], "one side has no hash"
+    assert not [each for each in compared.changes if each.name == "onnx/model.onnx"], "one side has no hash"
 
 
 def test_two_variants_of_one_folder(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
     difference = partita.inspect(variants, against=variants, variant="model.onnx", against_variant="fp16")
-    told = {(each.subject, each.name) for each in difference.differences}
+    told = {(each.section, each.name) for each in difference.changes}
     assert ("operators", "Sub") in told and ("operators", "Add") in told
     asked = ["--against", str(variants), "--against-variant", "fp16", "--hashes"]
     assert run(["inspect", str(variants), "--variant", "model.onnx", *asked]) == 0
@@ -128,7 +128,5 @@ def test_adapters_are_shown(
     assert "LoRA of rank 4 and 8 for 14 modules; separate, named small" in shown
     assert "DoRA of rank 2 for 3 modules, trained on one/two; merged into the weights" in shown
     assert "rows of a batch share one adapter" in shown
-    different = {
-        each.name for each in partita.inspect(plain, against=package).differences if each.subject == "adapters"
-    }
+    different = {each.name for each in partita.inspect(plain, against=package).changes if each.section == "adapters"}
     assert {"small", "tuned"} <= different

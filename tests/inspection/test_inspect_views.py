@@ -10,13 +10,13 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.inspection.diff.records import InspectionDiff
+from partita.compare.rows import Comparison
 from partita.inspection.records import Inspection
 from partita.partition_reports.render.show import load_view
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
 
-VIEWS, DIFF_VIEWS = "partita.inspection.document", "partita.inspection.diff.document"
+VIEWS, DIFF_VIEWS = "partita.inspection.document", "partita.compare.document"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def found(packages: tuple[Path, Path]) -> Inspection:
 
 
 @pytest.fixture(scope="module")
-def difference(packages: tuple[Path, Path]) -> InspectionDiff:
+def difference(packages: tuple[Path, Path]) -> Comparison:
     return partita.inspect(packages[0], against=packages[1])
 
 
@@ -67,10 +67,10 @@ def test_every_view_of_a_difference_says_what_is_another(difference, view):
 
 
 def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
-    named = {(each.subject, each.name): (each.before, each.after) for each in difference.differences}
+    named = {(each.section, each.name): (each.before, each.after) for each in difference.changes}
     assert named["model", "precision"] == ("fp32", "int4")
     assert named["operators", "com.microsoft:MatMulNBits"][0] is None
-    assert ("model", "architecture") not in named and difference.same > 20
+    assert ("model", "architecture") not in named and difference.equal > 20
     assert all(before != after for before, after in named.values())
 
 
@@ -83,7 +83,7 @@ def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
 
 
 def test_the_verb_prints_records_that_obey_their_schemas(packages, capsys):
-    for words, schema in (([], "inspect"), (["--against", str(packages[1])], "inspect-diff")):
+    for words, schema in (([], "inspect"), (["--against", str(packages[1])], "diff")):
         assert run(["inspect", str(packages[0]), *words, "--json"]) == 0, capsys.readouterr().err
         told = json.loads(capsys.readouterr().out)
         jsonschema.validate(told, json.loads((REPOSITORY / "docs" / f"{schema}.schema.json").read_text("utf-8")))

@@ -32,7 +32,7 @@ def test_every_place_gives_the_same_answer(status: str) -> None:
     report = REPORT.model_copy(update={"cache": cache})
     assert status_of(cache) == status
     assert is_in_place(cache) is answer and summarise(report).cache_in_place is answer
-    (outcome,) = (each for each in check(report, Gate(cache_in_place=True), "r").outcomes if each.requirement)
+    outcome = check(report, Gate(cache_in_place=True), "r").outcomes[-1]
     assert outcome.met is (answer is True)
     assert word in describe_cache(cache)
     assert (cache_section.section(report) is None) == (status == "no_cache")

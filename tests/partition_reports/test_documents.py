@@ -7,13 +7,12 @@ from importlib import import_module
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.check.limits import Limits
-from partita.diff.compare import compare
+from partita.check.requirements import Limits
+from partita.compare.reports import compare
 from partita.explain.node_explanation import find
 from partita.observations.records import Record
 from partita.partition_reports.render.show import load_view, view_names
 from partita.partition_reports.sections.model import Document
-from partita.support.diff.compare import compare as compare_tables
 from tests.partition_reports.html_tree import read, words
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, mixed, moved, renamed
 from tests.partition_reports.reports import recorded
@@ -21,17 +20,14 @@ from tests.partition_reports.test_narrow_terminals import made_bench, made_machi
 from tests.support.tables import answer, table
 
 QUERY = "model.layers.0.self_attn.q_proj/MatMul"
-BEFORE, AFTER = (table(answer("Cast", outcome, "T=tensor(float)")) for outcome in ("supported", "rejected"))
-
 
 RECORDS: dict[str, Record] = {
-    "partita.diff.document": compare(mixed(), moved(QUERY)),
+    "partita.compare.document": compare(mixed(), moved(QUERY)),
     "partita.explain.document": find(recorded("webgpu"), "model.layers.0.self_attn/Attention"),
-    "partita.check.document": check(mixed(), Gate(limits=Limits(0, 9)), "run.json"),
+    "partita.check.gate": check(mixed(), Gate(limits=Limits(0, 9)), "run.json"),
     "partita.bench.sections": made_bench(),
     "partita.machine.document": made_machine(),
-    "partita.support.sections": BEFORE,
-    "partita.support.diff.document": compare_tables(BEFORE, AFTER, names=("a", "b")),
+    "partita.support.sections": table(answer("Cast", "supported", "T=tensor(float)")),
 }
 """Module of a document -> a record that it shows."""
 
@@ -70,21 +66,21 @@ def test_markdown_and_page_have_every_section_and_the_answer_first(where: str) -
 
 
 def test_a_difference_for_a_pull_request_folds_what_surrounds_it() -> None:
-    text = load_view("markdown", "partita.diff.document").to_text(RECORDS["partita.diff.document"])
-    assert text.splitlines()[0] == f"### {document_of('partita.diff.document').headline[0].replace('>', '&#62;')}"
+    text = load_view("markdown", "partita.compare.document").to_text(RECORDS["partita.compare.document"])
+    assert text.splitlines()[0] == f"### {document_of('partita.compare.document').headline[0].replace('>', '&#62;')}"
     assert "#### Moved: 1 node" in text and f"**nodes**: {QUERY}" in text
     assert "<details><summary>Environment and request</summary>" in text
 
 
 def test_a_check_shows_what_does_not_hold_first() -> None:
-    text = load_view("markdown", "partita.check.document").to_text(RECORDS["partita.check.document"])
+    text = load_view("markdown", "partita.check.gate").to_text(RECORDS["partita.check.gate"])
     rows = [line for line in text.splitlines() if line.startswith("| --max")]
     assert [row.split(" | ")[1] for row in rows] == ["NO", "yes"]
     assert text.startswith("### run.json: 1 of 2 checks failed: --max-cpu-nodes 0")
 
 
 def test_a_page_leads_to_its_sections() -> None:
-    page = read(load_view("html", "partita.diff.document").to_text(RECORDS["partita.diff.document"]))
+    page = read(load_view("html", "partita.compare.document").to_text(RECORDS["partita.compare.document"]))
     targets = {element["href"].removeprefix("#") for element in page.all("a") if element["href"].startswith("#")}
     ids = {element["id"] for element in page.all("section", "main")}
     assert targets <= ids and {"moved", "cost"} <= targets
@@ -95,7 +91,7 @@ def test_hostile_names_do_no_harm_in_any_view(name: str) -> None:
     names = {QUERY: name, "Memcpy": name + "2"}
     found = compare(renamed(mixed(), names), renamed(moved(QUERY), names), names=(name, "b"))
     explained = find(renamed(moved(QUERY), names), name)
-    for where, record in {"partita.diff.document": found, "partita.explain.document": explained}.items():
+    for where, record in {"partita.compare.document": found, "partita.explain.document": explained}.items():
         for view in view_names(where):
             text = load_view(view, where).to_text(record)
             assert not HARMFUL & set(text), (where, view)

@@ -15,10 +15,10 @@ from rich.console import Console
 from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
 from partita.check import gate
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.commands.refusal import render_refusal
+from partita.compare.reports import compare
 from partita.diagnosis.refusal import refused_nodes
-from partita.diff.compare import compare
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.render.show import print_text
@@ -39,7 +39,7 @@ GOOD = ("recorded cpu", "recorded torch export")
 """Reports without fallbacks."""
 Render = Callable[[Console], None]
 
-DIFF = "partita.diff.document"
+DIFF = "partita.compare.document"
 
 
 def explained(name: str, node: str) -> Render:
@@ -85,7 +85,7 @@ def bench() -> Render:
 
 def checked(limits: Limits) -> Render:
     result = gate.check(recorded("webgpu"), gate.Gate(limits=limits), "webgpu.json", None)
-    return lambda console: print_text(result, "partita.check.document", console)
+    return lambda console: print_text(result, "partita.check.gate", console)
 
 
 def made_machine() -> MachineReport:

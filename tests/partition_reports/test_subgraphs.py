@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from partita.compare.reports import compare
 from partita.diagnosis.session_index import index_session
-from partita.diff.compare import compare
 from partita.explain.node_explanation import Explanation, find
 from partita.explain.sentences import headline
 from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
@@ -163,8 +163,10 @@ def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_ot
 def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
     before = report_on(branching(**(TWIN | {"assigned": listed(*PLACED, ("mm", "MatMul", GPU))})))
     found = compare(before, report_on(branching(**TWIN)))
-    assert [(change.node, change.change, change.provider) for change in found.reasons] == [("mm", "new", CPU)]
-    assert not found.moved
+    assert [(change.name, change.kind, change.details["provider"]) for change in found.of("reasons")] == [
+        ("mm", "added", CPU)
+    ]
+    assert not found.of("nodes")
 
 
 def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():

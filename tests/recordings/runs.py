@@ -19,7 +19,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from partita.check.limits import Limits, exceeded_limits
+from partita.check.measures import exceeded_limits
+from partita.check.requirements import Limits
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.partition_reports.build import build_report

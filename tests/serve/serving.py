@@ -16,7 +16,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine.speculation import NO_SPECULATION, Speculation

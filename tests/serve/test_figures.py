@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import partita
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.diagnosis.records import Fallback
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.local import LocalEngine

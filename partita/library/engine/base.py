@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from partita.check.limits import Limits
+from partita.check.requirements import Limits
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import QUIET, Audience

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.check.limits import Limits, check_limits
+from partita.check.requirements import Limits, check_limits
 from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.api import from_fields

@@ -1,70 +1,48 @@
-"""Compares the contents of two packages as facts with subject and name. Creation time and path are ignored. Pure."""
+"""Comparison of two packages, folders or ONNX files. Creation time and path are ignored. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from partita.inspection.diff.records import Difference, InspectedSide, InspectionDiff, Subject
+from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
 from partita.inspection.texts import adapter_text, domain_name, shape_text, storage_text, summary
 from partita.observations.text_format import human_bytes, listing, plural
 
-Fact = tuple[Subject, str, str | None]
+Fact = tuple[str, str, str | FileFacts | None]
 """Subject, name and value; None if the value is unknown."""
-CHECKPOINT = "checkpoint file "
 
 
-def compare(first: Inspection, second: Inspection) -> InspectionDiff:
+def compare_packages(first: Inspection, second: Inspection) -> Comparison:
     """Differences of `second` from `first`."""
-    before, after = (dict(_facts(each)) for each in _with_common_hashes(first, second))
-    names = dict.fromkeys((*before, *after))
-    found = tuple(
-        Difference(subject=subject, name=name, before=before.get((subject, name)), after=after.get((subject, name)))
-        for subject, name in names
-        if before.get((subject, name)) != after.get((subject, name))
+    files = Rule(is_same=_is_same_file)
+    rules = {"files": files, "provenance": files, "adapters": files}
+    changes, equal = compare_rows(_rows(first), _rows(second), rules)
+    counted = Counter(change.section for change in changes)
+    headline = f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
+    if not changes:
+        headline = "No differences"
+        if not (_is_hashed(first) and _is_hashed(second)):
+            headline = "No known differences; file contents were not compared, because some files have no hash"
+    sides = [Side(name=each.path, what=summary(each), created=each.provenance.created) for each in (first, second)]
+    return Comparison(
+        kind="package",
+        headline=headline,
+        before=sides[0],
+        after=sides[1],
+        same=not changes,
+        changes=changes,
+        equal=equal,
     )
-    return InspectionDiff(
-        headline=_headline(found, hashed=all(map(_is_hashed, (first, second)))),
-        before=_side(first),
-        after=_side(second),
-        differences=found,
-        same=len(names) - len(found),
-    )
 
 
-def _with_common_hashes(first: Inspection, second: Inspection) -> tuple[Inspection, Inspection]:
-    """Both inspections, with hashes only for files that have one in both; other files are compared by size."""
-    known = [{name for name, file in _every_file(each) if file.sha256} for each in (first, second)]
-    both = known[0] & known[1]
-
-    def without(owner: str, files: Iterable[FileFacts]) -> tuple[FileFacts, ...]:
-        return tuple(
-            file if f"{owner}{file.name}" in both else file.model_copy(update={"sha256": None}) for file in files
-        )
-
-    def of(found: Inspection) -> Inspection:
-        made = found.provenance
-        adapters = tuple(
-            each.model_copy(update={"source_files": without(f"{each.name}: ", each.source_files)})
-            for each in found.adapters
-        )
-        sources = made.model_copy(update={"source_files": without(CHECKPOINT, made.source_files)})
-        files = without("", found.files)
-        return found.model_copy(update={"files": files, "adapters": adapters, "provenance": sources})
-
-    return of(first), of(second)
-
-
-def _every_file(found: Inspection) -> Iterator[tuple[str, FileFacts]]:
-    """Files with names that include their owner (checkpoint or adapter)."""
-    yield from ((file.name, file) for file in found.files)
-    yield from ((f"{CHECKPOINT}{file.name}", file) for file in found.provenance.source_files)
-    yield from ((f"{each.name}: {file.name}", file) for each in found.adapters for file in each.source_files)
-
-
-def _side(found: Inspection) -> InspectedSide:
-    return InspectedSide(path=found.path, what=summary(found), created=found.provenance.created)
+def _is_same_file(was: Row, now: Row) -> bool:
+    """Files are compared by hash if both have one, else by size; other values by their text."""
+    ours, theirs = was.source, now.source
+    if isinstance(ours, FileFacts) and isinstance(theirs, FileFacts) and None in (ours.sha256, theirs.sha256):
+        return ours.size_bytes == theirs.size_bytes
+    return was.value == now.value
 
 
 def _is_hashed(found: Inspection) -> bool:
@@ -76,24 +54,21 @@ def _is_hashed(found: Inspection) -> bool:
     }
 
 
-def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:
-    """Number of differences by subject."""
-    if not found and not hashed:
-        return "No known differences; file contents were not compared, because some files have no hash"
-    if not found:
-        return "No differences"
-    counted = Counter(each.subject for each in found)
-    return f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
-
-
-def _facts(found: Inspection) -> Iterator[tuple[tuple[Subject, str], str]]:
-    """Known facts by subject and name."""
-    for subject, name, value in _every(found):
+def _rows(found: Inspection) -> Iterator[Row]:
+    """The known facts."""
+    for subject, name, value in _facts(found):
         if value:
-            yield (subject, name), value
+            text = _file_text(value) if isinstance(value, FileFacts) else value
+            yield Row(subject, "", name, text, source=value)
 
 
-def _every(found: Inspection) -> Iterator[Fact]:
+def _file_text(file: FileFacts) -> str:
+    """Size and hash of a file."""
+    size = "missing" if file.size_bytes is None else f"{file.size_bytes:,} bytes"
+    return f"{size}, SHA-256 {file.sha256[:16]}" if file.sha256 else size
+
+
+def _facts(found: Inspection) -> Iterator[Fact]:
     model = found.model
     yield "model", "type", model.model_type
     yield "model", "architecture", model.architecture
@@ -163,13 +138,13 @@ def _companions(found: Inspection) -> Iterator[Fact]:
     for name, version in made.toolchain.items():
         yield "provenance", name, version
     for file in made.source_files:
-        yield "provenance", f"{CHECKPOINT}{file.name}", _file(file)
+        yield "provenance", f"checkpoint file {file.name}", file
     for adapter in found.adapters:
         yield "adapters", adapter.name, adapter_text(adapter)
         for file in adapter.source_files:
-            yield "adapters", f"{adapter.name}: {file.name}", _file(file)
+            yield "adapters", f"{adapter.name}: {file.name}", file
     for file in found.files:
-        yield "files", file.name, _file(file)
+        yield "files", file.name, file
     tokenizer, licence = found.tokenizer, found.licence
     yield "tokenizer and licence", "tokenizer", f"{tokenizer.kind} {tokenizer.model or ''}".strip()
     yield "tokenizer and licence", "vocabulary", None if tokenizer.vocabulary is None else f"{tokenizer.vocabulary:,}"
@@ -177,9 +152,3 @@ def _companions(found: Inspection) -> Iterator[Fact]:
     for name, token in tokenizer.special.items():
         yield "tokenizer and licence", name, token
     yield "tokenizer and licence", "licence", licence.name
-
-
-def _file(file: FileFacts) -> str:
-    """Size and hash of a file."""
-    size = "missing" if file.size_bytes is None else f"{file.size_bytes:,} bytes"
-    return f"{size}, SHA-256 {file.sha256[:16]}" if file.sha256 else size

@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from partita.cli import run
+from partita.compare.support_tables import compare_tables as compare
 from partita.partition_reports.render.show import print_text
 from partita.partition_reports.storage import to_json
-from partita.support.diff.compare import compare
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -32,16 +32,21 @@ def test_what_is_lost_gained_and_not_compared():
         package="onnxruntime-webgpu 1.31.0",
     )
     found = compare(BEFORE, after, names=("a", "b"))
-    (change,) = found.changes
-    assert (change.operator, change.since) == ("Cast", 13)
-    assert (change.types_lost, change.types_gained) == (("T float32",), ("T float16",))
-    assert (change.forms_lost, change.forms_gained) == (("mode=a",), ())
-    assert (found.only_before, found.only_after) == (("Gone-13",), ("New-13",))
-    assert [(each.before, each.after) for each in found.versions] == [
+    assert {(change.group, change.name, change.effect) for change in found.of("variants")} == {
+        ("Cast-13", "T float32", "worse"),
+        ("Cast-13", "T float16", "better"),
+        ("Cast-13", "mode=a", "worse"),
+    }
+    assert {(change.name, change.kind) for change in found.of("coverage")} == {
+        ("Gone-13", "removed"),
+        ("New-13", "added"),
+    }
+    assert [(each.before, each.after) for each in found.of("versions")] == [
         ("onnxruntime-webgpu 1.27.0", "onnxruntime-webgpu 1.31.0")
     ]
-    assert found.compared == 3
-    assert found.headline.startswith("2 variants no longer supported, 1 newly supported")
+    assert found.headline == (
+        "2 variants no longer supported, 1 newly supported, in 1 operator version (3 variants in both tables)"
+    )
 
 
 def test_two_tables_that_say_the_same():
@@ -53,7 +58,7 @@ def test_two_tables_that_say_the_same():
 def test_it_is_printed_with_both_names():
     stream = io.StringIO()
     found = compare(BEFORE, table(answer("Cast", "rejected", FLOAT)), names=("old.json", "new.json"))
-    print_text(found, "partita.support.diff.document", Console(file=stream, width=100))
+    print_text(found, "partita.compare.document", Console(file=stream, width=100))
     for told in ("old.json", "new.json", "Cast-13", "T float32", "Gone-13"):
         assert told in stream.getvalue(), told
 
@@ -91,5 +96,5 @@ def test_forms_without_factors_are_told_apart():
         for outcome in ("supported", "rejected")
     )
     (change,) = compare(before, after, names=("a", "b")).changes
-    assert change.forms_lost == ("rank 4",)
-    assert compare(before, before, names=("a", "b")).compared == 3
+    assert (change.name, change.effect) == ("rank 4", "worse")
+    assert "(3 variants in both tables)" in compare(before, before, names=("a", "b")).headline

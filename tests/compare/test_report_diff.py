@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from partita.diff import context_diff
-from partita.diff.compare import compare
+from partita.compare.reports import compare
 from partita.observations.records import InstalledWheel
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import print_text
@@ -30,10 +29,19 @@ from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, PACKA
 QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
 
 
+def ways(found, section="nodes", kind=None):
+    """The changes of a section: phase, name and both values."""
+    return {
+        (change.group, change.name, change.before, change.after)
+        for change in found.of(section)
+        if kind in (None, change.kind)
+    }
+
+
 def rendered(found, width=80):
     stream = io.StringIO()
     print_text(
-        found, "partita.diff.document", Console(file=stream, width=width, force_terminal=False, color_system=None)
+        found, "partita.compare.document", Console(file=stream, width=width, force_terminal=False, color_system=None)
     )
     return stream.getvalue()
 
@@ -47,12 +55,9 @@ def test_the_first_line_is_the_answer():
 
 def test_moved_nodes_are_named_per_phase_with_their_reason():
     found = compare(mixed(), moved(QUERY))
-    assert {(change.phase, change.node, change.before, change.after) for change in found.moved} == {
-        ("prefill", QUERY, GPU, CPU),
-        ("decode", QUERY, GPU, CPU),
-    }
-    assert {change.reason for change in found.moved} == {"unexplained"}
-    assert [change.change for change in found.reasons] == ["new", "new"]
+    assert ways(found) == {("prefill", QUERY, GPU, CPU), ("decode", QUERY, GPU, CPU)}
+    assert {(change.details["reason"], change.effect) for change in found.of("nodes")} == {("unexplained", "worse")}
+    assert [change.kind for change in found.of("reasons")] == ["added", "added"]
     out = rendered(found)
     assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in out
     assert f"nodes: {QUERY}" in out and "operators: MatMul 1" in out
@@ -60,29 +65,29 @@ def test_moved_nodes_are_named_per_phase_with_their_reason():
 
 def test_a_move_down_the_chain_is_explained_by_the_provider_that_was_left():
     found = compare(mixed(MISSING_FIRST_CHAIN), moved(QUERY, chain=MISSING_FIRST_CHAIN))
-    assert {change.reason for change in found.moved} == {"unexplained"}, "not that TensorRT is missing, as before"
-    assert {(change.node, change.change, change.skipped) for change in found.reasons} == {(QUERY, "new", GPU)}
+    assert {change.details["reason"] for change in found.of("nodes")} == {"unexplained"}, "TensorRT was missing before"
+    assert reasons(found) == {(QUERY, "added", GPU)}
     assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in rendered(found)
     back = compare(moved(QUERY, chain=MISSING_FIRST_CHAIN), mixed(MISSING_FIRST_CHAIN))
-    assert {(change.node, change.change, change.skipped) for change in back.reasons} == {(QUERY, "gone", GPU)}
+    assert reasons(back) == {(QUERY, "removed", GPU)}
 
 
-def test_a_change_is_told_whatever_it_is_called(monkeypatch):
-    other = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
-    reports = mixed(), mixed().model_copy(update={"package": other})
-    monkeypatch.setitem(context_diff.LABELS, "manifest_sha256", "fingerprint")
-    assert "package fingerprint abababababab -> cdcdcdcdcdcd" in compare(*reports).headline
+def reasons(found):
+    return {(change.name, change.kind, change.details["skipped"]) for change in found.of("reasons")}
 
 
 def test_a_provider_that_only_one_chain_has_is_a_change_of_the_chain():
     found = compare(mixed(MISSING_FIRST_CHAIN), mixed())
-    assert not found.reasons and any(change.subject == "chain" for change in found.changes)
+    assert not found.of("reasons") and any(change.group == "chain" for change in found.of("context"))
 
 
 def test_the_way_back_is_no_new_reason():
     found = compare(moved(QUERY), mixed())
     assert found.headline.startswith("1 node moved from CPU to WebGpu in prefill and decode")
-    assert [change.change for change in found.reasons] == ["gone", "gone"]
+    assert {(change.kind, change.effect) for change in found.changes if change.section in ("nodes", "reasons")} == {
+        ("changed", "better"),
+        ("removed", "better"),
+    }
 
 
 def test_a_report_and_itself_have_no_difference():
@@ -97,7 +102,7 @@ def test_names_with_counters_are_no_difference():
     assert found.same, found
     one, other = compiled(1, QUERY, MUL)(mixed()), compiled(3, QUERY, MUL)(mixed())
     found = compare(one, other)
-    assert found.same and not found.fused_otherwise, found
+    assert found.same and not found.of("fusion"), found
 
 
 def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
@@ -110,37 +115,37 @@ def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
         return {"copies": (first.model_copy(update=update), *rest)}
 
     found = compare(before, each_phase(before, other_tensor))
-    assert [(change.change, change.what) for change in found.copies if change.phase == "decode"] == [
-        ("gone", before.phases[1].copies[0].tensor),
-        ("new", "elsewhere"),
+    assert [(change.kind, change.name) for change in found.of("copies") if change.group == "decode"] == [
+        ("removed", before.phases[1].copies[0].tensor),
+        ("added", "elsewhere"),
     ]
     assert not found.same
 
 
 def test_a_node_inside_a_compiled_one_has_moved_when_that_is_on_another_provider():
     found = compare(mixed(), compiled(1, "model.rotary_emb/Gather", "model.rotary_emb/Concat")(mixed()))
-    decode = [change for change in found.moved if change.phase == "decode"]
-    assert [(change.node, change.op_type, change.before, change.after, change.runs_in) for change in decode] == [
-        ("model.rotary_emb/Gather", "Gather", CPU, GPU, "EP_subgraph_1_0"),
-        ("model.rotary_emb/Concat", "Concat", CPU, GPU, "EP_subgraph_1_0"),
+    decode = [change for change in found.of("nodes") if change.group == "decode"]
+    assert [(change.name, change.details["operator"], change.before, change.after) for change in decode] == [
+        ("model.rotary_emb/Gather", "Gather", CPU, GPU),
+        ("model.rotary_emb/Concat", "Concat", CPU, GPU),
     ]
+    assert {change.details["part_of"] for change in decode} == {"EP_subgraph_1_0"}
 
 
 def test_fusion_on_the_same_provider_is_said_and_is_no_move():
     found = compare(mixed(), compiled(1, QUERY, MUL)(mixed()))
-    assert not found.moved and not found.came and not found.gone
-    assert {(change.node, change.before, change.after) for change in found.fused_otherwise} == {
+    assert not found.of("nodes") and found.same
+    assert {change[1:] for change in ways(found, "fusion")} == {
         (QUERY, "MatMul", "CompiledSubgraph"),
         (MUL, "Mul", "CompiledSubgraph"),
     }
-    out = " ".join(rendered(found).split())
-    assert f"1 node compiled or fused differently, MatMul -> CompiledSubgraph: {QUERY}" in out
+    assert "MatMul -> CompiledSubgraph, 1 node in prefill and decode" in " ".join(rendered(found).split())
 
 
 def test_another_number_at_the_end_of_a_name_is_matched_and_said():
-    found = compare(mixed(), renamed(mixed(), {MUL: f"{MUL}_2"}))
-    assert not found.came and not found.gone
-    assert {(change.node, change.name_before) for change in found.renamed} == {(f"{MUL}_2", MUL)}
+    assert compare(mixed(), renamed(mixed(), {MUL: f"{MUL}_2"})).same
+    found = compare(mixed(), renamed(moved(MUL), {MUL: f"{MUL}_2"}))
+    assert {(change.kind, change.name) for change in found.of("nodes")} == {("changed", f"{MUL}_2")}
     assert f"{MUL}_2 (was {MUL})" in " ".join(rendered(found).split())
 
 
@@ -154,17 +159,16 @@ def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
         },
     )
     found = compare(two, one)
-    assert not found.renamed
-    assert {change.node for change in found.gone} == {f"{MUL}_1", f"{MUL}_2"}
-    assert {change.node for change in found.came} == {f"{MUL}_3"}
+    assert {change[1] for change in ways(found, kind="removed")} == {f"{MUL}_1", f"{MUL}_2"}
+    assert {change[1] for change in ways(found, kind="added")} == {f"{MUL}_3"}
+    assert not ways(found, kind="changed")
 
 
 def test_what_the_runtime_added_elsewhere_has_moved():
     elsewhere = renamed(moved("Transpose_token_4"), {"Transpose_token_4": "Transpose_token_6"})
     there = each_node(mixed(), lambda n: n.model_copy(update={"provider": GPU}) if "Transpose" in n.name else n)
     found = compare(there, elsewhere)
-    assert {(change.node, change.before, change.after) for change in found.moved} == {("Transpose_token_6", GPU, CPU)}
-    assert not found.came and not found.gone
+    assert {change[1:] for change in ways(found)} == {("Transpose_token_6", GPU, CPU)}
 
 
 def test_a_node_of_which_nobody_says_where_it_runs_has_moved():
@@ -187,8 +191,8 @@ def test_the_reason_of_a_memcpy_node_is_no_reason_of_a_node():
 
 def test_nodes_that_came_and_went():
     fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
-    assert {change.node for change in compare(mixed(), fewer).gone} == {"lm_head/MatMul"}
-    assert {change.node for change in compare(fewer, mixed()).came} == {"lm_head/MatMul"}
+    assert {change[1:] for change in ways(compare(mixed(), fewer))} == {("lm_head/MatMul", GPU, None)}
+    assert {change[1:] for change in ways(compare(fewer, mixed()))} == {("lm_head/MatMul", None, GPU)}
     assert "1 node removed in prefill and decode" in compare(mixed(), fewer).headline
 
 
@@ -198,8 +202,8 @@ def test_a_changed_reason_shows_its_evidence():
     update = {"reason": "no_kernel_type", "evidence": "float16 is taken", "evidence_kind": "probed"}
     after = before.model_copy(update={"fallbacks": (first.model_copy(update=update), *rest)})
     found = compare(before, after)
-    (change,) = found.reasons
-    assert (change.change, change.before, change.after) == ("changed", "no_kernel_op", "no_kernel_type")
+    (change,) = found.of("reasons")
+    assert (change.kind, change.before, change.after) == ("changed", "no_kernel_op", "no_kernel_type")
     assert "no_kernel_op -> no_kernel_type" in rendered(found) and "float16 is taken" in rendered(found)
     assert "no node moved, 1 changed reason in prefill" in found.headline
 
@@ -212,35 +216,27 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
         return {"copies": (first.model_copy(update={"bytes_per_run": 4096}), *rest)}
 
     after = each_phase(before, larger)
-    assert {(c.change, c.bytes_before, c.bytes_after) for c in compare(before, after).copies} == {
-        ("changed", 512, 4096)
-    }
+    assert {change[2:] for change in ways(compare(before, after), "copies")} == {(512, 4096)}
     tokens = {"prefill": 5, "decode": 1}
     other_prompt = each_phase(after, lambda phase: {"cost": with_cost(phase, tokens_per_run=tokens[phase.name] + 1)})
     found = compare(before, other_prompt)
     assert found.same
-    assert "a run has 1 new tokens in A and 2 in B" in " ".join(found.notes)
+    assert "decode: the number of new tokens per run differs" in " ".join(found.notes)
 
 
-def test_two_copies_of_a_tensor_in_one_phase_are_not_two_phases():
-    before = mixed()
+def test_two_copies_of_a_tensor_are_paired_in_order():
+    def copies(*sizes):
+        def change(phase):
+            first, *rest = phase.copies
+            named = [first.model_copy(update={"name": f"m{n}", "bytes_per_run": size}) for n, size in enumerate(sizes)]
+            return {"copies": (*named, *rest)}
 
-    def larger(phase):
-        if phase.name != "decode":
-            return {}
-        first, *rest = phase.copies
-        other = first.model_copy(update={"name": "other", "bytes_per_run": 1024})
-        return {"copies": (*(each.model_copy(update={"bytes_per_run": 4096}) for each in (first,)), other, *rest)}
+        return each_phase(mixed(), change)
 
-    def also(phase):
-        if phase.name != "decode":
-            return {}
-        first, *rest = phase.copies
-        return {"copies": (first, first.model_copy(update={"name": "other"}), *rest)}
-
-    said = rendered(compare(each_phase(before, also), each_phase(before, larger)), 160)
-    (row,) = [line for line in said.splitlines() if line.lstrip("│ ").startswith("changed")]
-    assert "  1 KiB" in row and "5 KiB" in row and ", in decode" in row and " / " not in row
+    tensor = mixed().phases[0].copies[0].tensor
+    found = compare(copies(512, 512), copies(4096, 1024, 512))
+    decode = [(change.name, change.before, change.after) for change in found.of("copies") if change.group == "decode"]
+    assert decode == [(tensor, 512, 4096), (tensor, 512, 1024), (tensor, None, 512)]
 
 
 def test_copies_in_bodies_are_a_difference():
@@ -251,8 +247,7 @@ def test_copies_in_bodies_are_a_difference():
     both = ("prefill", "decode")
     found = compare(inside(0, *both), inside(40, *both))
     assert not found.same and found.headline == "no node moved, 40 more copies in decode"
-    figures = {(figure.phase, figure.before, figure.after) for figure in found.figures if figure.name == "copies"}
-    assert figures == {("prefill", 4, 44), ("decode", 4, 44)}
+    assert ways(found, "copy_count") == {("prefill", "copies", 4, 44), ("decode", "copies", 4, 44)}
     found = compare(inside(0, *both), inside(40, "prefill"))
     assert not found.same and "40 more copies in prefill" in found.headline
     found = compare(inside(0, *both), inside(None, *both))
@@ -270,8 +265,9 @@ def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_onc
     one, newer = installed(onnxruntime="1.31.1"), installed(onnxruntime="1.32.0")
     two = installed(onnxruntime="1.31.1", onnxruntime_gpu="1.30.0")
     assert compare(one, newer).changes == ()
-    told = [(change.name, change.before, change.after) for change in compare(one, two).changes]
-    assert told == [("onnxruntime package", "onnxruntime", "onnxruntime, onnxruntime_gpu")]
+    assert ways(compare(one, two), "context") == {
+        ("environment", "onnxruntime_package", "onnxruntime", "onnxruntime, onnxruntime_gpu")
+    }
 
 
 def test_every_version_and_option_that_changed_is_listed():
@@ -280,12 +276,13 @@ def test_every_version_and_option_that_changed_is_listed():
     package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
     request = after.request.model_copy(update={"threads": 2, "options": {"temperature": "1"}})
     after = after.model_copy(update={"environment": env, "package": package, "request": request})
-    told = {(change.name, change.before, change.after) for change in compare(before, after).changes}
-    assert told >= {
+    found = compare(before, after)
+    assert found.same and "package manifest sha256 abababababab -> cdcdcdcdcdcd" in found.headline
+    assert {change[1:] for change in ways(found, "context")} >= {
         ("onnxruntime", "1.31.1", "1.40.0"),
         ("numpy", "2.3.0", "2.4.0"),
         ("onnx", None, "1.30"),
-        ("manifest sha256", "ab" * 6, "cd" * 6),
+        ("manifest_sha256", "ab" * 6, "cd" * 6),
         ("threads", None, "2"),
         ("option temperature", "0", "1"),
     }
@@ -301,7 +298,6 @@ def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_
     out = " ".join(rendered(found).split())
     assert "decode tokens/s 50.0 40.0 0.800 ~" in out  # 25 ms is within the 30 ms that slower steps take
     assert "repeat both runs before you rely on a ratio" in out
-    apart = each_phase(after, lambda phase: {"step_p50_ms": 99.0})
     apart = rendered(compare(before, each_phase(after, lambda phase: {"step_p50_ms": 99.0})))
     assert "decode p50 ms per step 20.0 99.0 4.95 note:" in " ".join(apart.split())  # no mark of the spread
 
@@ -335,7 +331,7 @@ def test_unrelated_reports_say_why():
 def test_a_phase_that_is_gone_is_a_difference():
     found = compare(mixed(), mixed().model_copy(update={"phases": mixed().phases[:1]}))
     assert not found.same
-    assert ("phases", "prefill, decode", "prefill") in {(c.name, c.before, c.after) for c in found.changes}
+    assert ways(found, "phases") == {("request", "phases", "prefill, decode", "prefill")}
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -349,7 +345,7 @@ def test_hostile_names_are_harmless_in_text_and_whole_in_json():
     found = compare(renamed(mixed(), names), renamed(moved(QUERY), names), names=(HOSTILE, "b"))
     assert not HARMFUL & set(rendered(found))
     again = json.loads(json.dumps(found.model_dump(mode="json", by_alias=True)))
-    assert {change["node"] for change in again["moved"]} == {HOSTILE}
+    assert {change["name"] for change in again["changes"] if change["section"] == "nodes"} == {HOSTILE}
 
 
 def test_a_long_list_is_cut_and_says_so():
@@ -367,47 +363,22 @@ def test_a_long_list_is_cut_and_says_so():
     assert len(rendered(found).splitlines()) < 120
 
 
-def failed(report, **update):
-    first, *rest = report.checks
-    return report.model_copy(update={"checks": (first.model_copy(update={"passed": False, **update}), *rest)})
+def test_failed_checks_are_a_change_of_the_report():
+    first, *rest = mixed().checks
+    broken = mixed().model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
+    assert ways(compare(mixed(), broken), "context") == {("checks", "checks_failed", None, first.name)}
+    assert not compare(broken, broken).changes
 
 
-def outcomes(before, after):
-    return [change for change in compare(before, after).changes if change.key == "checks_failed"]
-
-
-def test_a_check_that_is_said_otherwise_is_no_change():
-    assert mixed().checks[0].key and mixed().checks[0].part
-    assert outcomes(failed(mixed()), failed(mixed(), name="in other words")) == []
-    assert len(outcomes(failed(mixed()), failed(mixed(), key="another"))) == 1
-    assert len(outcomes(failed(mixed()), failed(mixed(), part="prefill.onnx"))) == 1
-    (change,) = outcomes(mixed(), failed(mixed(), name="in other words"))
-    assert (change.before, change.after) == (None, "in other words")
-
-
-def test_checks_of_an_older_report_go_by_their_names():
-    old = failed(mixed(), key="", part="")
-    assert outcomes(old, failed(mixed())) == []
-    assert len(outcomes(old, failed(mixed(), name="in other words"))) == 1
-
-
-def test_a_cache_that_is_told_in_other_words_is_no_change(monkeypatch):
-    report = report_of(recorded_facts())
-    words = iter("ab")
-    monkeypatch.setattr(context_diff, "cache_text", lambda cache: next(words))
-    assert not compare(report, report).changes
-
-
-def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
+def test_a_cache_that_is_no_longer_in_place_is_named_and_its_size_is_not():
     report = report_of(recorded_facts())
     assert report.cache is not None
     away = report.model_copy(update={"cache": report.cache.model_copy(update={"address_changes": 2})})
     smaller = report.model_copy(update={"cache": report.cache.model_copy(update={"size_bytes": 1})})
-    monkeypatch.setattr(context_diff, "cache_text", lambda cache: f"{cache.size_bytes} {cache.address_changes}")
-    found = compare(report, away)
-    assert [change.cache_moved for change in found.changes] == [True] and "cache" in found.headline
-    found = compare(report, smaller)
-    assert [change.cache_moved for change in found.changes] == [False] and "cache" not in found.headline
+    for other, effect in ((away, "worse"), (smaller, "neutral")):
+        found = compare(report, other)
+        assert [change.effect for change in found.of("cache")] == [effect] and found.same
+        assert ("cache in place" in found.headline) is (effect == "worse")
 
 
 def test_a_run_that_failed_is_a_difference_and_the_first_thing_that_is_said():

@@ -1,0 +1,1 @@
+"""Comparison of two reports, two packages or two support tables."""

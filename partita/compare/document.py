@@ -1,0 +1,338 @@
+"""Headline and document of a comparison, for every view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.compare.rows import Change, Comparison, Value, count_names
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    listing,
+    name_some,
+    named_provider,
+    plural,
+    tally,
+)
+from partita.partition_reports.render.show import Views
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Group,
+    Line,
+    Pairs,
+    Section,
+    table,
+)
+
+NAMES = 12
+"""Maximum number of names in a line; --json has all."""
+GROUPS = 20
+"""Maximum number of groups in a section."""
+ROWS = 40
+"""Maximum number of rows in a table."""
+FIGURES = {
+    "added": "nodes added by ONNX Runtime",
+    "copies_of_unknown_size": "copies of unknown size",
+    "copy_bytes_per_run": "bytes copied per run",
+    "copy_bytes_per_token": "bytes copied per token",
+    "host_wait_us_per_token": "ms waited per token",
+    "tokens_per_second": "tokens/s",
+    "step_p50_ms": "p50 ms per step",
+}
+"""Name of a figure -> its text, where they differ."""
+KINDS = {"report": "two reports", "package": "two packages", "support_table": "two support tables"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A section of the document."""
+
+    title: str
+    sections: tuple[str, ...]
+    """Sections of the comparison."""
+    form: Literal["table", "groups"]
+    noun: str = "node"
+    kind: str = ""
+    """Only changes of this kind; empty: all."""
+    folded: bool = False
+
+
+PARTS = {
+    "around": Part(
+        "Environment and request",
+        ("preferred_provider", "phases", "outcome", "context", "cache"),
+        "table",
+        folded=True,
+    ),
+    "moved": Part("Moved", ("nodes",), "groups", kind="changed"),
+    "added": Part("Added", ("nodes",), "groups", kind="added"),
+    "removed": Part("Removed", ("nodes",), "groups", kind="removed"),
+    "fusion": Part("Same provider, fused differently", ("fusion",), "groups", folded=True),
+    "reasons": Part("Reasons", ("reasons",), "groups"),
+    "copies": Part("Copies", ("copies",), "groups", "copy"),
+    "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times"), "table"),
+    "versions": Part("Versions and devices", ("versions",), "table", folded=True),
+    "operators": Part("Operators", ("variants",), "groups", "variant"),
+    "coverage": Part("In one table only", ("coverage",), "groups", "operator version"),
+}
+"""Key -> section of the document; other sections of a comparison are tables under their own names."""
+
+
+def document(found: Comparison) -> Document:
+    """Every section that is not empty."""
+    shown = {name for part in PARTS.values() for name in part.sections}
+    others = dict.fromkeys(change.section for change in found.changes if change.section not in shown)
+    parts = PARTS | {name.replace(" ", "-"): Part(name.capitalize(), (name,), "table") for name in others}
+    sections = [_sides(found)]
+    for key, part in parts.items():
+        changes = [each for each in found.of(*part.sections) if part.kind in ("", each.kind)]
+        changes = [each for each in changes if not _is_explained(each, found)]
+        notes = [Line(text, "note") for text in found.notes] if key == "cost" else []
+        if changes or notes:
+            blocks = list(_table(part, changes) if part.form == "table" else _groups(part, changes))
+            count = plural(count_names(changes), part.noun) if part.kind else ""
+            sections.append(Section(key, part.title, (*blocks, *notes), count))
+    return Document(
+        kind=f"Difference of {KINDS[found.kind]}",
+        name=f"{found.before.name} and {found.after.name}",
+        headline=(found.headline,),
+        sections=tuple(sections),
+    )
+
+
+VIEWS = Views(document, folded=("files", *(key for key, part in PARTS.items() if part.folded)))
+
+
+def _is_explained(change: Change, found: Comparison) -> bool:
+    """Whether it is a reason of a node that moved, which is shown with the node."""
+    if change.section != "reasons":
+        return False
+    return any((other.group, other.name) == (change.group, change.name) for other in found.of("nodes"))
+
+
+def _sides(found: Comparison) -> Section:
+    """The two files."""
+    rows = tuple(
+        (letter, (f"{side.name}: {side.what}{f', {side.created}' if side.created else ''}",))
+        for letter, side in (("A", found.before), ("B", found.after))
+    )
+    equal = Line(f"{plural(found.equal, 'value')} equal in both", tone="quiet")
+    return Section("files", "Compared", (Pairs("Compared", rows), equal))
+
+
+def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
+    """A row for each change; equal changes of a group share a row."""
+    versions = any(change.name == "onnxruntime" for change in changes)
+    order = list(dict.fromkeys(change.group for change in changes))
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for change in sorted(changes, key=lambda change: order.index(change.group)):
+        if change.name != "onnxruntime_build" or not versions:  # a changed version implies a changed build
+            rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(
+                display_name(change)
+            )
+    if not rows:
+        yield Line("No differences.")
+        return
+    heads = ["phase" if part is PARTS["cost"] else "subject", "property", "A", "B", "B / A"]
+    cells = [(group, name_some(names, NAMES), *others) for (group, *others), names in rows.items()]
+    used = [column for column in range(len(heads)) if any(row[column] for row in cells)]
+    columns = [Column(heads[column], number=part is PARTS["cost"] and column > 1) for column in used]
+    shown = [[row[column] for column in used] for row in cells]
+    yield table(part.title, columns, shown, obvious=True, most=ROWS, rest=_more_rows)
+    if any(change.details.get("spread") == "within" for change in changes):
+        yield Line("~: not significant; each run's median step is within the other run's p95.")
+
+
+def _more_rows(shown: int) -> str:
+    return f"the first {shown}; the JSON has all"
+
+
+def _groups(part: Part, changes: Iterable[Change]) -> Iterator[Block]:
+    """Changes grouped by what changed; phases with the same names share a group."""
+    ways: dict[str, list[Change]] = {}
+    for change in changes:
+        ways.setdefault(describe(change), []).append(change)
+    ranked = sorted(ways.items(), key=lambda item: -len(item[1]))
+    for way, members in ranked[:GROUPS]:
+        for groups, alike in by_names(members):
+            count, where = plural(len(alike), part.noun), f" in {listing(groups)}" if any(groups) else ""
+            yield Group(f"{way}, {count}{where}", tuple(_details(part, alike)))
+    if len(ranked) > GROUPS:
+        left = sum(len(members) for _, members in ranked[GROUPS:])
+        yield Line(f"and {plural(left, f'more {part.noun}')}; the JSON has all", tone="quiet")
+
+
+def _details(part: Part, changes: Sequence[Change]) -> Iterator[Line]:
+    """Operators, names, evidence and remedy of changes of one kind."""
+    for label in ("operator", "part_of"):
+        counted = Counter(text for change in changes if (text := change.details.get(label)))
+        if counted:
+            yield Line(tally(counted), "operators" if label == "operator" else "as part of")
+    former = [(change.name, change.details.get("former_name")) for change in changes]
+    yield Line(
+        name_some([f"{name} (was {old})" if old else name for name, old in former], NAMES),
+        plural(2, part.noun).removeprefix("2 "),
+    )
+    for label in ("caused_by", "evidence", "remedy"):
+        texts = list(dict.fromkeys(text for change in changes if (text := change.details.get(label))))
+        if texts:
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            kind = changes[0].details.get("evidence_kind") if label == "evidence" else None
+            yield Line(f"{texts[0]}{more}", f"{label.replace('_', ' ')}{f' ({kind})' if kind else ''}")
+
+
+def by_names(changes: Iterable[Change]) -> list[tuple[list[str], list[Change]]]:
+    """Groups (phases) with the same changed names, and the changes of the first of them."""
+    groups: dict[str, list[Change]] = {}
+    for change in changes:
+        groups.setdefault(change.group, []).append(change)
+    alike: dict[tuple[str, ...], tuple[list[str], list[Change]]] = {}
+    for group, members in groups.items():
+        alike.setdefault(tuple(sorted(change.name for change in members)), ([], members))[0].append(group)
+    return list(alike.values())
+
+
+def describe(change: Change) -> str:
+    """What changed: `CUDA -> CPU: no_kernel_type`, `new: on CPU`, `gone: 4 KiB, host to device`."""
+    before, after = _texts(change)
+    way = {"added": f"new: {after}", "removed": f"gone: {before}", "changed": f"{before} -> {after}"}[change.kind]
+    details = change.details
+    about = [f": {details['reason']}"] if "reason" in details else []
+    about += [f", {details[name].replace('_', ' ')}" for name in ("border", "direction") if name in details]
+    if change.section == "reasons":
+        about += [f", on {named_provider(details['provider'])}"] if change.after is not None else []
+        way = f"why not {named_provider(details['skipped'])}: {way}" if "skipped" in details else way
+    return "".join([way, *about])
+
+
+def _texts(change: Change) -> tuple[str, str]:
+    """Both values."""
+    return _text(change, change.before), _text(change, change.after)
+
+
+def _text(change: Change, value: Value) -> str:
+    """A value of a change."""
+    if change.section == "nodes":
+        return named_provider(None if value is None else str(value))
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, str):
+        return value
+    if change.section == "copies" or change.name.startswith("copy_bytes"):
+        return human_bytes(round(value))
+    if change.name == "host_wait_us_per_token":
+        return decimals(value, 1e-3)
+    return decimals(value) if change.section == "times" else f"{value:,.0f}"
+
+
+def _ratio(change: Change) -> str:
+    """The second number divided by the first, marked if the spread of step times explains it; empty without numbers."""
+    was, now = change.before, change.after
+    if isinstance(was, str) or isinstance(now, str):
+        return ""
+    if not was or now is None:
+        return NOT_KNOWN
+    return f"{decimals(now / was)}{' ~' if change.details.get('spread') == 'within' else ''}"
+
+
+def display_name(change: Change) -> str:
+    """Text of a figure or property; other names are unchanged."""
+    is_own = change.section in (*PARTS["around"].sections, *PARTS["cost"].sections, *PARTS["versions"].sections)
+    return FIGURES.get(change.name, change.name.replace("_", " ")) if is_own else change.name
+
+
+# Headlines
+
+NAMED = {
+    ("environment", "onnxruntime"),
+    ("environment", "onnxruntime_package"),
+    ("package", "precision"),
+    ("package", "attention"),
+    ("package", "manifest_sha256"),
+    ("model", "sha256"),
+    ("request", "chain"),
+    ("request", "phases"),
+    ("dry_run", "device"),
+    ("checks", "checks_failed"),
+}
+"""Subject and name of changes that the headline of two reports names; other changes are counted."""
+
+
+def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
+    """One sentence about two reports. `nodes`: phase -> its nodes in the second report."""
+    if found.unrelated:
+        return f"not comparable: {found.unrelated}"
+    failed = [side.name for side in (found.before, found.after) if side.failed is not None]
+    parts = [f"the run of {listing(dict.fromkeys(failed))} FAILED"] if failed else []
+    if found.same:
+        counts: dict[int, list[str]] = {}
+        for phase, count in nodes.items():
+            counts.setdefault(count, []).append(phase)
+        where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
+        parts.append(f"no difference in placement, reasons and copies ({where})")
+    else:
+        parts.append(", ".join(_placement(found)))
+    around = found.of(*PARTS["around"].sections)
+    named = [each for each in around if (each.group, each.name) in NAMED or each.effect != "neutral"]
+    for change in named:
+        subject = f"{change.group} " if change.group in ("package", "model") else ""
+        before, after = ("none" if value is None else value for value in (change.before, change.after))
+        parts.append(f"{subject}{display_name(change)} {before} -> {after}")
+    left = len(around) - len(named)
+    if left:
+        parts.append(f"{plural(left, 'other change' if named else 'change')} of environment or request")
+    return "; ".join(parts)
+
+
+def _placement(found: Comparison) -> Iterator[str]:
+    """Differences of nodes, reasons and copies."""
+    nodes = found.of("nodes")
+    ways: dict[tuple[str, str], list[Change]] = {}
+    for change in nodes:
+        if change.kind == "changed":
+            ways.setdefault(_texts(change), []).append(change)
+    for (before, after), changes in sorted(ways.items(), key=lambda way: -len(way[1])):
+        for phases, alike in by_names(changes):
+            yield f"{plural(len(alike), 'node')} moved from {before} to {after} in {listing(phases)}"
+    if not ways:
+        yield "no node moved"
+    others = [change for change in found.of("reasons") if not _is_explained(change, found)]
+    verbs = {"added": "{} added", "removed": "{} removed"}
+    words = {"added": "new reason", "changed": "changed reason", "removed": "former reason"}
+    for kind, verb in verbs.items():
+        for phases, alike in by_names(change for change in nodes if change.kind == kind):
+            yield f"{verb.format(plural(len(alike), 'node'))} in {listing(phases)}"
+    for kind, noun in words.items():
+        for phases, alike in by_names(change for change in others if change.kind == kind):
+            yield f"{plural(len(alike), noun)} in {listing(phases)}"
+    yield from _copies(found)
+
+
+def _copies(found: Comparison) -> Iterator[str]:
+    """Change of the number and bytes of copies, in decode or the last phase."""
+    copies, counts = found.of("copies"), {change.group: change for change in found.of("copy_count")}
+    phases = list(dict.fromkeys([change.group for change in copies] or counts))
+    if not phases:
+        return
+    phase = "decode" if "decode" in phases else phases[-1]
+    sizes = {change.name: change for change in found.of("copy_bytes", "figures") if change.group == phase}
+    size = sizes.get("copy_bytes_per_token") or sizes.get("copy_bytes_per_run")
+    grown = ""
+    if size is not None and "copies_of_unknown_size" not in sizes and None not in (size.before, size.after):
+        more = round(float(size.after or 0) - float(size.before or 0))
+        grown = f" ({'+' if more >= 0 else '-'}{human_bytes(abs(more))} {size.name.removeprefix('copy_bytes_')})"
+    if phase not in counts:
+        changed = sum(change.group == phase for change in copies)
+        yield f"{plural(changed, 'changed copy')} in {phase}{grown.replace('_', ' ')}"
+    elif None in (counts[phase].before, counts[phase].after):
+        yield f"copies in control-flow subgraphs counted in one report only, in {phase}"
+    else:
+        more = round(float(counts[phase].after or 0) - float(counts[phase].before or 0))
+        word = "more" if more > 0 else "fewer"
+        yield f"{plural(abs(more), f'{word} copy')} in {phase}{grown.replace('_', ' ')}"

@@ -1,1 +1,0 @@
-"""Comparison of two reports: matching nodes and their differences."""

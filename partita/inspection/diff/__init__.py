@@ -1,1 +1,0 @@
-"""Differences between two packages: the comparison, its document and its views."""

@@ -1,1 +1,0 @@
-"""Differences between two support tables: the comparison, its document and its views."""
