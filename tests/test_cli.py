@@ -182,14 +182,6 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(
     assert f"[{len(PROMPT.split())}] " in out and "quote" in err
 
 
-def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 500, "--json")
-    row = json.loads(out)["rows"][0]
-    assert row["finish_reason"] in ("cache_full", "stop") and "finish: " in err
-    if row["finish_reason"] == "cache_full":
-        assert row["prompt_tokens"] + len(row["tokens"]) in (64, 65)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [

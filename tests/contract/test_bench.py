@@ -28,12 +28,3 @@ def test_it_measures_the_provider_beside_the_cpu(environment, target, package, p
     decode = next(phase for phase in json.loads(report.read_text())["phases"] if phase["name"] == "decode")
     assert ours.why is not None and ours.why.provider == target.ort_name
     assert (ours.why.copies, ours.why.partitions) == (len(decode["copies"]), len(decode["partitions"]))
-
-
-@cases("provider", lambda environment: [(name,) for name in environment.library_missing[:1]])
-def test_one_that_cannot_start_is_said_and_the_cpu_measured(environment, provider, packages, partita):
-    done = partita("bench", packages / "llama-gqa-fp32", "--providers", provider, "cpu", *WORK, "--json")
-    assert done.code == 3, done
-    lost, cpu = Bench.model_validate_json(done.out).contenders
-    assert lost.status == "failed" and "library_missing" in lost.error
-    assert (cpu.status, cpu.rounds) == ("measured", 1)

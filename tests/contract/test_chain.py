@@ -33,7 +33,7 @@ def test_alone_it_is_refused_with_its_reason(environment, provider, reason, pack
         assert "cannot open shared object file" in done.err and ".so" in done.err, done
 
 
-@cases("reason, provider", all_unusable, sample=True)
+@cases("reason, provider", all_unusable, sample=True, heavy=("openvino", "webgpu", "qnn"))
 def test_with_the_cpu_behind_it_runs_and_says_so(
     environment, provider, reason, packages, partita, cpu_tokens, tmp_path
 ):

@@ -9,8 +9,6 @@ import pytest
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import chain_entry, generated, honoured, nodes_on, refused
 
-CPU = "CPUExecutionProvider"
-
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
 @pytest.mark.usefixtures("device")
@@ -18,7 +16,9 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
     report = tmp_path / "report.json"
-    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report))
+    name, value = target.option
+    option = ("--provider-option", f"{target.provider}.{name}={value}") if name else ()
+    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report, *option))
     assert done.out == cpu_tokens(package)
     content = json.loads(report.read_text())
     assert chain_entry(content, environment, target.ort_name)["status"] == "active"
@@ -26,16 +26,6 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     assert [check for check in content["checks"] if not check["passed"]] == []
     cache = content["cache"]
     assert cache["in_place_states"] == cache["states"] and cache["address_changes"] == 0, cache
-
-
-@cases("target, package", packages_of("alone"))
-@pytest.mark.usefixtures("device")
-def test_alone_runs_all_of_it(environment, target, package, packages, partita, tmp_path):
-    report = tmp_path / "report.json"
-    done = honoured(generated(partita, packages / package, target.provider, "--report", report))
-    content = json.loads(report.read_text())
-    assert done.out.strip() and nodes_on(content, target.ort_name) > 0 and nodes_on(content, CPU) == 0
-    assert content["fallbacks"] == []
 
 
 @cases("target, package", packages_of("refused_alone"))

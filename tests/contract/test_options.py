@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.cases import cases, each_environment
-from tests.contract.commands import generated, honoured, refused
+from tests.contract.commands import generated, refused
 
 PACKAGE = "llama-gqa-fp32"
 
 
 def with_option(environment):
     return [(target,) for target in environment.targets if target.option[0]]
-
-
-@cases("target", with_option)
-@pytest.mark.usefixtures("device")
-def test_an_option_is_taken(environment, target, packages, partita, cpu_tokens):
-    name, value = target.option
-    option = f"{target.provider}.{name}={value}"
-    done = honoured(generated(partita, packages / PACKAGE, f"{target.provider},cpu", "--provider-option", option))
-    assert done.out == cpu_tokens(PACKAGE)
 
 
 @cases("target", with_option)
