@@ -94,11 +94,6 @@ def generate_words(*words: str) -> Words:
 
 CASES: dict[str, tuple[Call, str]] = {
     "precision": (exporting(precision="fp8"), "`precision=fp8`"),
-    "length": (exporting(max_length=1), "`max_length` is 1"),
-    "batch": (exporting(batch_size=0), "`batch_size` is 0"),
-    "chunk": (exporting(prefill_chunk=4), "it needs `static_shapes=True`"),
-    "attention": (exporting(attention="x"), "`attention=x`"),
-    "opset": (exporting(opset=99), "`opset=99`"),
     "no target": (exporting(attention="gqa", target_default=True), "needs `target`"),
     "target": (exporting(target="nowhere"), "`target`: unknown"),
     "target options": (exporting(target="cpu", target_options={"nonsense": 1}), "`target_options=cpu.nonsense=1`"),
