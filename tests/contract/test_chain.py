@@ -26,7 +26,7 @@ def all_unusable(environment):
     return [(reason, provider) for reason in REASONS for provider in getattr(environment, reason)]
 
 
-@cases("reason, provider", all_unusable, sample=True, heavy=("openvino", "webgpu", "qnn"))
+@cases("reason, provider", all_unusable, sample=True, heavy=("main", "openvino", "webgpu", "qnn"))
 def test_alone_it_is_refused_with_its_reason(environment, provider, reason, packages, partita):
     done = refused(generated(partita, packages / PACKAGE, provider), provider, reason)
     if reason == "library_missing":  # in the words of the loader

@@ -66,13 +66,6 @@ def test_token_ids_come_in_any_form(model):
     assert tokens(model, model.decode(PROMPT)) == tokens(model, model.encode(model.decode(PROMPT)))
 
 
-def test_a_stop_string_ends_the_text_before_it(model):
-    whole = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=()).run().text
-    stop = whole[3:5]
-    cut = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=(), stop=stop).run()
-    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
-
-
 def test_a_token_that_ends_the_text_is_told_and_not_shown(model):
     whole = model.generate(PROMPT, max_new_tokens=1, stop_token_ids=()).run()
     assert whole.text, "it has a text"
@@ -477,19 +470,6 @@ def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, p
 # --- threads and output ----------------------------------------------------------------------------------------------
 
 
-def test_it_works_in_a_thread(package, model):
-    expected, found = tokens(model), []
-
-    def work():
-        with partita.load(package, providers="cpu") as mine:
-            found.append((tokens(mine), mine.report().check("provider=cpu,share=1").passed))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [(expected, True)]
-
-
 def test_a_program_keeps_its_signal_handlers_its_descriptors_and_its_output(package):
     """`os.dup2` and `signal.signal` are not called: they would be seen by other threads, however short."""
     script = f"""
@@ -604,19 +584,6 @@ def test_an_error_is_pickled_with_all_that_it_has(model):
 def test_wrong_messages_are_a_sentence(model, messages, says):
     with pytest.raises(partita.ArgumentError, match=says):
         model.chat(messages)
-
-
-def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
-    for prompt, says in (
-        ("", "empty"),
-        ([], "no prompt was given; pass one or more"),
-        ([1] * 65, "the cache length is 64"),
-        ([9999], "vocabulary"),
-        ([-1], "token id -1 at position 0"),
-        ([10**30], "vocabulary"),
-    ):
-        with pytest.raises(partita.GenerationError, match=says):
-            model.generate(prompt)
 
 
 @pytest.mark.parametrize(
@@ -813,15 +780,6 @@ def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_
         assert (ended.tokens[0], ended.finish_reason) == (first[:3], "stop")
         guessed = model.generate(PROMPT, max_new_tokens=N, draft=os.path.relpath(folder)).run()
         assert guessed.tokens == ended.tokens
-
-
-def test_an_empty_stop_text_leaves_a_generation_that_goes_on_alone(model):
-    going = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    next(going)
-    for stop in ("", ["\n", ""]):
-        with pytest.raises(partita.ArgumentError, match="`stop` is empty"):
-            model.generate(PROMPT, stop=stop)
-    assert len(going.run().tokens[0]) == N
 
 
 def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, monkeypatch):

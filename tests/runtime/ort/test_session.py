@@ -97,21 +97,6 @@ def test_the_log_is_kept_without_stamps_and_colours(tiny_package):
     assert all(re.match(r"\[[VIWEF]:onnxruntime:", line) for line in opened.log)
 
 
-def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runner):
-    runner = open_runner(observe=True)
-    opened = runner.graphs[0].session
-    assert opened.registered == ("CPUExecutionProvider",)
-    assert opened.plan is not None
-    planned = {name for stream in opened.plan for name in stream}
-    assigned = opened.assigned()
-    assert assigned is not None
-    assert {node.provider for node in assigned} == {"CPUExecutionProvider"}
-    exported = {node.name for node in runner.graphs[0].model.nodes}
-    assert len(exported.intersection(node.name for node in assigned)) > 20
-    assert len(exported & planned) > 20
-    assert set(opened.required_memory.values()) == {"Cpu"}
-
-
 @NO_CUDA
 @pytest.mark.parametrize("observe", [False, True])
 def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd, observe):
@@ -121,17 +106,6 @@ def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_
     assert ours_in(own_temp) == []
     del caught  # the half-open session goes with the traceback, and would log at that moment
     assert capfd.readouterr().err == ""
-
-
-@NO_CUDA
-def test_falling_back_is_recorded_when_the_chain_allows_it(tiny_package):
-    chain = (Resolution(CUDA, "active"), *CPU)
-    opened = open_session(tiny_package() / "model.onnx", chain, threads=1, observe=False)
-    opened.close()
-    cuda, cpu = opened.resolutions
-    assert (cuda.status, cuda.reason) == ("unavailable", "library_missing")
-    assert "cannot open shared object file" in (cuda.evidence or "")
-    assert cpu.status == "active"
 
 
 def test_a_chain_of_unavailable_providers_says_why(tiny_package):
