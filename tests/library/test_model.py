@@ -20,11 +20,17 @@ import numpy as np
 import pytest
 
 import partita
-from partita.errors import UsageError
+from partita.errors import PackageError, UsageError
+from partita.files import STDIN
+from partita.foreign.folder import open_folder
 from partita.library.api import public
+from partita.library.chain import ChainOptions, read_by
+from partita.library.contents import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
+from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
+from tests.runtime.handmade_packages import handmade
 
 PROMPT = [5, 6, 7]
 N = 6
@@ -820,3 +826,59 @@ def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monk
         monkeypatch.setattr("partita.runtime.generate.planner._logit_positions", lambda *given: (0,))
         with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
             model.generate("return the value", max_new_tokens=2).run()
+
+
+# What says where a model is to run, as a user writes it
+
+
+def test_an_option_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    """Its value is looked at as a path that a report must not be written over."""
+    table = tmp_path / "table.csv"
+    table.touch()
+    options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
+    assert read_by(ChainOptions(provider_options=options), tmp_path) == (tmp_path, table, STDIN)
+
+
+# What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
+
+
+def hash_of(folder: Path) -> str:
+    return contents_hash(folder, open_folder(folder))
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_what_makes_an_answer_another_makes_the_hash_another(tmp_path: Path, foreign: bool) -> None:
+    folder = folder_of(LOOKED_UP, tmp_path / "odd") if foreign else handmade(tmp_path / "package")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    seen = [hash_of(folder)]
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    for path in elsewhere.rglob("*"):
+        os.utime(path, (0, 0))
+    assert hash_of(elsewhere) == seen[0], "of a copy, on another machine say, it is the same"
+    (folder / "notes.txt").write_text("no part of it")
+    assert hash_of(folder) == seen[0]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    seen.append(hash_of(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    seen.append(hash_of(folder))
+    assert len(set(seen)) == 3
+
+
+def test_weights_of_another_exporter_are_known_by_what_they_are(tmp_path: Path) -> None:
+    """Of the same size, and of the same time: a folder that was copied over."""
+    folder = folder_of(LOOKED_UP, tmp_path / "odd")
+    before, path = hash_of(folder), folder / "decoder.onnx"
+    stat, content = path.stat(), path.read_bytes()
+    assert content.count(b"memory_in_7") and content.count(b"memory_out_7")
+    path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size and hash_of(folder) != before
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package")
+    manifest = open_folder(folder)
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").symlink_to("/proc/self/mem")
+    with pytest.raises(PackageError, match=r"config\.json"):
+        contents_hash(folder, manifest)
