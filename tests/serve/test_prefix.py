@@ -13,7 +13,7 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.serve.served_package import Deliver, ServedPackage
 from tests.serve.serving import SYSTEM, Running, running
 
-PREFIX_CHAT = "/v1/chat/completions"
+CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
     "model": "tiny",
     "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}],
@@ -23,7 +23,7 @@ BODY: dict[str, Any] = {
 
 
 def answer(server: Running) -> str:
-    told = server.post(PREFIX_CHAT, BODY).json()
+    told = server.post(CHAT, BODY).json()
     assert "choices" in told, (told, server.log)
     text: str = told["choices"][0]["message"]["content"]
     return text
