@@ -102,12 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         environment = environment_of(item)
         if environment is None:
             kept.append((-1, item))
-        elif environment.name in wanted and (environment.executed_by_file_node == inside or inside == MAIN):
-            if (
-                environment.executed_by_file_node != inside
-            ):  # it waits for its turn in a child, where each has its own limit
+        elif environment.name in wanted and (environment.python_of == inside or inside == MAIN):
+            if environment.python_of != inside:  # it waits for its turn in a child, where each has its own limit
                 item.add_marker(pytest.mark.timeout(0))
-            kept.append((-1 if environment.executed_by_file_node == inside else order[environment.name], item))
+            kept.append((-1 if environment.python_of == inside else order[environment.name], item))
         else:
             omitted.append(item)
     if omitted:
@@ -186,7 +184,7 @@ class Orchestra:
         if (os.cpu_count() or 1) > 1:
             self.start_ahead(item.session)
         environment = self.known.get(self.names.get(item.nodeid, ""))
-        if environment is None or environment.executed_by_file_node == MAIN:
+        if environment is None or environment.python_of == MAIN:
             return None
         if environment.name not in self.children:
             self.children[environment.name] = self.start(environment, item.session)
@@ -202,7 +200,7 @@ class Orchestra:
         if any(isinstance(child, Child) and child.process.poll() is None for child in self.children.values()):
             return
         for name in dict.fromkeys(self.names.values()):  # in the order of the items
-            if name not in self.children and self.known[name].executed_by_file_node != MAIN:
+            if name not in self.children and self.known[name].python_of != MAIN:
                 self.children[name] = self.start(self.known[name], session)
                 return
         if self.config.getoption("--share"):
@@ -221,7 +219,7 @@ class Orchestra:
             return
         first = left[len(left) - len(left) // SHARE].path
         handed = set(left[next(number for number, item in enumerate(left) if item.path == first) :])
-        beside = Environment(f"{BESIDE.name}-{len(self.children)}", BESIDE.executed_by_file_node)
+        beside = Environment(f"{BESIDE.name}-{len(self.children)}", BESIDE.python_of)
         self.known[beside.name] = beside
         for item in handed:
             self.names[item.nodeid] = beside.name
@@ -233,7 +231,7 @@ class Orchestra:
         """Start the child of an environment on all of its tests, or say why that cannot be done."""
         venvs = self.config.rootpath / self.config.getoption("--venvs")
         python = venvs / environment.name / "bin" / "python"
-        if environment.executed_by_file_node == BESIDE.executed_by_file_node:
+        if environment.python_of == BESIDE.python_of:
             python = Path(sys.executable)
         elif not (venvs / environment.name / ".installed").is_file():
             failed = venvs / f"{environment.name}.failed"
@@ -254,7 +252,7 @@ class Orchestra:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count. A test is what its call was, unless setup or teardown did not pass."""
         environment = self.known.get(self.names.get(report.nodeid, ""))
-        beside = environment is not None and environment.executed_by_file_node == BESIDE.executed_by_file_node
+        beside = environment is not None and environment.python_of == BESIDE.python_of
         name = "main suite" if environment is None else BESIDE.name if beside else environment.name
         tally = self.tallies.setdefault(name, Tally())
         tally.seconds += report.duration
@@ -328,9 +326,9 @@ class Child:
                     "pytest",
                     f"@{self.ids}",
                     "--inside",
-                    environment.executed_by_file_node,
+                    environment.python_of,
                     "--environments",
-                    environment.executed_by_file_node,
+                    environment.python_of,
                     "--packages",
                     str(packages),
                     "--report-lines",

@@ -16,10 +16,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from rich.console import Console
 
 from partita.cli import run
+from partita.commands.verify import show
 from partita.library.exporting import run_export
 from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
+from partita.package.records import StepError, Verification
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.runtime.handmade_packages import handmade
 
@@ -180,14 +183,6 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(
     assert out.startswith(f"[1] {alone}")
     out, err = succeeds(capsys, "generate", package, *PROMPT.split(), "--max-new-tokens", 1)
     assert f"[{len(PROMPT.split())}] " in out and "quote" in err
-
-
-def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 500, "--json")
-    row = json.loads(out)["rows"][0]
-    assert row["finish_reason"] in ("cache_full", "stop") and "finish: " in err
-    if row["finish_reason"] == "cache_full":
-        assert row["prompt_tokens"] + len(row["tokens"]) in (64, 65)
 
 
 @pytest.mark.parametrize(
@@ -445,3 +440,45 @@ def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_pa
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
     assert "\x1b" not in err
+
+
+# What `partita verify` prints: a heading that says what came of it, and a table whose columns stand in line
+
+
+STEPS = ("prefill", "rows of different length", "decode 10", "x")
+
+
+def printed(status: str, width: int = 80) -> str:
+    steps = tuple(
+        StepError(step=name, output="logits", max_abs_error=2.098e-05, max_rel_error=1.05e-06, tokens_equal=n != 1)
+        for n, name in enumerate(STEPS)
+    )
+    result = Verification.model_validate(
+        {
+            "status": status,
+            "detail": "…",
+            "provider": "WebGpuExecutionProvider",
+            "reference": "transformers 5.23.0",
+            "tolerance": 1e-4,
+            "near_ties": 1,
+            "steps": [step.model_dump() for step in steps],
+        }
+    )
+    stream = io.StringIO()
+    show(Path("pkg"), result, Console(file=stream, width=width, color_system=None))
+    return stream.getvalue()
+
+
+def test_one_that_fails_is_not_headed_with_the_word_for_one_that_nobody_checked() -> None:
+    heading = printed("unverified").splitlines()[0]
+    assert heading == "pkg: FAILED: outputs differ from the source model's on WebGpuExecutionProvider"
+    assert printed("verified").splitlines()[0] == "pkg: verified on WebGpuExecutionProvider"
+
+
+def test_columns_stand_in_line_whatever_a_step_is_called() -> None:
+    lines = printed("verified").splitlines()
+    rows = [next(line for line in lines if line.startswith(f"  {name}  ")) for name in STEPS]
+    assert {line.index("logits") for line in rows} == {2 + len("rows of different length") + 2}
+    assert len({line.index("1.050e-06") for line in rows}) == 1
+    assert [line.split()[-1] for line in rows] == ["equal", "DIFFERENT", "equal", "equal"]
+    assert "1 near tie excluded from the token comparison" in " ".join(printed("verified").split())

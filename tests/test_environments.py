@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -100,21 +99,6 @@ def test_one(number):
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
-@pytest.mark.heavy  # every run with --share counts its tests
-def test_an_idle_core_takes_the_last_files_and_nothing_is_lost():
-    """Every outcome is counted once, and the files that were handed over ran in another process."""
-    with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
-        files = [Path(inside) / f"test_{number}.py" for number in range(6)]
-        for file in files:
-            file.write_text(MANY)
-        code, out = session(*files, "--share")
-        _, alone = session(*files)
-    assert code == 1 and "6 failed, 174 passed" in out, out
-    assert len(set(re.findall(r"process (\d+)", out))) >= 2 and "beside" in out.partition("environments ==")[2]
-    assert "6 failed, 174 passed" in alone and len(set(re.findall(r"process (\d+)", alone))) == 1
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_what_stays_here_runs_before_what_was_handed_over_and_fixtures_end_in_time():
     """A test that may not be handed over comes after files that are, in another folder."""
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
@@ -127,13 +111,6 @@ def test_what_stays_here_runs_before_what_was_handed_over_and_fixtures_end_in_ti
         code, out = session(inside, "--share", "--environments", "main", "-v")
     assert code == 0 and "91 passed" in out, out
     assert out.index("test_last.py::test_here") < out.index("test_in_c.py::test_one[0]")
-
-
-def test_only_the_named_environments_run_and_an_unknown_one_is_a_usage_error(tmp_path):
-    code, out = session(TEST, "--environments", "main", "--collect-only", "-q", "--venvs", tmp_path)
-    assert code == 0 and "[main" in out and "[webgpu" not in out and "deselected" in out, out
-    code, out = session(TEST, "--environments", "nosuch")
-    assert code == 4 and "unknown environment 'nosuch'; there are: main, openvino" in out, out
 
 
 def test_a_keyboard_interrupt_that_nobody_pressed_fails_its_test_and_ends_no_run(tmp_path):

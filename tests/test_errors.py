@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from partita import errors
+from partita.errors import PartitaError
+from partita.messages import as_field, rename_options
+from partita.options.flags import with_flags
 from partita.remedies import Remedy
+from tests.conftest import REPOSITORY
 
 ERRORS = {
     name: value
@@ -46,3 +54,101 @@ def test_every_error_can_be_caught_as_one():
 def test_a_message_has_a_bounded_length_and_keeps_its_remedy():
     error = errors.PackageError("x" * 1_500_000, remedy=Remedy("export it again"))
     assert len(str(error)) < 5000 and str(error).endswith("(1,496,000 more characters); export it again")
+
+
+# Messages name an option by its Python argument in backticks; the command line and prompt files rename it
+
+
+FLAG = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
+WORD = re.compile(r"--[a-z-]+")
+COMMAND_LINE_ONLY = ("messages.py", "options", "cli.py", "commands", "bench", "demo", "views")
+"""Files and folders whose texts only the command line prints."""
+STORED = (
+    "partita/diagnosis",
+    "partita/check/requirements.py",
+    "partita/library/place/target.py",
+    "partita/runtime/lab/laboratory.py",
+)
+"""Texts of a report or check, which name options as the command line takes them."""
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"),
+    [
+        ("`max_length` is 0; it must be at least 1", "--max-length is 0; it must be at least 1"),
+        ("`max_length=5`: too long", "--max-length 5: too long"),
+        ("`force=True` or `verify=False`", "--force or --no-verify"),
+        ("`cache_in_place=True`", "--require-cache-in-place"),
+        ("`providers=cuda,cpu` and `pins=cpu:lm_head`", "--provider cuda,cpu and --pin cpu:lm_head"),
+        ("`target_options=qnn.a=b`", "--provider-option qnn.a=b"),
+        ("`shapes=x=1,3`", "--shape x=1,3"),
+        ("`input_ids` and `partita export` are no options", "`input_ids` and `partita export` are no options"),
+        ("an open ` and `seed", "an open ` and `seed"),
+    ],
+)
+def test_the_command_line_prints_options_as_flags(message: str, printed: str) -> None:
+    assert with_flags(message) == printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "message", "printed"),
+    [
+        ("`seed`", "`seed`: no such folder", "`seed`: no such folder"),
+        ("`seed`", "`seed` is 1; `input=`seed``: no", "`seed` is 1; --input `seed`: no"),
+        ("cpu:a`b", "`pins=cpu:a`b`: no module; add `providers`", "--pin cpu:a`b: no module; add --provider"),
+        ("--provider-option=cpu.a=`x`", "`provider_options=cpu.a=`x``: no", "--provider-option cpu.a=`x`: no"),
+    ],
+)
+def test_words_of_the_user_stay_as_they_are(
+    typed: str, message: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["partita", "verb", typed])
+    assert with_flags(message) == printed
+
+
+def test_a_row_of_a_prompt_file_names_its_own_fields() -> None:
+    message = "`max_new_tokens=0` and `seed`: `chat=True`"
+    renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)
+    assert renamed == "field max_tokens 0 and field seed: `chat=True`"
+
+
+def test_an_error_ends_with_its_remedy() -> None:
+    remedy = Remedy("try it", options=("--provider", "cpu"), otherwise=Remedy("", ("partita", "providers", "--json")))
+    error = PartitaError("no", remedy=remedy)
+    assert str(error) == "no; try it: --provider cpu, or partita providers --json"
+    assert error.remedy == remedy
+
+
+def sources() -> Iterator[Path]:
+    """Files with messages that a Python program may read."""
+    for path in sorted((REPOSITORY / "partita").rglob("*.py")):
+        where = path.relative_to(REPOSITORY).as_posix()
+        parts = path.relative_to(REPOSITORY / "partita").parts
+        if not set(parts) & set(COMMAND_LINE_ONLY) and not where.startswith(STORED):
+            yield path
+
+
+def flags_in_texts(tree: ast.AST) -> Iterator[int]:
+    """Lines with a text that names a flag of the command line. Words of a command, in a tuple or list, are allowed."""
+    allowed: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Tuple(elts=words) | ast.List(elts=words) | ast.Set(elts=words):
+                plain = (word for word in words if isinstance(word, ast.Constant))
+                allowed |= {id(word) for word in plain if WORD.fullmatch(str(word.value))}
+            case ast.Expr(value=ast.Constant() as docstring):
+                allowed.add(id(docstring))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in allowed:
+            continue
+        if FLAG.search(node.value):
+            yield node.lineno
+
+
+def test_messages_name_options_in_backticks() -> None:
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{line}"
+        for path in sources()
+        for line in flags_in_texts(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, f"write `max_length` in place of --max-length: {found}"

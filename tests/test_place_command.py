@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper, parser, save
 
 from partita.cli import run
 from tests.conftest import REPOSITORY
+from tests.contract.commands import Done, execute
 from tests.test_cli import heed_interrupts
 
 SECONDS = 300
@@ -121,3 +124,119 @@ def test_the_text_is_the_brief_report_and_with_full_every_table(tmp_path, capsys
     assert "Placement" in capsys.readouterr().out
     assert run([*command, "--full", "--json"]) == 2
     assert "--full and --json select different views" in capsys.readouterr().err
+
+
+# `partita place` on models with control flow: which nodes are in bodies, as ONNX Runtime itself has them
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
+CALLED_TWICE = """g (float[1,4] x, int32[1,4] k, bool c) => (float[1,4] y)
+<float lo = {0}, int32 whole = {0}> {
+  [call] a = my.F (x, lo)
+  [choice] y = If (c) <
+    then_branch = t () => (float[1,4] ty) { [inner_call] k2 = my.F (k, whole) [cast] ty = Cast <to = 1> (k2) },
+    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (a) }>
+}
+<domain: "my", opset_import: ["" : 21]>
+F (v, low) => (r) { [clip] r = Clip (v, low) }"""
+CONSTANT_WITHIN = """g (float[1,4] x, int32[1,4] k, bool c) => (float[1,4] y)
+<int32 whole = {0}, bool yes = {1}> {
+  [choice] y = If (c) <
+    then_branch = t () => (float[1,4] ty) {
+      [inner] ti = If (yes) <
+        then_branch = it () => (float[1,4] iy) { [clip] k2 = Clip (k, whole) [cast] iy = Cast <to = 1> (k2) },
+        else_branch = ie () => (float[1,4] iz) { [other] iz = Cos (x) }>
+      [sin] ty = Sin (ti) },
+    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (x) }>
+}"""
+CONSTANT = """g (float[1,4] x) => (float[1,4] y)
+<bool yes = {1}> {
+  [choice] a = If (yes) <
+    then_branch = t () => (float[1,4] ty) { [neg] n = Neg (x) [exp] ty = Exp (n) },
+    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (x) }>
+  [sin] y = Sin (a)
+}"""
+CONSTANT_FUSED = """g (float[1,4] x) => (float[1,4] y)
+<bool yes = {1}, float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float[4] b = {1,2,3,4}> {
+  [choice] a = If (yes) <
+    then_branch = t () => (float[1,4] ty) { [mm] p = MatMul (x, w) [add] s = Add (p, b) [relu] ty = Relu (s) },
+    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (x) }>
+  [sin] y = Sin (a)
+}"""
+FUSED_BESIDE = """g (float[1,4] x, bool c) => (float[1,4] y)
+<float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float[4] b = {1,2,3,4}> {
+  [call] a = my.F (x, w, b)
+  [choice] y = If (c) <
+    then_branch = t () => (float[1,4] ty) { [tan] ty = Tan (a) },
+    else_branch = e () => (float[1,4] ey) { [cos] ey = Cos (a) }>
+}
+<domain: "my", opset_import: ["" : 21]>
+F (v, m, bias) => (r) { [mm] p = MatMul (v, m) [add] s = Add (p, bias) [relu] r = Relu (s) }"""
+
+
+NAMELESS = """g (float[1,4,16,16] x) => (float[1,4,16,16] normed, float[1,4,8,8] cropped)
+<float[4] ones = {1,1,1,1}, int64[2] sizes = {8,8}> {
+  [norm] normed = GroupNormalization <num_groups = 2> (x, ones, ones)
+  [relu] r = Relu (x)
+  [crop] cropped = CenterCropPad <axes = [2, 3]> (r, sizes)
+}"""
+"""ONNX Runtime unfolds these operators into nodes without a name."""
+
+
+def place(text: str, folder: Path, *arguments: object) -> Done:
+    path = folder / "model.onnx"
+    onnx.save(parser.parse_model(HEAD + text), path)
+    return execute("-m", "partita", "place", path, "--probe-seconds", 0, "--json", *arguments, folder=folder)
+
+
+def dry(text: str, folder: Path) -> dict[str, Any]:
+    """A report of a dry run that does not pass because of one node on the CPU, which is told with its reason."""
+    done = place(text, folder, "--provider", "cuda,cpu", "--dry-run", "--runs", 1, "--max-cpu-nodes", 0)
+    assert done.code == 3, done
+    report = done.json
+    assert (report["summary"]["state"], report["disagreements"]) == ("partly", [])
+    assert [entry["reason"] for entry in report["fallbacks"]] == ["no_kernel_op"]
+    return report
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_function_that_main_graph_and_branch_call_counts_in_both(tmp_path: Path) -> None:
+    report = dry(CALLED_TWICE, tmp_path)
+    (phase,) = report["phases"]
+    assert {node["provider"] for node in phase["nodes"]} == {"CUDAExecutionProvider"}
+    assert [(node["op_type"], node["replaces"]) for node in phase["subgraphs"]["on_cpu"]] == [("Clip", ["inner_call"])]
+    assert phase["subgraphs"]["nodes"] == 3
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_what_a_constant_if_within_a_body_leaves_there_has_a_reason(tmp_path: Path) -> None:
+    report = dry(CONSTANT_WITHIN, tmp_path)
+    assert [node["replaces"] for node in report["phases"][0]["subgraphs"]["on_cpu"]] == [["clip"]]
+
+
+@pytest.mark.parametrize(("text", "inside"), [(CONSTANT, 0), (CONSTANT_FUSED, 0), (FUSED_BESIDE, 2), (CALLED_TWICE, 3)])
+def test_bodies_have_the_nodes_that_run_in_them(tmp_path: Path, text: str, inside: int) -> None:
+    done = place(text, tmp_path, "--provider", "cpu")
+    assert done.code == 0, done
+    (phase,) = done.json["phases"]
+    assert len(phase["subgraphs"]["on_cpu"]) == phase["subgraphs"]["nodes"] == inside
+    if text is CONSTANT:
+        (covers,) = (entry["covers"] for entry in done.json["sources"] if entry["source"] == "model_file")
+        assert (
+            "fused into another node: 0, removed: 1" in covers and "execute 2 nodes of control-flow subgraphs" in covers
+        )
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_shape_computations_of_nodes_without_a_name_have_their_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(HEAD + NAMELESS), path)
+    options = ("--provider", "cuda,cpu", "--dry-run", "--runs", 1, "--json")
+    variables = {"PARTITA_CACHE_DIR": str(tmp_path / "cache")}
+    done = execute("-m", "partita", "place", path, *options, folder=tmp_path, **variables)
+    assert done.code == 0, done
+    content = done.json
+    assert [entry["reason"] for entry in content["fallbacks"]] == ["cpu_preferred"] * 12
+    assert content["disagreements"] == []
+    placed = {node["name"]: node["provider"] for node in content["phases"][0]["nodes"]}
+    assert sum(name.startswith("Div") and "CPU" in provider for name, provider in placed.items()) == 3

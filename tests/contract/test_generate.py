@@ -6,10 +6,9 @@ import json
 
 import pytest
 
+from partita.bench.records import Bench
 from tests.contract.cases import cases, packages_of
-from tests.contract.commands import chain_entry, generated, honoured, nodes_on, refused
-
-CPU = "CPUExecutionProvider"
+from tests.contract.commands import PROMPT, chain_entry, generated, honoured, nodes_on, refused
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
@@ -18,7 +17,9 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
     report = tmp_path / "report.json"
-    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report))
+    name, value = target.option
+    option = ("--provider-option", f"{target.provider}.{name}={value}") if name else ()
+    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report, *option))
     assert done.out == cpu_tokens(package)
     content = json.loads(report.read_text())
     assert chain_entry(content, environment, target.ort_name)["status"] == "active"
@@ -26,16 +27,6 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     assert [check for check in content["checks"] if not check["passed"]] == []
     cache = content["cache"]
     assert cache["in_place_states"] == cache["states"] and cache["address_changes"] == 0, cache
-
-
-@cases("target, package", packages_of("alone"))
-@pytest.mark.usefixtures("device")
-def test_alone_runs_all_of_it(environment, target, package, packages, partita, tmp_path):
-    report = tmp_path / "report.json"
-    done = honoured(generated(partita, packages / package, target.provider, "--report", report))
-    content = json.loads(report.read_text())
-    assert done.out.strip() and nodes_on(content, target.ort_name) > 0 and nodes_on(content, CPU) == 0
-    assert content["fallbacks"] == []
 
 
 @cases("target, package", packages_of("refused_alone"))
@@ -69,3 +60,26 @@ def op_types(path):
     import onnx
 
     return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+
+
+# `partita bench` on every provider: the tokens of the CPU, placement as `generate --report` has it, and no crash
+
+
+WORK = ("--prompt", PROMPT, "--token-ids", "--max-new-tokens", 6, "--rounds", 1)
+
+
+@cases("target, package", packages_of("with_cpu"), sample=True, heavy=("webgpu",))
+@pytest.mark.usefixtures("device")
+def test_it_measures_the_provider_beside_the_cpu(environment, target, package, packages, partita, tmp_path):
+    chain = f"{target.provider},cpu"
+    done = honoured(partita("bench", packages / package, "--providers", chain, "cpu", *WORK, "--json"))
+    found = Bench.model_validate_json(done.out)
+    ours, cpu = found.contenders
+    assert (ours.status, cpu.status, ours.rounds, cpu.rounds) == ("measured", "measured", 1, 1)
+    assert ours.same_tokens is True and ours.repeats is True, ours.difference
+    assert ours.unused == () and found.verdict[0].startswith(f"{chain} is ")
+    report = tmp_path / "report.json"
+    honoured(generated(partita, packages / package, chain, "--report", report))
+    decode = next(phase for phase in json.loads(report.read_text())["phases"] if phase["name"] == "decode")
+    assert ours.why is not None and ours.why.provider == target.ort_name
+    assert (ours.why.copies, ours.why.partitions) == (len(decode["copies"]), len(decode["partitions"]))

@@ -21,7 +21,6 @@ from tests.contract.commands import chain_entry, device_is_there, execute, gener
 from tests.planted.cases import CASES, Case, Run
 from tests.planted.judge import ORT_NAMES, Outcome, compile_library, outcomes
 from tests.remedies import pattern
-from tests.test_extras import WHEELS, named, without
 
 OPTIONS = {"--attention": 1, "--precision": 2}
 """Options of export, and which part of a package's name they are."""
@@ -167,16 +166,6 @@ def test_another_onnx_runtime_has_the_provider_or_fits_its_library(
         assert entry["reason"] != reason
     else:
         assert (entry["reason"], entry["remedy"]) == (reason, remedy.text)
-
-
-@cases("target", targets)
-def test_the_onnx_runtime_of_another_extra_runs_its_provider(environment, target, model, tmp_path):
-    """Each environment is that of an extra, `gpu` that of cuda; that the provider runs there is test_place's."""
-    words = ("place", model("matmul_relu"), "--provider", target.provider)
-    line = named(without(tmp_path, ("onnxruntime",), WHEELS, *words))
-    of_providers = re.search(r"for providers other than CPU exactly one of (.+) in place of cpu", line)
-    assert of_providers is not None, line
-    assert {"cuda": "gpu"}.get(environment.name, environment.name) in of_providers[1].split(", ")
 
 
 # pins

@@ -122,13 +122,6 @@ def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: Tin
     assert files == ("model.safetensors",) and "model.norm.weight" in tensors
 
 
-def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    folder = edit_config(own_copy(tiny_checkpoint("llama")), intermediate_size=128)
-    error = refuse(folder, tmp_path / "o" / "out")
-    assert "mlp.gate_proj.weight is [96, 64], but config.json requires [128, 64]" in str(error)
-    assert "and 1 more (6 in all)" in str(error)
-
-
 def test_tensor_of_the_wrong_dtype(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
@@ -139,12 +132,6 @@ def test_tensor_of_the_wrong_dtype(tiny_checkpoint: TinyCheckpoint, own_copy: Co
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     error = refuse(folder, tmp_path / "o" / "out")
     assert "model.norm.weight is I8" in str(error)
-
-
-def test_missing_tensors_are_named_and_counted(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    folder = edit_config(own_copy(tiny_checkpoint("llama")), num_hidden_layers=3)
-    error = refuse(folder, tmp_path / "o" / "out")
-    assert "missing from the weight files: model.layers.2." in str(error) and "and 4 more (9 in all)" in str(error)
 
 
 def test_unknown_model_type(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from partita.export.pipeline import ExportOptions, export
-from partita.package.folder import WEIGHTS, Manifest
+from partita.package.folder import WEIGHTS, Manifest, sha256_of
 from tests.conftest import TinyCheckpoint
 
 LENGTH = 64
@@ -120,41 +120,34 @@ def test_a_static_pair_shares_one_data_file(tiny_checkpoint: TinyCheckpoint, tmp
     assert any("`prefill_chunk=1000`" in note and f"`max_length={LENGTH}`" in note for note in summary.notes)
 
 
-def test_opset_is_as_asked(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out", opset=23)
-    opsets = {o.domain: o.version for o in load(tmp_path / "out", "model.onnx").opset_import}
+def test_opset_source_companions_and_default_length(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The length is the model's own."""
+    folder, out = tiny_checkpoint("llama", num_hidden_layers=1, dtype="bfloat16"), tmp_path / "out"
+    manifest = unverified(folder, out, opset=23, max_length=None)
+    opsets = {o.domain: o.version for o in load(out, "model.onnx").opset_import}
     assert opsets == manifest.graph.opsets == {"": 23, "com.microsoft": 1}
-
-
-def test_companion_files_are_copied_as_they_are(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llama")
-    manifest = unverified(folder, tmp_path / "out")
+    assert manifest.graph.max_length == 256
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
         assert manifest.file(name) is not None
-
-
-def test_the_source_is_recorded(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    from partita.package.folder import sha256_of
-
-    folder = tiny_checkpoint("llama", dtype="bfloat16")
-    source = unverified(folder, tmp_path / "out").source
+    source = manifest.source
     assert (source.model_type, source.architecture, source.dtype) == ("llama", "LlamaForCausalLM", "bfloat16")
-    assert [(f.name, f.sha256) for f in source.files] == [
-        ("model.safetensors", sha256_of(folder / "model.safetensors"))
-    ]
+    (weights,) = source.files
+    assert (weights.name, weights.sha256) == ("model.safetensors", sha256_of(folder / "model.safetensors"))
 
 
-def test_default_length_is_the_models_own(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
-    assert unverified(checkpoint, tmp_path / "out", max_length=None).graph.max_length == 256
-
-
-@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
-def test_axes_have_the_names_of_the_manifest(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
-    manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out", attention=attention)
+@pytest.mark.parametrize(
+    "attention", ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
+)
+def test_axes_have_the_names_of_the_manifest(
+    tiny_checkpoint: TinyCheckpoint, dynamic: tuple[Path, Manifest], tmp_path: Path, attention: str
+) -> None:
+    folder, manifest = dynamic
+    if attention != "gqa":
+        folder = tmp_path / "out"
+        manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), folder, attention=attention)
     (file,) = manifest.graph.files
-    graph = load(tmp_path / "out", "model.onnx").graph
+    graph = load(folder, "model.onnx").graph
     ports = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
     for port in (*file.inputs, *file.outputs):
         assert tuple(size.dim_param or size.dim_value for size in ports[port.name]) == port.shape

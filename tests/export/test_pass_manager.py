@@ -12,15 +12,18 @@ import onnx_ir as ir
 import pytest
 
 from partita.cli import run as command_line
+from partita.commands.export import pass_lines
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export import passes
 from partita.export.options import ExportOptions, check_options
+from partita.export.passes import ORDER
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import PassError, run
 from partita.package.contract import Port
 from partita.package.folder import read_manifest
-from tests.conftest import TinyCheckpoint
+from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
+from tools.passes_page import main, page
 
 
 def model() -> ir.Model:
@@ -206,3 +209,27 @@ def test_a_pass_can_be_left_out(
 def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_options(ExportOptions("checkpoint", Path("package"), without_pass=(name,)))
+
+
+# docs/passes.md is what the passes say of themselves, and `export --explain` says the same in a line each
+
+
+def test_the_page_is_current(tmp_path: Path) -> None:
+    main(tmp_path)
+    written = (tmp_path / "passes.md").read_text(encoding="utf-8")
+    assert written == page()
+    current = (REPOSITORY / "docs" / "passes.md").read_text(encoding="utf-8")
+    assert current == written, "write it again with: python -m tools.passes_page docs"
+
+
+def test_explain_names_every_pass_with_its_places() -> None:
+    lines = pass_lines({each.name: number for number, each in enumerate(ORDER)})
+    assert len(lines) == len(ORDER) + 1
+    assert lines[0].startswith("  passes")
+    for number, (each, line) in enumerate(zip(ORDER, lines[1:], strict=True)):
+        assert each.name in line and each.summary in line
+        assert f" {number} " in line, "how many places, none included"
+
+
+def test_explain_says_when_another_exporter_ran_no_passes() -> None:
+    assert pass_lines({}) == ["  passes      none: the graphs come from another exporter"]

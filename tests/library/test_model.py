@@ -20,11 +20,17 @@ import numpy as np
 import pytest
 
 import partita
-from partita.errors import UsageError
+from partita.errors import PackageError, UsageError
+from partita.files import STDIN
+from partita.foreign.folder import open_folder
 from partita.library.api import public
+from partita.library.chain import ChainOptions, read_by
+from partita.library.contents import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
+from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
+from tests.runtime.handmade_packages import handmade
 
 PROMPT = [5, 6, 7]
 N = 6
@@ -64,13 +70,6 @@ def test_token_ids_come_in_any_form(model):
     for prompt in (tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT])):
         assert tokens(model, prompt) == expected
     assert tokens(model, model.decode(PROMPT)) == tokens(model, model.encode(model.decode(PROMPT)))
-
-
-def test_a_stop_string_ends_the_text_before_it(model):
-    whole = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=()).run().text
-    stop = whole[3:5]
-    cut = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=(), stop=stop).run()
-    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
 def test_a_token_that_ends_the_text_is_told_and_not_shown(model):
@@ -477,19 +476,6 @@ def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, p
 # --- threads and output ----------------------------------------------------------------------------------------------
 
 
-def test_it_works_in_a_thread(package, model):
-    expected, found = tokens(model), []
-
-    def work():
-        with partita.load(package, providers="cpu") as mine:
-            found.append((tokens(mine), mine.report().check("provider=cpu,share=1").passed))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [(expected, True)]
-
-
 def test_a_program_keeps_its_signal_handlers_its_descriptors_and_its_output(package):
     """`os.dup2` and `signal.signal` are not called: they would be seen by other threads, however short."""
     script = f"""
@@ -604,19 +590,6 @@ def test_an_error_is_pickled_with_all_that_it_has(model):
 def test_wrong_messages_are_a_sentence(model, messages, says):
     with pytest.raises(partita.ArgumentError, match=says):
         model.chat(messages)
-
-
-def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
-    for prompt, says in (
-        ("", "empty"),
-        ([], "no prompt was given; pass one or more"),
-        ([1] * 65, "the cache length is 64"),
-        ([9999], "vocabulary"),
-        ([-1], "token id -1 at position 0"),
-        ([10**30], "vocabulary"),
-    ):
-        with pytest.raises(partita.GenerationError, match=says):
-            model.generate(prompt)
 
 
 @pytest.mark.parametrize(
@@ -815,15 +788,6 @@ def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_
         assert guessed.tokens == ended.tokens
 
 
-def test_an_empty_stop_text_leaves_a_generation_that_goes_on_alone(model):
-    going = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
-    next(going)
-    for stop in ("", ["\n", ""]):
-        with pytest.raises(partita.ArgumentError, match="`stop` is empty"):
-            model.generate(PROMPT, stop=stop)
-    assert len(going.run().tokens[0]) == N
-
-
 def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
@@ -862,3 +826,59 @@ def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monk
         monkeypatch.setattr("partita.runtime.generate.planner._logit_positions", lambda *given: (0,))
         with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
             model.generate("return the value", max_new_tokens=2).run()
+
+
+# What says where a model is to run, as a user writes it
+
+
+def test_an_option_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    """Its value is looked at as a path that a report must not be written over."""
+    table = tmp_path / "table.csv"
+    table.touch()
+    options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
+    assert read_by(ChainOptions(provider_options=options), tmp_path) == (tmp_path, table, STDIN)
+
+
+# What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
+
+
+def hash_of(folder: Path) -> str:
+    return contents_hash(folder, open_folder(folder))
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_what_makes_an_answer_another_makes_the_hash_another(tmp_path: Path, foreign: bool) -> None:
+    folder = folder_of(LOOKED_UP, tmp_path / "odd") if foreign else handmade(tmp_path / "package")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    seen = [hash_of(folder)]
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    for path in elsewhere.rglob("*"):
+        os.utime(path, (0, 0))
+    assert hash_of(elsewhere) == seen[0], "of a copy, on another machine say, it is the same"
+    (folder / "notes.txt").write_text("no part of it")
+    assert hash_of(folder) == seen[0]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    seen.append(hash_of(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    seen.append(hash_of(folder))
+    assert len(set(seen)) == 3
+
+
+def test_weights_of_another_exporter_are_known_by_what_they_are(tmp_path: Path) -> None:
+    """Of the same size, and of the same time: a folder that was copied over."""
+    folder = folder_of(LOOKED_UP, tmp_path / "odd")
+    before, path = hash_of(folder), folder / "decoder.onnx"
+    stat, content = path.stat(), path.read_bytes()
+    assert content.count(b"memory_in_7") and content.count(b"memory_out_7")
+    path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size and hash_of(folder) != before
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package")
+    manifest = open_folder(folder)
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").symlink_to("/proc/self/mem")
+    with pytest.raises(PackageError, match=r"config\.json"):
+        contents_hash(folder, manifest)

@@ -50,7 +50,7 @@ def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
 def ask(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
     """The same, from the main environment. Raises RuntimeError when that environment is not there or fails."""
     own = REPOSITORY / ".venvs" / environment / "bin" / "python"
-    python = sys.executable if ENVIRONMENTS[environment].executed_by_file_node == MAIN else str(own)
+    python = sys.executable if ENVIRONMENTS[environment].python_of == MAIN else str(own)
     done = subprocess.run(
         [python, "-m", "tests.planted", INSIDE, environment, *wanted], cwd=REPOSITORY, capture_output=True, text=True
     )

@@ -46,7 +46,7 @@ def selected(request: pytest.FixtureRequest) -> list[Case]:
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     cases = {param["case"].name: param["case"] for param in params if isinstance(param.get("case"), Case)}
     inside = request.config.getoption("--inside")
-    return [case for case in cases.values() if ENVIRONMENTS[case.environment].executed_by_file_node == inside]
+    return [case for case in cases.values() if ENVIRONMENTS[case.environment].python_of == inside]
 
 
 @pytest.fixture(scope="session")

@@ -31,47 +31,56 @@ def exported(folder: Path, out: Path, **options: Any) -> Summary:
     return export(ExportOptions(str(folder), out, max_length=64, **options), replay=replay)
 
 
+@pytest.fixture
+def folder(tiny_checkpoint: TinyCheckpoint) -> Path:
+    """A checkpoint whose head is its embedding."""
+    return tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def parameters(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Of that checkpoint."""
+    tied = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+    return exported(tied, tmp_path_factory.mktemp("tied-") / "out", verify=False).manifest.source.parameters
+
+
 @pytest.mark.parametrize(
     ("change", "precision"),
     [
-        ("other", "fp32"),
+        pytest.param("other", "fp32", marks=pytest.mark.heavy),
         ("other", "bf16"),
         ("rounded", "fp32"),
         pytest.param("rounded", "fp16", marks=pytest.mark.heavy),
     ],
 )
 def test_a_stored_head_that_differs_is_used(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, change: str, precision: str
+    folder: Path, parameters: int, tmp_path: Path, change: str, precision: str
 ) -> None:
-    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
     summary = exported(with_head(folder, tmp_path / "c", change), tmp_path / "out", precision=precision)
     manifest = summary.manifest
     assert manifest.verification.status == "verified" and manifest.source.unused == ()
     assert any("lm_head.weight differs from" in note for note in summary.notes)
-    tied = exported(folder, tmp_path / "tied", verify=False).manifest
-    assert manifest.source.parameters > tied.source.parameters, "the head is a weight of its own"
+    assert manifest.source.parameters > parameters, "the head is a weight of its own"
 
 
-def test_a_second_copy_of_the_embedding_stays_one_weight(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
+def test_a_second_copy_of_the_embedding_stays_one_weight(folder: Path, parameters: int, tmp_path: Path) -> None:
     summary = exported(with_head(folder, tmp_path / "c", "same"), tmp_path / "out", verify=False)
-    tied = exported(folder, tmp_path / "tied", verify=False).manifest
-    assert summary.manifest.source.parameters == tied.source.parameters
+    assert summary.manifest.source.parameters == parameters
     assert not [note for note in summary.notes if "lm_head" in note]
 
 
 def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_packed(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
     """The original ties both, and is given a rounded embedding and a head that is not rounded."""
-    folder = with_head(tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True), tmp_path / "c", "same")
-    export_to(tmp_path / "out", folder, precision="int4", keep={"lm_head": "fp32"})
+    copy = with_head(folder, tmp_path / "c", "same")
+    export_to(tmp_path / "out", copy, precision="int4", keep={"lm_head": "fp32"})
     manifest = checked(tmp_path / "out")
     assert manifest.packed is not None and manifest.packed.kept == ("lm_head=fp32",)
 
 
 def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_versions(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    folder: Path, tmp_path: Path
 ) -> None:
     import torch
 
@@ -80,7 +89,6 @@ def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_ver
         "model.position_ids": torch.arange(4),
         "extra.weight": torch.ones(3, 4),
     }
-    folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
     summary = exported(with_head(folder, tmp_path / "c", "same", **more), tmp_path / "out", verify=False)
     assert summary.manifest.source.unused == ("extra (1 tensor, 48 B)",)
     assert any("extra (1 tensor, 48 B)" in note for note in summary.notes)

@@ -123,7 +123,8 @@ def test_a_size_that_hides_in_a_constant_shows_when_the_graph_is_run(tmp_path: P
     ("kind", "options"),
     [
         ("llama", {"batch_size": 3}),
-        ("llama", {"batch_size": 3, "attention": "onnx24"}),
+        # tests/runtime/verify/test_replay.py has this one
+        pytest.param("llama", {"batch_size": 3, "attention": "onnx24"}, marks=pytest.mark.heavy),
         pytest.param("llama", {"batch_size": 2, "attention": "primitives"}, marks=pytest.mark.heavy),
         pytest.param("mixtral", {"batch_size": 2}, marks=pytest.mark.heavy),
         pytest.param("lfm2", {"batch_size": 2}, marks=pytest.mark.heavy),

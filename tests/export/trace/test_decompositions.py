@@ -7,7 +7,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 
+from partita.errors import UnsupportedModelError
+from partita.export.trace.replacements import complex_as_pairs, rows_by_position
 from tests.conftest import TinyCheckpoint
 
 
@@ -47,3 +50,70 @@ def test_a_quick_export_changes_nothing(
 
     assert traced(quick=True) == traced(quick=False)
     assert found == [skipped, skipped]
+
+
+# A causal mask that is a buffer of the model is read at the tokens' positions, and nothing else is changed
+
+
+KEYS = 6
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Buffer(torch.ones(8, 8, dtype=torch.bool).tril()[None, None])
+
+
+def test_the_last_rows_are_those_of_the_positions() -> None:
+    model, positions = Model(), torch.tensor([[1, 2], [4, 5]])
+    with rows_by_position(model, positions, KEYS):
+        found = model.bias[:, :, KEYS - 2 : KEYS, :KEYS]
+    assert found.shape == (2, 1, 2, KEYS)
+    assert torch.equal(found[:, 0], torch.arange(KEYS) <= positions[..., None])
+
+
+def test_every_other_cut_stays() -> None:
+    model, positions = Model(), torch.tensor([[1, 2]])
+    other = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    with rows_by_position(model, positions, KEYS):
+        assert torch.equal(model.bias[:, :, 0:2, :KEYS][0, 0], torch.arange(KEYS) <= torch.tensor([[0], [1]]))
+        assert torch.equal(model.bias[:, :, KEYS - 2 : KEYS, :4], torch.ones(1, 1, 2, 4, dtype=torch.bool))
+        assert other[:, :, KEYS - 2 : KEYS, :KEYS].shape == (1, 1, 2, KEYS)
+    assert model.bias[:, :, KEYS - 2 : KEYS, :KEYS].shape == (1, 1, 2, KEYS)
+
+
+# Pairs of real numbers compute what complex numbers compute, and refuse what they do not know
+
+
+def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """A rotary embedding as llama4 and deepseek_v2 write it."""
+    factor = torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factor[:, :, None, :]).flatten(3)
+
+
+def test_a_rotation() -> None:
+    x, angle = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 4)
+    wanted = rotated(x, angle)
+    with complex_as_pairs():
+        found = rotated(x, angle)
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_indices_of_every_kind() -> None:
+    x = torch.randn(2, 3, 4, 2)
+    whole = torch.view_as_complex(x)
+    with complex_as_pairs():
+        pairs = torch.view_as_complex(x)
+        for index in (0, (slice(None), 1), (..., 0), (slice(None), None, slice(1, 3))):
+            assert torch.equal(torch.view_as_real(pairs[index]), torch.view_as_real(whole[index]))
+        assert torch.equal(torch.view_as_real(pairs.unsqueeze(-1)), torch.view_as_real(whole.unsqueeze(-1)))
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with complex_as_pairs():
+        pairs = torch.view_as_complex(torch.randn(3, 2))
+        with pytest.raises(UnsupportedModelError, match=r"complex numbers \(conj\)"):
+            pairs.conj()
+        with pytest.raises(UnsupportedModelError, match=r"complex numbers \(abs\)"):
+            torch.abs(pairs)

@@ -18,10 +18,9 @@ import tests.runtime.handmade_packages as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
 from partita.foreign.folder import AS_IT_IS
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine.base import BatchOptions, Chunk, Engine, ReportRequest
+from partita.library.engine.base import BatchOptions, Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
-from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
@@ -29,7 +28,6 @@ from partita.options.groups import Process
 from partita.package.folder import read_manifest
 from partita.runtime.generate.choice.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import Engine as Loop
-from partita.runtime.generate.request import Request
 from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
 from tests.drafts import always_draft, knowing
@@ -322,15 +320,6 @@ def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_p
         engine.submit(work(PROMPTS[0]))
 
 
-def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
-    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    full = scheduler.submit(work(PROMPTS[5], LENGTH))
-    last = scheduler.submit(work(tuple(range(LENGTH - 1)), 4))
-    run(scheduler)
-    assert len(full.answer.tokens) == LENGTH - len(PROMPTS[5])
-    assert full.answer.finish_reason == last.answer.finish_reason == "cache_full" and len(last.answer.tokens) == 1
-
-
 def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     for prompt, match in (
@@ -477,44 +466,6 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     least = 0 if rereads_at is None else rereads_at
     seen = [[[max(token, least) for token in one.answer.tokens] for one in each] for each in (alone, together)]
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
-
-
-class Rows(Scheduler):
-    """A scheduler whose batch notes who joins."""
-
-    def __init__(self, folder: Path, **rules: Any) -> None:
-        super().__init__(read_manifest(handmade(folder, batch=2, states=KEYS)), RowRules(2, keep_cache=False, **rules))
-        self.joined: list[int] = []
-
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Any:
-        return self
-
-    def join(self, request: Request) -> int:
-        self.joined.append(len(request.prompt))
-        return len(self.joined) - 1
-
-    def _share(self) -> None:
-        pass
-
-    def _chunk(self, longest: int | None) -> Chunk:
-        return Chunk(8, is_fixed=True)
-
-
-def test_a_request_that_would_outgrow_a_length_waits_until_it_is_alone(tmp_path):
-    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
-    for size, count in ((10, 8), (12, 4), (10, 30)):
-        scheduler.submit(work((1,) * size, count))
-    assert scheduler._admit() == 2 and engine.joined == [10, 12]
-
-
-def test_an_answer_is_as_long_at_its_end_as_it_was_to_be_at_its_beginning(tmp_path):
-    """The tokens that it has by then are not counted twice."""
-    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
-    first = scheduler.submit(work((1,) * 8, 12))
-    scheduler._admit()
-    first.completion.tokens += [3] * 6
-    scheduler.submit(work((1,) * 4, 4))
-    assert scheduler._admit() == 1 and engine.joined == [8, 4]
 
 
 class Odd:

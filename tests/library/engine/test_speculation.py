@@ -127,13 +127,6 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
         model.generate([PROMPT, PROMPT], draft=package)
 
 
-def test_rows_that_take_one_token_each_and_none_alone_are_refused_by_name(tmp_path: Path) -> None:
-    folder = handmade(tmp_path / "package", batch=2, states=("key",), appends=False)
-    says = "at batch size 2 its attention supports one token per step"
-    with partita.load(folder, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
-        model.generate([PROMPT, PROMPT], speculate="ngram")
-
-
 @pytest.mark.usefixtures("eager")
 def test_a_row_that_goes_on_alone_has_draft_tokens_in_a_batch_whose_rows_take_one_token_each(
     pair: Path, monkeypatch: pytest.MonkeyPatch

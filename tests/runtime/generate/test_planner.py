@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,6 @@ from partita.runtime.generate.planner import (
     Capacity,
     RowView,
     StepPlan,
-    one_token_first,
     plan_step,
     prompts_first,
 )
@@ -54,25 +51,6 @@ def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=
         filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
 
 
-def test_it_needs_no_onnxruntime():
-    code = "import sys, partita.runtime.generate.planner; sys.exit('onnxruntime' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_nobody_has_anything_to_do():
-    assert plan_step([RowView(5, 0, live=False), RowView(0, 0)], ANY, 512) is None
-    assert plan_step([RowView(5, 1, most=0)], ANY, 512) is None
-
-
-def test_a_prompt_is_read_in_chunks_and_ends_with_its_last_position():
-    plans = read_all([20], ANY, most=8)
-    assert [shape(plan) for plan in plans] == [("prefill", 8, (8,)), ("prefill", 8, (8,)), ("prefill", 4, (4,))]
-    assert [plan.ends for plan in plans] == [(), (), ((0, 3),)]
-    assert [plan.positions for plan in plans] == [(0,), (0,), (3,)]
-    assert [plan.starts for plan in plans] == [(0,), (8,), (16,)]
-    assert all(plan.reads for plan in plans)
-
-
 def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     apart = replace(ANY, decode_any_length=True)
     assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
@@ -82,23 +60,6 @@ def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
     alone = replace(apart, appends_chunks=False)
     assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
-
-
-def test_a_fixed_chunk_is_padded_and_what_does_not_fit_is_read_by_the_decode_graph():
-    assert [shape(plan) for plan in read_all([11], PAIR)] == [("prefill", 8, (8,)), ("prefill", 8, (3,))]
-    near_the_end = read_all([63], PAIR)
-    assert [plan.graph for plan in near_the_end] == ["prefill"] * 8
-    short = Capacity(max_length=60, chunk=8)
-    assert [plan.graph for plan in read_all([59], short)] == ["prefill"] * 7 + ["decode"] * 3
-
-
-def test_a_row_that_joins_others_is_read_by_itself_in_chunks_where_a_step_need_not_be_of_all():
-    rows = [RowView(12, 1), RowView(0, 30, reads=True), RowView(7, 1)]
-    plan = planned(rows, FEWER, most=16)
-    assert (shape(plan), plan.span, plan.begins) == (("prefill", 16, (0, 16, 0)), (1, 2), (1,))
-    plan = planned([rows[0], RowView(16, 14, reads=True), rows[2]], FEWER, most=16)
-    assert (shape(plan), plan.span, plan.starts) == (("prefill", 14, (0, 14, 0)), (1, 2), (0, 16, 0))
-    assert plan.ends == ((1, 13),)
 
 
 @pytest.mark.parametrize(
@@ -126,24 +87,6 @@ def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
     plan = planned(rows, FEWER)
     assert (shape(plan), plan.span) == (("decode", 1, (0, 1, 0, 1, 0)), (1, 4))
     assert plan.ends == ((1, 0), (3, 0)) and plan.starts[1:4] == (9, 30, 20)
-
-
-def test_a_single_row_has_draft_tokens_verified_where_a_batch_takes_one_token_of_each():
-    alone = [RowView(0, 0, live=False), RowView(9, 4, every_logit=True)]
-    assert shape(planned(alone, FEWER)) == ("prefill", 4, (0, 4)) and planned(alone, FEWER).span == (1, 2)
-    assert shape(planned(alone, WHOLE)) == ("prefill", 1, (0, 1))
-
-
-def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_is_room_for_few():
-    heard = RowView(0, 8, reads=True, every_logit=True)
-    assert planned([heard]).positions == tuple(range(8))
-    assert planned([heard], PAIR).positions == (4, 5, 6, 7)
-
-
-def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
-    plans = read_all([11], PAIR, policy=one_token_first)
-    assert [(plan.starts[0], plan.take[0]) for plan in plans] == [(0, 1), (1, 8), (9, 2)]
-    assert [plan.ends for plan in plans] == [(), (), ((0, 1),)]
 
 
 @pytest.mark.parametrize("seed", range(8))

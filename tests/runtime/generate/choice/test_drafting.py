@@ -184,12 +184,6 @@ def test_rejected_draft_tokens_cost_at_most_four_percent(rate: float, slope: flo
     assert slope < 0.3 or sum(map(bool, counts)) < 2000 / 10
 
 
-def test_cheap_draft_tokens_are_many_and_dear_ones_few() -> None:
-    assert max(simulate(0.95, 0.05, 100)[1]) == 8
-    counts = simulate(0.7, 0.25, 300)[1]
-    assert counts.count(8) < counts.count(2)
-
-
 def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
     counts = simulate(0.0, 0.4, 200)[1]
     tries = [step for step, count in enumerate(counts) if count]
@@ -208,14 +202,6 @@ def test_drafting_rests_after_drafters_proposed_nothing() -> None:
         control.record(1, 0, 0.001, [])
     tried = [step for step, count in enumerate(counts) if count]
     assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
-
-
-def test_rows_have_times_of_their_own() -> None:
-    control = DraftLength()
-    for _ in range(2):
-        assert control.count(1) == 0
-        control.record(1, 0, 0.001, [])
-    assert control.count(1) == 2 and control.count(4) == 0, "no step of four rows was measured"
 
 
 def drafts(text: Sequence[int], most: int = 4, drafter: NgramDrafter | None = None) -> list[int]:

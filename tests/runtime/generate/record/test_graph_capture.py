@@ -99,12 +99,6 @@ def test_a_state_takes_each_token_in_once_however_often_the_provider_runs_it(obs
     assert set(device.recorded) == {1} and len(device.recorded) == 5 - observed
 
 
-def test_nothing_is_recorded_while_it_is_observed():
-    device = Device()
-    steps(device, [1, 2, 4], observed=3)
-    assert device.recorded == [] and device.runs == 3
-
-
 def test_a_replay_that_leaves_something_out_gives_no_token():
     device = Device(skips_output=True)
     with pytest.raises(ProviderError, match="a replayed step computes a different result"):

@@ -100,14 +100,6 @@ def test_a_run_that_ends_before_the_window_still_has_its_facts(open_runner, own_
     assert list(own_temp.iterdir()) == []
 
 
-def test_a_run_that_never_began_has_facts_too(open_runner):
-    facts = run_facts(open_runner(observe=True), finish_reason="error", finish_detail="why")
-    assert (facts.steps, facts.first_token_seconds, facts.new_tokens) == ((), None, 0)
-    assert (facts.finish_reason, facts.finish_detail) == ("error", "why")
-    assert facts.sessions[0].plan
-    assert facts.sessions[0].events == ()
-
-
 @pytest.mark.parametrize("spec", [{"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
 def test_past_and_present_are_one_buffer(open_runner, spec):
     runner = open_runner(observe=True, **spec)
