@@ -233,6 +233,7 @@ def json_schemas() -> dict[str, Any]:
     from partita.bench.records import Bench
     from partita.check.gate import GateResult
     from partita.diff.records import ReportDiff
+    from partita.drift.records import Drift
     from partita.explain.node_explanation import Explanation, Matches
     from partita.inspection.diff.records import InspectionDiff
     from partita.inspection.records import Inspection
@@ -252,6 +253,7 @@ def json_schemas() -> dict[str, Any]:
         "bench": Bench,
         "explain": Explanation | Matches,
         "diff": ReportDiff,
+        "drift": Drift,
         "check": GateResult,
         "serve": ServeResult,
         "doctor": DoctorResult,
