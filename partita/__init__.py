@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from partita.library.api import ArgumentError
     from partita.library.batches.batch_run import BatchRunResult, generate_file
     from partita.library.bench.benchmark import BenchResult, bench
-    from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
     from partita.library.drifting import drift
+    from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
     from partita.library.exporting import ExportResult, export
     from partita.library.generation import Generation, GenerationStep
     from partita.library.inspecting import inspect

@@ -232,6 +232,7 @@ def test_every_verb_that_shows_progress_has_both_options():
         "verify",
         "evaluate",
         "place",
+        "drift",
         "support",
         "bench",
         "push",

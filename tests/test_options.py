@@ -16,6 +16,7 @@ from partita.commands.build import split_pairs
 from partita.errors import UsageError
 from partita.library.batches.rows import SAMPLED as OF_ROWS
 from partita.options.bench import BenchOptions
+from partita.options.drift import DriftOptions
 from partita.options.export import ExportOptions
 from partita.options.fields import Range, check_fields, describe_fields
 from partita.options.flags import option_groups
@@ -30,6 +31,7 @@ FUNCTIONS = {
     "place": PlaceOptions,
     "support": SupportOptions,
     "bench": BenchOptions,
+    "drift": DriftOptions,
     "inspect": InspectOptions,
     "providers": ProvidersOptions,
 }

@@ -20,8 +20,8 @@ def run(options: DriftCommand) -> int:
     model = Path(options.model)
     given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
     given += data_files(model) if options.out is not None and model.is_file() else ()
-    target, reference, python = read_sides(options)
     showing = prepare(requested_view(options), VIEWS, read_by(chain_of(options), *given))
+    target, reference, python = read_sides(options)
     print_target_notes(target)
     found = measure_drift(options, target, reference, python, audience=TERMINAL)
     showing.show(found)

@@ -50,6 +50,9 @@ def headline(found: Drift) -> str:
     """The outcome in one sentence."""
     sides = f"{found.provider} against {found.against}"
     worst = max(found.layers, key=_rank, default=found.outputs)
+    unused = found.unused.get(found.provider.partition(",")[0])
+    if found.is_within and unused is not None:
+        return f"nothing was compared on {found.provider.partition(',')[0]}: {unused}"
     if found.is_within:
         return f"no layer over tolerance on {sides}; largest error {error_text(_counted(worst))} in {worst.name}"
     layer, node = found.layer, found.node
@@ -92,6 +95,9 @@ def _opening(found: Drift) -> Iterator[Block]:
     inputs = f" ({states})" if found.steps != ("run",) else ""
     text = f"output {outputs.name} {steps}{inputs}: error {error_text(_in_run(outputs))}, {limit}"
     yield Line(text, tone="bad" if outputs.over else "good")
+    counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
+    counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
+    yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
     if len(set(found.versions)) > 1:
         yield Line(f"ONNX Runtime {found.versions[0]} against {found.versions[1]}")
     if found.not_finite is not None:
@@ -166,22 +172,15 @@ def _row(part: PartDrift) -> Row:
 
 
 def _nodes(found: Drift) -> Section | None:
+    """Nodes of the first layer over tolerance, or all nodes."""
     if not found.nodes:
         return None
-    columns = (
-        text_column("node"),
-        text_column("operator"),
-        Column("own error"),
-        Column("in the graph"),
-        text_column(""),
-    )
+    columns = (text_column("node"), Column("own error"), Column("in the graph"), text_column(""))
     rows = []
     for part in found.nodes:
         name, own, in_graph, _, _, over = _row(part).cells
-        rows.append((name, part.op_type or NOT_KNOWN, own, in_graph, over))
-    shown = table("Errors by node", columns, rows, obvious=True, most=ROWS, rest=_more)
-    every = "" if found.first_layer is None or len({part.module for part in found.nodes}) > ROWS else found.first_layer
-    return Section("nodes", "Nodes", (shown,), every)
+        rows.append((name, own, in_graph, over))
+    return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS, rest=_more),))
 
 
 def _more(shown: int) -> str:

@@ -55,8 +55,8 @@ def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
     steps: list[Step] = []
     states = {state.present: state.past for state in contract.states}
     shared = {state.present: state.past for state in contract.states if not moves(state)}
-    opened = {"threads": reference.threads, "manifest": manifest, "options": reference.options}
-    with load_runner(folder, reference.chain, **opened) as runner:
+    chain, options = reference.chain, reference.options
+    with load_runner(folder, chain, threads=reference.threads, manifest=manifest, options=options) as runner:
         for entry in runner.graphs:
 
             def record(binding: Binding, file: str = entry.graph.file) -> None:

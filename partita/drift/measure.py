@@ -8,6 +8,7 @@ upstream makes every later part differ.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -99,7 +100,7 @@ class Comparing:
     def outputs(self) -> PartDrift:
         """The output with the largest error."""
         part = Part("", tuple(self.graph.compared), (), tuple(self.theirs.values))
-        found = self._compared(part, self.theirs.values, self.ours.values, None, None)
+        found = self._compared(part, self.theirs.values, self.ours.values, ({}, {}), None)
         return found.model_copy(update={"name": found.tensor})
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -111,11 +112,12 @@ class Comparing:
         for chunk in self._chunks(parts):
             theirs, ours = self._tap(dict.fromkeys(name for part in chunk for name in (*part.reads, *part.gives)))
             local, places = self._alone(chunk, theirs)
+            rest = [part for part in chunk if self._moved(part, places) or not set(part.gives) & local.keys()]
+            mirrored = self._mirrored(rest, ours)
             for part in chunk:
                 node = self.graph.nodes[part.nodes[0]] if len(part.nodes) == 1 else None
-                usual = None if node is None else self.ours.placement.get(node.name)
-                moved = node is not None and None not in (usual, places.get(node.name)) and places[node.name] != usual
-                found.append(self._compared(part, theirs, ours, None if moved else local, node))
+                pairs = (ours, mirrored) if part in rest else (local, theirs)
+                found.append(self._compared(part, theirs, ours, pairs, node))
                 if broken is None:
                     broken = self._not_finite(part, theirs, ours)
         return found, broken
@@ -167,6 +169,27 @@ class Comparing:
                 f"{name_some(moved, 3)}; errors of the whole graph may differ there from those of a run"
             )
 
+    def _moved(self, part: Part, places: Mapping[str, str]) -> bool:
+        """Whether a node of the part runs on another provider alone than in the graph."""
+        names = [self.graph.nodes[at].name for at in part.nodes]
+        usual = self.ours.placement
+        return any(name in places and name in usual and places[name] != usual[name] for name in names)
+
+    def _mirrored(self, parts: Sequence[Part], ours: Values) -> Values:
+        """Tensors that the reference computes from the tested side's tensors, for parts that do not run alone on it."""
+        parts = [part for part in parts if part.gives and all(name in ours for name in part.reads)]
+        if not parts:
+            return {}
+        own = {name + LOCAL: past for name, past in self.step.shared.items()}
+        outputs = [name + LOCAL for part in parts for name in part.gives if name in ours]
+        model = self.graph.cut(parts, ours)
+        try:
+            ran = self.run_reference(self.reference, self.step.file, model, ours, outputs, own)
+        except FAILURES as error:
+            self._note(f"{name_some([part.name for part in parts], 3)}: no own error: {error}")
+            return {}
+        return {name.removesuffix(LOCAL): array for name, array in ran.values.items()}
+
     def _alone(self, parts: Sequence[Part], theirs: Values) -> tuple[Values, Mapping[str, str]]:
         """Tensors that each part computes from the reference's tensors, and the providers of the nodes.
 
@@ -182,9 +205,8 @@ class Comparing:
             ran = run_graph(
                 with_provider(self.tested, CPU), self.step.file, graph.cut(parts, theirs), theirs, outputs, own
             )
-        except FAILURES as error:
+        except FAILURES:
             if len(parts) == 1:
-                self._note(f"{parts[0].name} cannot run alone on {self.tested.name}: {error}")
                 return {}, {}
             half = len(parts) // 2
             first, second = self._alone(parts[:half], theirs), self._alone(parts[half:], theirs)
@@ -196,15 +218,20 @@ class Comparing:
         whole = self.graph.open_part(layer)
         theirs, ours = self._tap(dict.fromkeys((*whole.reads, *whole.gives)))
         local, _ = self._alone([whole], theirs)
-        return [self._compared(node, theirs, ours, local, self.graph.nodes[node.nodes[0]]) for node in nodes]
+        pairs = local, theirs
+        return [self._compared(node, theirs, ours, pairs, self.graph.nodes[node.nodes[0]]) for node in nodes]
 
-    def _compared(self, part: Part, theirs: Values, ours: Values, local: Values | None, node: Any) -> PartDrift:
-        """The errors of one part."""
+    def _compared(
+        self, part: Part, theirs: Values, ours: Values, alone_on: tuple[Values, Values], node: Any
+    ) -> PartDrift:
+        """The errors of one part. `alone_on`: its tensors on the tested side and the reference, from equal inputs."""
         errors = {name: deviation(ours[name], theirs[name]) for name in part.gives if name in theirs and name in ours}
-        own = {name: deviation(local[name], theirs[name]) for name in errors if local is not None and name in local}
+        local, wanted = alone_on
+        own = {name: deviation(local[name], wanted[name]) for name in errors if name in local and name in wanted}
         tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
         error, alone = max(errors.values(), default=0.0), max(own.values(), default=None)
-        tolerance = self._tolerance(part, theirs)
+        # Without an own error, the errors of all parts before count.
+        tolerance = self._tolerance(part.nodes if own else self.graph.compared, theirs)
         return PartDrift(
             name=part.name,
             op_type=None if node is None else node.op_type,
@@ -222,12 +249,13 @@ class Comparing:
             largest_reference=largest(theirs[name] for name in errors),
         )
 
-    def _tolerance(self, part: Part, theirs: Values) -> float:
+    def _tolerance(self, positions: Iterable[int], theirs: Values) -> float:
         """That of the least precise node: 8-bit inputs, 16-bit floats, or 32-bit floats."""
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        nodes = [self.graph.nodes[at] for at in part.nodes]
-        halves = any(theirs[name].dtype == np.float16 for name in (*part.reads, *part.gives) if name in theirs)
+        nodes = [self.graph.nodes[at] for at in positions]
+        names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
+        halves = any(theirs[name].dtype == np.float16 for name in names)
         limits = [_own_tolerance(node) for node in nodes]
         return max([*limits, PRECISIONS["fp16"].tolerance if halves else EXACT.tolerance])
 
@@ -351,12 +379,11 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
     if not np.isfinite(a[unlike & ~masked]).all() or not np.isfinite(b[unlike & ~masked]).all():
         return INFINITE
     numbers = np.isfinite(b)
-    a, b = a[numbers], b[numbers]
-    there = np.abs(b[b >= RULED_OUT])
+    there = np.abs(b[numbers & (b >= RULED_OUT)])
     usual = float(np.percentile(there, USUAL_RANGE)) if there.size else 0.0
     most = float(there.max(initial=0.0))
     scale = min(OUTLIERS * usual, most) or most or 1.0
-    return difference(a, b, scale) / scale
+    return difference(a[numbers].astype(np.float32), b[numbers].astype(np.float32), scale) / scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +445,8 @@ def measure(
         provider=tested.name,
         against=reference.name,
         versions=(entries[0].ours.version, entries[0].theirs.version),
+        nodes_by_provider=dict(Counter(entries[0].ours.placement.values()).most_common()),
+        unused=entries[0].ours.unused,
         free_running=settings.free_running,
         steps=tuple(step.name for step in compared),
         outputs=outputs,
@@ -515,4 +544,4 @@ def _notes(entries: Sequence[Comparing]) -> Iterator[str]:
             "errors of the whole graph after them have no meaning"
         )
     if graph.control_flow:
-        yield f"nodes of control-flow subgraphs not compared, only the nodes that contain them: {tally(graph.control_flow)}"
+        yield f"control-flow nodes compared as a whole, not the nodes of their subgraphs: {tally(graph.control_flow)}"

@@ -81,6 +81,10 @@ class Drift(Record):
     """Chain of the reference."""
     versions: tuple[str, str]
     """ONNX Runtime of both sides."""
+    nodes_by_provider: dict[str, int]
+    """Nodes of the tested side that ONNX Runtime lists."""
+    unused: dict[str, str]
+    """Providers of the tested chain on which no node ran, and the reason."""
     free_running: bool
     """Whether states come from the tested side's own steps."""
     steps: tuple[str, ...]

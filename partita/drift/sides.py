@@ -14,11 +14,14 @@ import numpy.typing as npt
 from partita import dtypes
 from partita.providers.base import Provider
 from partita.providers.resolve import resolve
-from partita.runtime.chain.open_chain import open_session
+from partita.runtime.chain.open_chain import idle_providers, open_session
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.ort.buffers import Buffer, host_buffer, text_buffer
 from partita.runtime.ort.registry import available_ort_names, ort_build
 from partita.runtime.place.inputs import STRING
+from partita.runtime.place.model_file import read_model_file
+
+ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class GraphRun:
     """Outputs that numpy cannot hold, with ONNX Runtime's type."""
     placement: dict[str, str]
     """Providers by node; ONNX Runtime may not list all nodes."""
+    unused: dict[str, str]
+    """Providers of the chain without nodes, and the reason; complete in a run of all outputs only."""
     version: str
     """Of ONNX Runtime."""
 
@@ -104,12 +109,20 @@ def run_graph(
         values = {}
         if bound:
             binding.run()
-            made = binding.made()
-            values = {name: np.array(made.get(name, binding.buffers.get(name)).seen()) for name in bound}
+            binding.made()
+            values = {name: np.array(binding.buffers[name].seen()) for name in bound}
+        active = [entry for entry in session.resolutions if entry.status == "active"]
+        unused = {
+            entry.provider.name: f"{entry.reason}: {entry.evidence}"
+            for entry in session.resolutions
+            if entry not in active
+        }
+        if outputs is None:
+            unused |= dict.fromkeys(idle_providers(session, read_model_file(path, path.parent)), ASSIGNED_NONE)
         placed = {node.name: node.provider for node in session.assigned() or ()}
         binding.release()  # device memory that outlives its session crashes WebGPU
         held.clear()
-    return GraphRun(values, skipped, placed, ort_build().version)
+    return GraphRun(values, skipped, placed, unused, ort_build().version)
 
 
 def _element(text: str) -> str:

@@ -43,7 +43,7 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | None]:
                 raise UsageError(f"`{name}` is for ONNX files; a package runs the text of its known answer")
     elif Choice.of(options).given:
         raise UsageError(f"`{Choice.of(options).given[0]}` is only for foreign folders; omit it for a file")
-    against = None if options.against is None else os.fspath(options.against)
+    against = options.against
     if against is not None and (os.sep in against or Path(against).is_dir()):
         return target, target, interpreter(Path(against))
     if against == "original":
@@ -82,7 +82,10 @@ def measure_drift(
 def compare(
     options: DriftOptions, target: Target, reference: Target, python: Path | None, *, audience: Audience = QUIET
 ) -> Drift:
-    """The comparison in this process. Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError."""
+    """The comparison in this process.
+
+    Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError.
+    """
     from partita.drift.inputs import chosen_steps, file_step, package_steps
     from partita.drift.measure import Settings, measure
     from partita.drift.sides import Side

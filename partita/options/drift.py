@@ -14,7 +14,7 @@ class DriftOptions(ForeignFolder, ProviderChain, ModelOptions):
     """Where the outputs of a model on one provider differ from those on another."""
 
     HELP_GROUP = "Comparison"
-    against: PathText | None = option(
+    against: str | None = option(
         "Reference: a provider chain, or a virtual environment with another ONNX Runtime. Default: cpu.",
         metavar="CHAIN|VENV",
     )

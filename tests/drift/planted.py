@@ -61,7 +61,7 @@ def faults() -> list[Fault]:
 
 def change(array: np.ndarray[Any, Any], fault: Fault) -> np.ndarray[Any, Any]:
     """The constant with the fault."""
-    wide = array.astype(np.float64) if array.dtype.kind == "f" else array.astype(np.int64)
+    wide: np.ndarray[Any, Any] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     if fault.halves:
         return np.roll(array, array.shape[-1] // 2, axis=-1)
     if fault.part is not None:
@@ -139,7 +139,8 @@ def rows(folders: dict[str, Path], into: Path, chain: str) -> Iterator[str]:
             layer, node, found = judge(folder, fault, into / "faulty", chain)
             layers, nodes, count = layers + layer, nodes + node, count + 1
             wrong = "" if layer and node else f"  got {found.first_layer} {found.first_node} ({found.basis})"
-            yield f"{graph}.{fault.name}: layer {'right' if layer else 'WRONG'}, node {'right' if node else 'WRONG'}{wrong}"
+            words = ["right" if right else "WRONG" for right in (layer, node)]
+            yield f"{graph}.{fault.name}: layer {words[0]}, node {words[1]}{wrong}"
     yield f"{count} faults: layer right {layers}, node right {nodes}"
 
 
