@@ -10,7 +10,6 @@ from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Column,
-    Command,
     Document,
     Line,
     Pairs,
@@ -97,7 +96,8 @@ def _opening(found: Drift) -> Iterator[Block]:
     yield Line(text, tone="bad" if outputs.over else "good")
     counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
     counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
-    yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
+    if counts:
+        yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
     if len(set(found.versions)) > 1:
         yield Line(f"ONNX Runtime {found.versions[0]} against {found.versions[1]}")
     if found.not_finite is not None:
@@ -134,8 +134,8 @@ def _first(found: Drift) -> Section | None:
     }[found.basis]
     rows = [("layer", layer.name)]
     if node is not None:
-        place = None if node.provider is None else named_provider(node.provider)
-        rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN), ("runs on", place or NOT_KNOWN)]
+        rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN)]
+        rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
         ("error", f"{error_text(_counted(shown))}, tolerance {shown.tolerance:.0e}"),
         ("measured", measured),
@@ -195,7 +195,7 @@ def _trials(found: Drift) -> Section | None:
     for trial in found.trials:
         blocks.append(Line(_trial_text(trial), tone="good" if trial.mends else "plain"))
         if trial.mends:
-            blocks.append(Command(("--provider", trial.chain, "--pin", trial.pin)))
+            blocks.append(Line(f"--provider {trial.chain} --pin {trial.pin}", "add"))
     return Section("pins", "Pins tried", tuple(blocks))
 
 

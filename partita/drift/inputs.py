@@ -36,7 +36,7 @@ class Step:
     states: Mapping[str, str] = field(default_factory=dict)
     """Present states and the past states that they become."""
     shared: Mapping[str, str] = field(default_factory=dict)
-    """Those that are written in the buffer of the past state."""
+    """Present states that are written in the buffer of the past state."""
 
 
 def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
