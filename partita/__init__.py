@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from partita.library.api import ArgumentError
     from partita.library.batches.batch_run import BatchRunResult, generate_file
     from partita.library.bench.benchmark import BenchResult, bench
+    from partita.library.drifting import drift
     from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
     from partita.library.exporting import ExportResult, export
     from partita.library.generation import Generation, GenerationStep
@@ -58,6 +59,7 @@ _HOMES = {
     "library.batches.batch_run": "BatchRunResult generate_file",
     "library.bench.benchmark": "BenchResult bench",
     "library.api": "ArgumentError",
+    "library.drifting": "drift",
     "library.exporting": "ExportResult export",
     "library.generation": "Generation GenerationStep",
     "library.inspecting": "inspect",
@@ -102,6 +104,7 @@ __all__ = [
     "Work",
     "__version__",
     "bench",
+    "drift",
     "errors",
     "export",
     "generate_file",
@@ -136,7 +139,7 @@ def _join(function: Any, folder: ModuleType) -> None:
     function.__dict__ = vars(folder)
 
 
-_FOLDERS = ("bench", "export", "providers", "support")
+_FOLDERS = ("bench", "drift", "export", "providers", "support")
 """Subpackages that share their name with a function."""
 
 # Python sets a submodule as an attribute of its package at the first import only. Import it here and remove the

@@ -122,6 +122,15 @@ VERBS = (
         ),
     ),
     Verb(
+        "drift",
+        "drift:DriftCommand",
+        "Find the layer and node whose output on a provider is wrong.",
+        (
+            "drift ./package --provider webgpu",
+            "drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html --view html",
+        ),
+    ),
+    Verb(
         "support",
         "placement:SupportCommand",
         "Measure which operators a provider supports.",

@@ -25,6 +25,7 @@ from partita.errors import UsageError
 from partita.export.progress import stage
 from partita.library.batches.rows import SAMPLED as OF_ROWS
 from partita.options.bench import BenchOptions
+from partita.options.drift import DriftOptions
 from partita.options.export import ExportOptions
 from partita.options.fields import PathText, Range, check_fields, describe_fields
 from partita.options.flags import option_groups
@@ -244,6 +245,7 @@ def test_every_verb_that_shows_progress_has_both_options():
         "verify",
         "evaluate",
         "place",
+        "drift",
         "support",
         "bench",
         "push",
@@ -259,6 +261,7 @@ FUNCTIONS = {
     "place": PlaceOptions,
     "support": SupportOptions,
     "bench": BenchOptions,
+    "drift": DriftOptions,
     "inspect": InspectOptions,
     "providers": ProvidersOptions,
 }

@@ -33,6 +33,7 @@ from tests.test_cli import child_environment
 # written into WRITERS, too.
 WRITTEN = {
     "bench": "out report",
+    "drift": "out",
     "export": "out",
     "generate": "output report save_prefix",
     "inspect": "out",
@@ -50,6 +51,7 @@ WRITTEN = {
 READ = {
     "bench": "against contract package",
     "chat": "contract draft package prefix resume",
+    "drift": "contract model",
     "evaluate": "package",
     "export": "adapter calibrate checkpoint quality_text",
     "generate": "contract draft input package prefix",
@@ -207,6 +209,7 @@ WRITERS = [
         lambda f: [f.package, "--against", f.other, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
         lambda f: [*in_package(f), f.other / "manifest.json"],
     ),
+    Writer("drift", "--out", lambda f: [f.package, "--provider", "cpu"], in_package),
     Writer("inspect", "--out", lambda f: [f.package, "--against", f.other], in_package),
     Writer("inspect", "--out", lambda f: [f.model], lambda f: [f.model, f.data]),
     Writer("report show", "--out", lambda f: [f.report], lambda f: [f.report]),

@@ -233,6 +233,7 @@ def json_schemas() -> dict[str, Any]:
     from partita.bench.records import Bench
     from partita.check.gate import GateResult
     from partita.compare.rows import Comparison
+    from partita.drift.records import Drift
     from partita.explain.node_explanation import Explanation, Matches
     from partita.inspection.records import Inspection
     from partita.support.records import SupportTable
@@ -249,6 +250,7 @@ def json_schemas() -> dict[str, Any]:
         "bench": Bench,
         "explain": Explanation | Matches,
         "diff": Comparison,
+        "drift": Drift,
         "check": GateResult,
         "serve": ServeResult,
         "doctor": DoctorResult,

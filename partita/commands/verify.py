@@ -14,7 +14,7 @@ from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import Choice, open_folder
-from partita.library.chain import chain_of, read_chain_options
+from partita.library.chain import Target, chain_of, read_chain_options
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
@@ -23,7 +23,9 @@ from partita.package.folder import Manifest, check_files
 from partita.package.records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, text_column
+from partita.remedies import Remedy
 
+LOCATE = Remedy("find the layer and node", ("partita", "drift", "{folder}", "--provider", "{chain}"))
 TOKENS_PAST_WINDOW = 64
 """How much longer than a window a text may be that is compared."""
 
@@ -49,19 +51,24 @@ def run(options: VerifyCommand) -> int:
         on_chain=partial(print_chain_notes, target),
         audience=TERMINAL,
     )
-    return judge(package, manifest, result, as_json=options.as_json)
+    return judge(package, manifest, result, target, as_json=options.as_json)
 
 
-def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: bool) -> int:
-    """Print the result. Raises ParityError on a mismatch with the source model."""
+def judge(package: Path, manifest: Manifest, result: Verification, target: Target, *, as_json: bool) -> int:
+    """Print the result. Raises ParityError on a mismatch with the source model.
+
+    Its remedy compares the chain with the CPU provider, unless it is the CPU provider.
+    """
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
         limits = "" if manifest.foreign is None else "".join(f"; {note}" for note in manifest.foreign.notes)
+        chain = ",".join(provider.name for provider in target.chain)
         raise ParityError(
-            f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}"
+            f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}",
+            remedy=None if chain == "cpu" else LOCATE.filled(folder=package, chain=chain),
         )
     return 0
 

@@ -121,6 +121,13 @@ def verified() -> str:
     return on_a_page(lambda console: show(Path("package"), recordings.verified(), console))
 
 
+def drifted() -> str:
+    """What `partita drift` prints."""
+    from partita.partition_reports.render.show import print_text
+
+    return on_a_page(lambda console: print_text(recordings.drifted(), "partita.drift.document", console))
+
+
 def evaluated() -> str:
     """What `partita evaluate` prints."""
     from partita.commands.evaluate import show
@@ -212,6 +219,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "fused": lambda: run("partita report explain webgpu.json layers.0.mlp.act_fn/Sigmoid"),
     "memcpy": lambda: run("partita report explain webgpu.json Memcpy_token_0"),
     "bench": bench,
+    "drift": lambda: f"$ partita drift package --provider webgpu\n{drifted()}",
     "error-json": error_as_json,
     "foreign-candidates": lambda: foreign(
         "partita generate hub 1,2 --token-ids", "optimum", "onnx/model_fp16.onnx", "onnx/model_q4.onnx"

@@ -25,6 +25,7 @@ from partita.bench.records import Bench
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
 from partita.commands.results import ExportResult
+from partita.drift.records import Drift
 from partita.export.writing import Summary
 from partita.machine.records import MachineReport
 from partita.observations.codes import ReasonCode
@@ -43,7 +44,7 @@ from partita.runtime.lab.factors import kind_of
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = {
     *("fp32", "fp16", "webgpu", "refused", "providers", "verify", "bench"),
-    *("evaluate", "export_int4"),
+    *("evaluate", "export_int4", "drift"),
     *("export_demo", "export_onnx24", "export_cuda", "export_webgpu"),
 }
 """Every recording."""
@@ -125,6 +126,11 @@ def exported(name: str) -> Summary:
         peak_rss_bytes=found.peak_rss_bytes,
         notes=found.notes,
     )
+
+
+def drifted() -> Drift:
+    """The recorded `partita drift` of the embedded checkpoint on WebGPU over SwiftShader."""
+    return Drift.model_validate(raw("drift"))
 
 
 def verified() -> Verification:

@@ -18,6 +18,7 @@ from partita.partition_reports.sections.model import (
     Group,
     Line,
     Pairs,
+    Plot,
     Section,
     Table,
     Tone,
@@ -85,6 +86,8 @@ def _show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
         page.pairs(rows)
     elif isinstance(block, Table):
         _show_table(page, block)
+    elif isinstance(block, Plot):
+        _show_line(page, Line(block.line, block.caption), indent)
     elif isinstance(block, Group):
         if block.title:
             page.line(block.title, indent=indent, hang=INDENT, style=BOLD)

@@ -20,6 +20,7 @@ from partita.partition_reports.sections.model import (
     Fold,
     Line,
     Pairs,
+    Plot,
     Section,
     Table,
     text_of,
@@ -112,6 +113,8 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
         yield from _write_rows(("name", "value"), (True, True), ((safe(name), values) for name, values in rows))
     elif isinstance(block, Table):
         yield from _write_table(block)
+    elif isinstance(block, Plot):
+        yield f"**{safe(block.caption)}**: {block.line}"
     elif isinstance(block, Fold):
         yield from _write_folded(safe(block.title), block.blocks, unfold=unfold)
     else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partita.remedies import shell
 
+LOWEST = 1e-9
+"""Lower end of a plot's axis."""
+BARS = "▁▂▃▄▅▆▇█"
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 """Meaning of a text; a view may show it as a colour, but not as a colour only."""
 
@@ -106,7 +110,41 @@ class Group:
     anchor: str = ""
 
 
-Block = Line | Command | Pairs | Table | Fold | Group
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A named value of a plot; None: infinite."""
+
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Positive values in order, on a logarithmic axis, with a limit."""
+
+    caption: str
+    points: tuple[Point, ...]
+    limit: float
+
+    @property
+    def heights(self) -> tuple[float, ...]:
+        """Heights of the points from 0 to 1; a value of 0 or below `LOWEST` is 0, an infinite one 1."""
+        return tuple(self.height(point.value) for point in self.points)
+
+    def height(self, value: float | None) -> float:
+        """Height of a value."""
+        most = max([self.limit, *(point.value or 0.0 for point in self.points)])
+        if value is None:
+            return 1.0
+        return max(0.0, math.log(max(value, LOWEST) / LOWEST) / math.log(most / LOWEST))
+
+    @property
+    def line(self) -> str:
+        """The heights as characters."""
+        return "".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in self.heights)
+
+
+Block = Line | Command | Pairs | Table | Fold | Group | Plot
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ session in the same thread removes them; `remove_notes` makes one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,12 +112,20 @@ def _place(buffer: Buffer, part: BufferRows) -> tuple[str, int, int, tuple[int, 
 class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
-    def __init__(self, native: Any, file: str, *, records: bool = False, notes_loops: bool = False) -> None:
+    def __init__(
+        self,
+        native: Any,
+        file: str,
+        *,
+        records: bool = False,
+        notes_loops: bool = False,
+        watchers: Sequence[Callable[[Binding], object]] = (),
+    ) -> None:
         """`records`: the session supports graph capture, which this binding uses only after `replay`. `notes_loops`:
-        the session is or was profiled."""
+        the session is or was profiled. `watchers`: called with this binding before each run."""
         # Attributes are destroyed in this order: the binding must be destroyed before the session.
         self._io = native.io_binding()
-        self._native, self._file, self._notes_loops = native, file, notes_loops
+        self._native, self._file, self._notes_loops, self._watchers = native, file, notes_loops, watchers
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
         self._recorded: int | None = None
         self._replaying: Any = None
@@ -182,6 +191,8 @@ class Binding:
 
         Raises GenerationError, ProviderError or ResourceError.
         """
+        for watch in self._watchers:
+            watch(self)
         try:
             self._native.run_with_iobinding(self._io, options or self._options)
         except NATIVE_ERRORS as error:

@@ -127,6 +127,8 @@ class Session:
         """Moves packed weights into huge pages and returns the bytes; set by `chain`."""
         self.captures = any(entry.captures for entry in resolutions)
         """Whether graph capture is enabled for a provider."""
+        self.watchers: list[Callable[[Binding], object]] = []
+        """Called with a binding of this session before each of its runs."""
         self._recorded = 0
         self.profiling = opening.observe
         self._native, self._cleanup = native, cleanup
@@ -244,7 +246,13 @@ class Session:
 
     def binding(self) -> Binding:
         """A new, empty binding of inputs and outputs to buffers."""
-        return Binding(self._native, self.path.name, records=self.captures, notes_loops=self.opening.observe)
+        return Binding(
+            self._native,
+            self.path.name,
+            records=self.captures,
+            notes_loops=self.opening.observe,
+            watchers=self.watchers,
+        )
 
     def next_recording(self) -> int:
         """A new number for a captured graph."""

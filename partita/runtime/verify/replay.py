@@ -86,7 +86,7 @@ def replay(
     package. The result is `unverified`, with the first difference as its detail, if something differs. Raises
     PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
+    answer = read_known_answer(answers or folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         on_chain(runner.resolutions)
@@ -143,7 +143,7 @@ def _compare(replaying: _Replay) -> list[Comparison]:
 def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
     """All comparisons with the reference logits of an adapter."""
     runner = replaying.runner
-    answer = _read_known_answer(folder, file)
+    answer = read_known_answer(folder, file)
     _check_answer(folder, answer, runner, file)
     runner.use_adapters(name)
     try:
@@ -339,7 +339,7 @@ def _unreached(replaying: _Replay) -> str:
     return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
 
 
-def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
+def read_known_answer(folder: Path, name: str) -> KnownAnswer:
     """Read known_answer.safetensors, or that of an adapter.
 
     Raises PackageError when it is missing or damaged.

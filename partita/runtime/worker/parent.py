@@ -67,7 +67,8 @@ class WorkerLostError(ProviderError):
 class Worker:
     """A child process that runs `module`: its `HANDLERS`, or its `run(channel)`. See `child`.
 
-    `environment`: its environment variables; None: those of this process. `on_event` is called with each pushed event,
+    `environment`: its environment variables; None: those of this process. `python`: its interpreter; None: that of this
+    process. `on_event` is called with each pushed event,
     `on_lost` with the error when it has ended, also after `close`. Both run in the thread that reads messages and must
     not wait for an answer of the worker. Thread-safe.
     """
@@ -77,6 +78,7 @@ class Worker:
         module: str,
         *,
         environment: Mapping[str, str] | None = None,
+        python: Path | None = None,
         on_event: Callable[[Any], object] | None = None,
         on_lost: Callable[[WorkerLostError], object] | None = None,
     ) -> None:
@@ -97,7 +99,7 @@ class Worker:
             with self._log.open("wb") as log:
                 # -P: a file in the current folder must not shadow a module.
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", __package__, module, str(self.folder)],
+                    [python or sys.executable, "-P", "-m", __package__, module, str(self.folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -1,0 +1,32 @@
+"""`partita drift`: which layer and node of a model compute something else on a provider than on the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partita.commands.audience import TERMINAL, print_target_notes
+from partita.commands.outputs import data_files, prepare, requested_view
+from partita.errors import ParityError
+from partita.foreign.folder import Choice
+from partita.library.chain import chain_of, read_by
+from partita.library.drifting import measure_drift, read_sides
+from partita.options.drift import DriftCommand
+
+VIEWS = "partita.drift.document"
+
+
+def run(options: DriftCommand) -> int:
+    """Compare and show. Raises ParityError on a difference, after it is shown."""
+    model = Path(options.model)
+    given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
+    given += data_files(model) if options.out is not None and model.is_file() else ()
+    showing = prepare(requested_view(options), VIEWS, read_by(chain_of(options), *given))
+    target, reference, python = read_sides(options)
+    print_target_notes(target)
+    found = measure_drift(options, target, reference, python, audience=TERMINAL)
+    showing.show(found)
+    if not found.is_within:
+        from partita.drift.document import headline
+
+        raise ParityError(f"{model}: {headline(found)}")
+    return 0

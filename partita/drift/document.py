@@ -1,0 +1,210 @@
+"""Document of a comparison of two sides, for every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.drift.records import Drift, NotFinite, PartDrift, PinTrial
+from partita.observations.text_format import NOT_KNOWN, listing, named_provider, plural
+from partita.partition_reports.render.show import Views
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Line,
+    Pairs,
+    Plot,
+    Point,
+    Row,
+    Section,
+    table,
+    text_column,
+)
+
+LARGEST_HALF = 65504.0
+"""Largest number of float16."""
+NEAR = 0.5
+"""Share of it from which a layer is named."""
+ROWS = 40
+
+
+def document(found: Drift) -> Document:
+    """Every section that is not empty."""
+    sections = (_first(found), _growth(found), _nodes(found), _trials(found), _notes(found))
+    return Document(
+        kind="Numeric drift",
+        name=found.model,
+        headline=(headline(found),),
+        opening=tuple(_opening(found)),
+        sections=tuple(section for section in sections if section is not None),
+        made=found.created,
+        version=found.partita_version,
+    )
+
+
+VIEWS = Views(document)
+
+
+def headline(found: Drift) -> str:
+    """The outcome in one sentence."""
+    sides = f"{found.provider} against {found.against}"
+    worst = max(found.layers, key=_rank, default=found.outputs)
+    unused = found.unused.get(found.provider.partition(",")[0])
+    if found.is_within and unused is not None:
+        return f"nothing was compared on {found.provider.partition(',')[0]}: {unused}"
+    if found.is_within:
+        return f"no layer over tolerance on {sides}; largest error {error_text(_counted(worst))} in {worst.name}"
+    layer, node = found.layer, found.node
+    if layer is None:
+        outputs = found.outputs
+        limit = f"tolerance {outputs.tolerance:.0e}"
+        return f"output {outputs.name} differs on {sides}: error {error_text(_in_run(outputs))}, {limit}"
+    if node is not None:
+        return f"first node over tolerance on {sides}: {node.name}, error {error_text(_counted(node))}"
+    if found.basis == "in the run":
+        return f"errors add up on {sides}, no layer alone is over tolerance; their sum is from {layer.name}"
+    return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(_counted(layer))}"
+
+
+def error_text(error: float | None) -> str:
+    """A relative error; None is infinite."""
+    return "infinite" if error is None else f"{error:.1e}"
+
+
+def _rank(part: PartDrift) -> float:
+    error = _counted(part)
+    return float("inf") if error is None else error
+
+
+def _counted(part: PartDrift) -> float | None:
+    """The error that is compared with the tolerance; None: infinite."""
+    return part.error if part.own_error is None and not part.infinite else part.own_error
+
+
+def _in_run(part: PartDrift) -> float | None:
+    return part.error
+
+
+def _opening(found: Drift) -> Iterator[Block]:
+    """Outputs, first NaN or infinity, and float16 layers near the largest number."""
+    outputs = found.outputs
+    limit = f"tolerance {outputs.tolerance:.0e}"
+    steps = f"of {listing(found.steps)}" if found.steps != ("run",) else "of the run"
+    states = "own states" if found.free_running else "states of the reference"
+    inputs = f" ({states})" if found.steps != ("run",) else ""
+    text = f"output {outputs.name} {steps}{inputs}: error {error_text(_in_run(outputs))}, {limit}"
+    yield Line(text, tone="bad" if outputs.over else "good")
+    counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
+    counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
+    if counts:
+        yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
+    if len(set(found.versions)) > 1:
+        yield Line(f"ONNX Runtime {found.versions[0]} against {found.versions[1]}")
+    if found.not_finite is not None:
+        yield Line(_not_finite_text(found.not_finite), tone="bad")
+    near = [part for part in found.layers if part.dtype == "float16" and (part.largest or 0.0) >= NEAR * LARGEST_HALF]
+    if near:
+        worst = max(near, key=lambda part: part.largest or 0.0)
+        yield Line(
+            f"{plural(len(near), 'layer')} near the largest float16 (65,504): up to {worst.largest:,.0f} in "
+            f"{worst.name}",
+            tone="warn",
+        )
+
+
+def _not_finite_text(first: NotFinite) -> str:
+    """The first NaN or infinity, with the range of values before it."""
+    low, high = first.input_range or (0.0, 0.0)
+    values = f"; its inputs are from {low:.4g} to {high:.4g}" if first.input_range else ""
+    overflow = " (float16 ends at 65,504)" if first.dtype == "float16" and first.what == "infinity" else ""
+    return f"first {first.what}: node {first.node} ({first.op_type}), {first.step}{values}{overflow}"
+
+
+def _first(found: Drift) -> Section | None:
+    """The first layer and node over tolerance."""
+    layer, node = found.layer, found.node
+    if layer is None:
+        return None
+    shown = layer if node is None else node
+    measured = {
+        "alone": "alone, on the reference's inputs",
+        "in its layer": "in its layer, on the layer's reference inputs; alone it is within tolerance",
+        "in the run": "in the whole graph, where errors of earlier parts add up",
+        None: NOT_KNOWN,
+    }[found.basis]
+    rows = [("layer", layer.name)]
+    if node is not None:
+        rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN)]
+        rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
+    rows += [
+        ("error", f"{error_text(_counted(shown))}, tolerance {shown.tolerance:.0e}"),
+        ("measured", measured),
+        ("output", f"{shown.tensor} ({shown.dtype}), {shown.step}"),
+    ]
+    if shown.largest is not None and shown.largest_reference is not None:
+        rows.append(("largest value", f"{shown.largest:.4g}, reference {shown.largest_reference:.4g}"))
+    pairs = Pairs("First difference", tuple((name, (value,)) for name, value in rows))
+    return Section("first", "First over tolerance", (pairs,))
+
+
+def _growth(found: Drift) -> Section:
+    """Errors over the layers."""
+    limit = max(part.tolerance for part in found.layers)
+    points = tuple(Point(part.name, _in_run(part)) for part in found.layers)
+    plot = Plot("error in the whole graph, by layer", points, limit)
+    columns = (
+        text_column("layer"),
+        Column("own error"),
+        Column("in the graph"),
+        Column("largest"),
+        Column("reference"),
+        text_column(""),
+    )
+    shown = table("Errors by layer", columns, map(_row, found.layers), obvious=True, most=ROWS, rest=_more)
+    return Section("layers", "Layers", (plot, shown))
+
+
+def _row(part: PartDrift) -> Row:
+    own = NOT_KNOWN if part.own_error is None and not part.infinite else error_text(part.own_error)
+    largest = NOT_KNOWN if part.largest is None else f"{part.largest:.4g}"
+    reference = NOT_KNOWN if part.largest_reference is None else f"{part.largest_reference:.4g}"
+    return Row((part.name, own, error_text(part.error), largest, reference, "over" if part.over else ""))
+
+
+def _nodes(found: Drift) -> Section | None:
+    """Nodes of the first layer over tolerance, or all nodes."""
+    if not found.nodes:
+        return None
+    columns = (text_column("node"), Column("own error"), Column("in the graph"), text_column(""))
+    rows = []
+    for part in found.nodes:
+        name, own, in_graph, _, _, over = _row(part).cells
+        rows.append((name, own, in_graph, over))
+    return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS, rest=_more),))
+
+
+def _more(shown: int) -> str:
+    return f"the first {shown}; the JSON has all"
+
+
+def _trials(found: Drift) -> Section | None:
+    """Pins that were tried."""
+    if not found.trials:
+        return None
+    blocks: list[Block] = []
+    for trial in found.trials:
+        blocks.append(Line(_trial_text(trial), tone="good" if trial.mends else "plain"))
+        if trial.mends:
+            blocks.append(Line(f"--provider {trial.chain} --pin {trial.pin}", "add"))
+    return Section("pins", "Pins tried", tuple(blocks))
+
+
+def _trial_text(trial: PinTrial) -> str:
+    if trial.failure:
+        return f"{trial.pin}: not possible: {trial.failure}"
+    outcome = "within tolerance" if trial.mends else "still over tolerance"
+    return f"{trial.pin}: the layer is {outcome}, error {error_text(trial.error)}"
+
+
+def _notes(found: Drift) -> Section | None:
+    return Section("notes", "Notes", tuple(Line(note, "note") for note in found.notes)) if found.notes else None

@@ -1,0 +1,227 @@
+"""Parts of a graph that are compared: layers or single nodes, with the tensors between them.
+
+A part is cut out as a model of its own whose inputs are the reference's tensors, so an error of an earlier part does
+not reach it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from partita import dtypes
+from partita.runtime.lab.graph import rename
+from partita.runtime.place.model_file import graph_node, reads, subgraphs_of
+from partita.runtime.place.onnx_model import CONTROL_FLOW, OnnxModel
+
+LOCAL = ".local"
+"""Suffix of the tensors that a cut part computes."""
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+MOST_EMBEDDED = 16
+"""Elements of an integer vector, e.g. the target of a Reshape, that is a constant of a cut part: some providers need
+it, and in a graph with fixed sizes ONNX Runtime folds it."""
+Values = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nodes that are compared together: a layer, or one node."""
+
+    name: str
+    nodes: tuple[int, ...]
+    """Positions in the graph."""
+    reads: tuple[str, ...]
+    """Tensors of graph inputs and other parts."""
+    gives: tuple[str, ...]
+    """Tensors that other parts read, or outputs of the graph."""
+
+
+class PartedGraph:
+    """The main graph of a model and its parts."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.model, self.proto = model, model.proto
+        self.nodes = list(model.proto.graph.node)
+        self.inputs = frozenset(port.name for port in model.inputs)
+        self._initializers = {entry.name: entry for entry in self.proto.graph.initializer}
+        functions = {(entry.domain, entry.name) for entry in self.proto.functions}
+        self.constants = set(self._initializers) | {entry.values.name for entry in self.proto.graph.sparse_initializer}
+        self._folded: dict[str, int] = {}
+        """Tensors computed from constants alone, which ONNX Runtime folds, by the position of their node."""
+        for position, node in enumerate(self.nodes):
+            own = (node.domain, node.op_type) in functions or node.domain not in ("", "ai.onnx")
+            stays = own or node.op_type in RANDOM or node.op_type == "DequantizeLinear" or any(subgraphs_of(node))
+            if not stays and all(name in self.constants for name in node.input if name):
+                made = [name for name in node.output if name]
+                self.constants.update(made)
+                self._folded.update(dict.fromkeys(made, position))
+        self._users: dict[str, list[int]] = {}
+        for position, node in enumerate(self.nodes):
+            for name in reads(node):
+                self._users.setdefault(name, []).append(position)
+        self.outputs = frozenset(model.outputs)
+        folded = set(self._folded.values())
+        self.compared = [position for position in range(len(self.nodes)) if position not in folded]
+        """Positions of nodes that are not folded."""
+
+    def layers(self) -> list[Part]:
+        """Nodes by the module path up to its first number; without module paths, runs of nodes that share few tensors.
+
+        A node without a module counts to the node before it.
+        """
+        modules = {position: graph_node(self.nodes[position]).module for position in self.compared}
+        if 2 * sum(module is not None for module in modules.values()) < len(modules):
+            return self._runs()
+        keys: dict[str, list[int]] = {}
+        key = next(layer_path(module) for module in modules.values() if module)
+        for position, module in modules.items():
+            key = layer_path(module) if module else key
+            keys.setdefault(key, []).append(position)
+        return [self._part(name, positions) for name, positions in keys.items()]
+
+    def _runs(self) -> list[Part]:
+        """Runs of about sqrt(n) nodes in file order, each cut where the fewest tensors cross."""
+        positions = self.compared
+        size = max(1, math.isqrt(len(positions)))
+        crossing = [0] * (len(self.nodes) + 1)
+        for position in positions:
+            for name in self.nodes[position].output:
+                for between in range(position + 1, max(self._users.get(name, [position])) + 1):
+                    crossing[between] += 1
+        cuts = [0]
+        while len(positions) - cuts[-1] > 2 * size:
+            window = range(cuts[-1] + max(1, size // 2), cuts[-1] + 3 * size // 2 + 1)
+            cuts.append(min(window, key=lambda at: (crossing[positions[at]], at)))
+        parts = [positions[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True)]
+        names = [(self.nodes[part[0]].name, self.nodes[part[-1]].name) for part in parts]
+        spans = [first if first == last else f"{first} to {last}" for first, last in names]
+        return [self._part(name, part) for name, part in zip(spans, parts, strict=True)]
+
+    def single(self, positions: Iterable[int]) -> list[Part]:
+        """One part per node. Random nodes are left out: their values differ from run to run."""
+        return [self._part(self.nodes[at].name, [at]) for at in positions if self.nodes[at].op_type not in RANDOM]
+
+    def open_part(self, part: Part) -> Part:
+        """The part with every tensor of its nodes as an output."""
+        gives = tuple(name for at in part.nodes for name in self.nodes[at].output if name)
+        return Part(part.name, part.nodes, part.reads, gives)
+
+    def _part(self, name: str, positions: Sequence[int]) -> Part:
+        inside = set(positions)
+        made = {output for at in positions for output in self.nodes[at].output if output}
+        read = dict.fromkeys(name for at in positions for name in reads(self.nodes[at]))
+        random = {entry for at in positions if self.nodes[at].op_type in RANDOM for entry in self.nodes[at].output}
+        shared = [
+            output
+            for at in positions
+            for output in self.nodes[at].output
+            if output and output not in random
+            if output in self.outputs or not inside.issuperset(self._users.get(output, ()))
+        ]
+        return Part(
+            name,
+            tuple(positions),
+            tuple(entry for entry in read if entry not in made and entry not in self.constants),
+            tuple(shared),
+        )
+
+    def module(self, position: int) -> str | None:
+        """Module path of a node."""
+        return graph_node(self.nodes[position]).module
+
+    @property
+    def random(self) -> list[str]:
+        """Names of nodes with random outputs."""
+        return [node.name for node in self.nodes if node.op_type in RANDOM]
+
+    @property
+    def control_flow(self) -> Counter[str]:
+        """Control-flow operators and the number of their nodes."""
+        return Counter(node.op_type for node in self.nodes if node.op_type in CONTROL_FLOW)
+
+    def tapped(self, tensors: Collection[str]) -> bytes:
+        """The model with these tensors as further outputs."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        added = [name for name in tensors if name not in self.outputs and name not in self.inputs]
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in added)
+        return bytes(proto.SerializeToString())
+
+    def cut(self, parts: Sequence[Part], values: Values) -> bytes:
+        """A model of these parts alone. Each reads `values`, the reference's tensors, and computes its own tensors,
+        whose names end with LOCAL.
+        """
+        proto = onnx.ModelProto()
+        for name in ("ir_version", "producer_name"):
+            setattr(proto, name, getattr(self.proto, name))
+        proto.opset_import.extend(self.proto.opset_import)
+        proto.functions.extend(self.proto.functions)
+        proto.graph.name = self.proto.graph.name
+        nodes: list[onnx.NodeProto] = []
+        for part in parts:
+            made = {name: name + LOCAL for at in part.nodes for name in self.nodes[at].output if name}
+            for position in part.nodes:
+                node = deepcopy(self.nodes[position])
+                rename(node, made)
+                node.output[:] = [made.get(name, name) for name in node.output]
+                nodes.append(node)
+            proto.graph.output.extend(onnx.ValueInfoProto(name=made[name]) for name in part.gives)
+        self._add_constants(proto, nodes)
+        declared = {port.name: port for port in self.proto.graph.input}
+        for name in dict.fromkeys(name for part in parts for name in part.reads):
+            array = values[name]
+            if name not in self.inputs and array.ndim < 2 and array.size <= MOST_EMBEDDED and array.dtype.kind in "iub":
+                proto.graph.initializer.append(numpy_helper.from_array(array, name))
+                continue
+            element = declared[name].type.tensor_type.elem_type if name in declared else None
+            number = element or dtypes.dtype_named(array.dtype.name).number
+            proto.graph.input.append(helper.make_tensor_value_info(name, number, array.shape))
+        return bytes(proto.SerializeToString())
+
+    def _add_constants(self, proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Add the nodes, and all constants and folded nodes that they read."""
+        wanted, folded, stack = set[str](), set[int](), [name for node in nodes for name in reads(node)]
+        while stack:
+            name = stack.pop()
+            if name in self._folded and self._folded[name] not in folded:
+                folded.add(self._folded[name])
+                stack += self.nodes[self._folded[name]].input
+            wanted.add(name)
+        proto.graph.initializer.extend(self._initializers[name] for name in self._initializers if name in wanted)
+        proto.graph.sparse_initializer.extend(
+            entry for entry in self.proto.graph.sparse_initializer if entry.values.name in wanted
+        )
+        proto.graph.node.extend(self.nodes[position] for position in sorted(folded))
+        proto.graph.node.extend(nodes)
+
+
+def layer_path(module: str) -> str:
+    """The module path up to its first number: model.layers.3 of model.layers.3.mlp."""
+    parts = module.split(".")
+    at = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: at + 1])
+
+
+def array_bytes(kind: onnx.TypeProto | None) -> int | None:
+    """Bytes of a tensor of this type; None if a size or the type is unknown."""
+    tensor = None if kind is None or kind.WhichOneof("value") != "tensor_type" else kind.tensor_type
+    if (
+        tensor is None
+        or not tensor.HasField("shape")
+        or not all(size.HasField("dim_value") for size in tensor.shape.dim)
+    ):
+        return None
+    name = dtypes.name_of(tensor.elem_type)
+    sizes = [size.dim_value for size in tensor.shape.dim]
+    return None if dtypes.bits_of(name) is None else int(np.ceil(dtypes.size_bytes(name, sizes)))

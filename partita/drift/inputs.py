@@ -1,0 +1,98 @@
+"""Inputs of a comparison: the reference's own steps of a package, or values for any ONNX file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.drift.sides import Side
+from partita.package.folder import KNOWN_ANSWER, Manifest
+from partita.runtime.generate.cache.growing_states import moves
+from partita.runtime.generate.feeds import port_by_role
+from partita.runtime.generate.loop import serve
+from partita.runtime.generate.request import Request
+from partita.runtime.generate.runner import load_runner
+from partita.runtime.ort.binding import Binding
+from partita.runtime.place.inputs import SEED, Shape, make_values
+from partita.runtime.place.onnx_model import OnnxModel
+from partita.runtime.verify.replay import read_known_answer
+
+PROMPT_TOKENS, NEW_TOKENS = 24, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a graph."""
+
+    name: str
+    file: str
+    feeds: Mapping[str, npt.NDArray[Any]]
+    """Inputs in their storage type."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Present states and the past states that they become."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Present states that are written in the buffer of the past state."""
+
+
+def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
+    """Every step of a prompt and a few new tokens, as the reference runs them.
+
+    The text is that of the package's known answer; without one, tokens spread over the vocabulary. Raises the errors of
+    `load_runner` and of a run.
+    """
+    contract, folder = manifest.graph, reference.folder
+    if manifest.foreign is None and (folder / KNOWN_ANSWER).is_file():
+        answer = read_known_answer(folder, KNOWN_ANSWER)
+        prompt, pick = answer.prompt.tolist(), answer.pick
+    else:
+        count = max(1, min(PROMPT_TOKENS, contract.max_length - NEW_TOKENS))
+        prompt, pick = np.linspace(0, contract.vocab_size - 1, count, dtype=np.int64).tolist(), _most_likely
+    steps: list[Step] = []
+    states = {state.present: state.past for state in contract.states}
+    shared = {state.present: state.past for state in contract.states if not moves(state)}
+    chain, options = reference.chain, reference.options
+    with load_runner(folder, chain, threads=reference.threads, manifest=manifest, options=options) as runner:
+        for entry in runner.graphs:
+
+            def record(binding: Binding, file: str = entry.graph.file) -> None:
+                names = binding.inputs
+                feeds = {name: np.array(binding.buffers[name].seen()) for name in names}
+                steps.append(Step("", file, feeds, states, shared))
+
+            entry.session.watchers.append(record)
+        roped = port_by_role(runner.graph("decode").graph, "rope_length") is not None
+        length = min(NEW_TOKENS, contract.max_length - len(prompt))
+        request = Request(prompt, pick, length, any_logits=True, rope_length=len(prompt) + length if roped else 0)
+        numbers: Counter[str] = Counter()
+        for done in serve(runner, [request] * runner.rows, prefill_chunk=len(prompt)):
+            numbers[done.phase] += 1
+            unnamed = [at for at, step in enumerate(steps) if not step.name]
+            for at in unnamed:
+                steps[at] = replace(steps[at], name=f"{done.phase} {numbers[done.phase]}")
+    return steps
+
+
+def _most_likely(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+    return int(np.nan_to_num(logits).argmax())
+
+
+def chosen_steps(steps: list[Step]) -> list[Step]:
+    """The steps whose layers are compared: the first, and the last decode step."""
+    return steps[:1] if len(steps) < 2 else [steps[0], steps[-1]]
+
+
+def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Mapping[str, npt.NDArray[Any]]) -> Step:
+    """One run of an ONNX file on given values; others are generated."""
+    rng = np.random.default_rng(SEED)
+    feeds = {
+        port.name: np.asarray(values[port.name])
+        if port.name in values
+        else make_values(port, shapes[port.name], rng, fitting=model.fitting.get(port.name))
+        for port in model.inputs
+    }
+    return Step("run", model.path.name, feeds)

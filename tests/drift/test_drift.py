@@ -1,0 +1,170 @@
+"""`partita drift`: what it shows, what it leaves out and says so, and one line for every bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from rich.console import Console
+
+import partita
+from partita.cli import run
+from partita.drift.document import VIEWS
+from partita.drift.inputs import chosen_steps, file_step, package_steps
+from partita.drift.measure import Settings, deviation, measure
+from partita.drift.records import Drift
+from partita.drift.sides import Side
+from partita.foreign.folder import Choice, open_folder
+from partita.providers.resolve import parse_chain
+from partita.runtime.place.onnx_model import read_onnx
+from tests.drift.planted import Fault, compare, plant
+from tests.foreign.conftest import SAMPLES
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
+PLAIN = "g (float[2,8] x) => (float[2,8] y) <float[8,8] w> { [a] h = MatMul(x, w) [b] p = Relu(h) [c] y = Add(p, x) }"
+PLAIN_SETTINGS = Settings()
+GENAI = SAMPLES / "genai-fp32-cpu"
+
+
+def saved(text: str, path: Path) -> Path:
+    """A graph with random weights, in a folder of its own."""
+    proto = parser.parse_model(HEAD + text)
+    rng = np.random.default_rng(1)
+    for port in proto.graph.value_info:
+        shape = [size.dim_value for size in port.type.tensor_type.shape.dim]
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.random(shape, np.float32), port.name))
+    del proto.graph.value_info[:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(proto, path)
+    return path
+
+
+def both(before: str, after: str, folder: Path, settings: Settings = PLAIN_SETTINGS) -> Drift:
+    """Two graphs of the same structure, compared on the CPU; the second is the tested one."""
+    one, two = saved(before, folder / "one" / "m.onnx"), saved(after, folder / "two" / "m.onnx")
+    model = read_onnx(one)
+    shapes = {port.name: tuple(size for size in port.shape or () if isinstance(size, int)) for port in model.inputs}
+    steps = [file_step(model, shapes, {})]
+    cpu = parse_chain("cpu")
+    return measure("m.onnx", Side(two.parent, cpu), Side(one.parent, cpu), steps, steps, settings)
+
+
+def text_of(found: Drift, width: int = 80) -> str:
+    stream = io.StringIO()
+    view = VIEWS.load("text")
+    assert view.print_to is not None
+    view.print_to(found, Console(file=stream, width=width, color_system=None))
+    return stream.getvalue()
+
+
+def test_a_wrong_operator_is_found_although_later_nodes_differ_more(tmp_path: Path) -> None:
+    found = both(PLAIN, PLAIN.replace("Relu", "Sigmoid"), tmp_path)
+    assert (found.first_node, found.basis) == ("b", "alone")
+    by_name = {node.name: node for node in found.nodes or found.layers}
+    assert by_name["b"].over and found.outputs.over
+
+
+def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:
+    fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/mlp/up_proj/MatMul", scale=2.0)
+    found = compare(GENAI, plant(GENAI, "model.onnx", fault, tmp_path / "faulty"))
+    text = text_of(found)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "first node over tolerance on cpu against cpu" in " ".join(text.split())
+    assert "error in the whole graph, by layer: " in text and "█" in text
+    page = VIEWS.load("html").to_text(found)
+    assert page.count("<rect ") == len(found.layers) and 'class="over"' in page and "tolerance 1e-04" in page
+    assert "no pin was tried: both sides run on the same provider" in found.notes
+
+
+def test_a_fault_in_a_state_adds_up_only_when_the_provider_reads_its_own_states(tmp_path: Path) -> None:
+    fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/attn/qkv_proj/MatMul", scale=1.01)
+    faulty = plant(GENAI, "model.onnx", fault, tmp_path / "faulty")
+    cpu = parse_chain("cpu")
+    steps = package_steps(Side(GENAI, cpu), open_folder(GENAI, Choice()))
+    last, states = [steps[-1]], {}
+    for own in (False, True):
+        found = measure("m", Side(faulty, cpu), Side(GENAI, cpu), steps, last, Settings(free_running=own))
+        states[own] = next(layer.error for layer in found.layers if layer.name.endswith("layers.0"))
+    assert states[True] != states[False]
+    assert chosen_steps(steps) == [steps[0], steps[-1]]
+
+
+def test_tensors_are_compared_in_groups_that_fit_into_memory(tmp_path: Path) -> None:
+    changed = PLAIN.replace("Relu", "Sigmoid")
+    whole, small = both(PLAIN, changed, tmp_path), both(PLAIN, changed, tmp_path, Settings(memory_bytes=1))
+    assert (small.first_node, small.layers) == (whole.first_node, whole.layers)
+
+
+def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
+    graph = """g (float[2,8] x, bool c) => (float[2,8] y) { [split] s = SplitToSequence<axis=0>(x)
+      [join] j = ConcatFromSequence<axis=0>(s) [noise] n = RandomNormalLike(j)
+      [branch] b = If(c)<then_branch = t () => (float[2,8] u) { [inner] u = Neg(j) },
+      else_branch = e () => (float[2,8] v2) { [other] v2 = Abs(j) }> [last] y = Add(b, x) [unused] z = Mul(n, x) }"""
+    found = both(graph, graph, tmp_path, Settings(by_node=True))
+    notes = " | ".join(found.notes)
+    assert "1 tensor of type seq(tensor(float)) (s)" in notes
+    assert "1 node with random outputs not compared (noise)" in notes
+    assert "control-flow nodes compared as a whole, not the nodes of their subgraphs: If 1" in notes
+    assert {node.name for node in found.nodes} >= {"join", "branch", "last"}
+    changed = graph.replace("Neg(j)", "Sin(j)")
+    assert both(graph, changed, tmp_path, Settings(by_node=True)).first_node == "branch"
+
+
+def test_other_sizes_are_a_difference(tmp_path: Path) -> None:
+    graph = "g (float[4] x) => (float[N] y) { [a] k = {}(x) [b] i = Cast<to=9>(k) [c] y = Compress(x, i) }"
+    found = both(graph.replace("{}", "Relu"), graph.replace("{}", "Abs"), tmp_path)
+    assert found.first_node == "a" and found.outputs.error is None and found.outputs.infinite
+
+
+def test_the_deviation_of_tensors() -> None:
+    ones = np.ones((32, 32), np.float32)
+    masked = np.where(np.eye(32) > 0, -np.inf, ones).astype(np.float32)
+    outlier = ones.copy()
+    outlier[0, 0] = 1e4
+    assert deviation(ones, ones) == deviation(masked, masked) == 0.0
+    assert deviation(ones * np.float32(1.5), ones) == pytest.approx(0.5)
+    assert deviation(masked, ones) == deviation(ones[:2], ones) == float("inf")
+    wrong = outlier.copy()
+    wrong[3, 3] = 2.0
+    assert deviation(wrong, outlier) > 0.1, "a large activation must not hide other errors"
+    eight = np.arange(4, dtype=np.int8)
+    assert (deviation(eight + np.int8(1), eight), deviation(eight + np.int8(2), eight)) == (0.0, 1.0)
+    assert deviation(np.array([True]), np.array([False])) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["missing.onnx", "--provider", "cpu", "--against", "openvino"], 1, "missing.onnx: no such file"),
+        (["MODEL", "--provider", "gpu"], 2, "did you mean"),
+        (["MODEL", "--provider", "cpu"], 2, "both sides are cpu"),
+        (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain nor a virtual"),
+        (["MODEL", "--provider", "cpu", "--against", "original"], 2, "partita verify"),
+        (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "neither an input nor a symbolic"),
+        (["FOLDER", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "is for ONNX files"),
+        (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--variant", "q4"], 2, "only for foreign folders"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {"MODEL": str(saved(PLAIN, tmp_path / "m.onnx")), "FOLDER": str(GENAI), "PYTHON": sys.executable}
+    assert run(["drift", *(named.get(word, word) for word in words)]) == code
+    err = capsys.readouterr().err.strip().splitlines()
+    assert len(err) == 1 and message in err[0], err
+
+
+def test_the_reference_can_be_another_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved(PLAIN, tmp_path / "m.onnx")
+    assert run(["drift", str(model), "--provider", "cpu", "--against", sys.executable, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "partita.drift/1" and found["against"].startswith("cpu in ")
+    assert found["outputs"]["error"] == 0.0 and len({*found["versions"]}) == 1
+    again = partita.drift(model, "cpu", against=sys.executable)
+    assert again.is_within and [layer.name for layer in again.layers] == [entry["name"] for entry in found["layers"]]
