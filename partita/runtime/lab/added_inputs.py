@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AXES = "axes"
 """Without this input, a node uses all axes of its first input."""
-VALUES = ("the optional input", "another value of the optional input")
+VALUES = ("the optional input {}", "{} with another value")
 """Text of each value to test of one input."""
 
 
@@ -28,7 +28,7 @@ def added_inputs(variant: Variant) -> Iterator[Idea]:
         if operator is not None and slot.optional and absent:
             values = dict.fromkeys(value.SerializeToString() for value in _values(variant, operator, position, slot))
             for words, raw in zip(VALUES, values, strict=False):
-                yield Idea("input", Change(added={position: _constant(raw)}), f"{words} {slot.name}")
+                yield Idea("input", Change(added={position: _constant(raw)}), words.format(slot.name))
 
 
 def _constant(raw: bytes) -> ExperimentInput:
