@@ -15,6 +15,7 @@ from partita.partition_reports.file_nodes import file_counts, placed, ran_by, re
 from partita.partition_reports.records import FileNode, GroupShare, NodePlacement, Phase, ProviderShare
 
 BEFORE, BETWEEN, AFTER, WHOLE = "before the layers", "between the layers", "after the layers", "the whole graph"
+SEVERAL_LAYERS, SEVERAL_MODULES = "several layers", "several modules"
 ORDER = {BEFORE: 0, WHOLE: 0, BETWEEN: 2, AFTER: 3}
 LAYER = "layer "
 Node = FileNode | NodePlacement
@@ -70,7 +71,7 @@ def layer_key(phase: Phase) -> Key:
 
 def layer_order(name: str) -> tuple[int, int]:
     """Sort key of the groups of `layer_key`."""
-    return (1, int(name.removeprefix(LAYER))) if name.startswith(LAYER) else (ORDER.get(name, 3), 0)
+    return (1, int(name.removeprefix(LAYER))) if name.startswith(LAYER) else (ORDER.get(name, 4), 0)
 
 
 def total_us(nodes: Iterable[NodePlacement]) -> float | None:
@@ -90,8 +91,10 @@ def with_groups(phase: Phase) -> Phase:
         update={
             "providers": _by_provider(phase),
             "by_op_type": _slowest_first(_group(phase, op_type_of)),
-            "by_layer": tuple(sorted(_group(phase, layer_key(phase)), key=lambda entry: layer_order(entry.name))),
-            "by_module": _slowest_first(_group(phase, module_name)),
+            "by_layer": tuple(
+                sorted(_group(phase, layer_key(phase), SEVERAL_LAYERS), key=lambda entry: layer_order(entry.name))
+            ),
+            "by_module": _slowest_first(_group(phase, module_name, SEVERAL_MODULES)),
         }
     )
 
@@ -118,11 +121,11 @@ def _by_provider(phase: Phase) -> tuple[ProviderShare, ...]:
     return tuple(sorted(shares, key=lambda entry: (-entry.nodes, -entry.executed)))
 
 
-def _group(phase: Phase, key: Key) -> list[GroupShare]:
+def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
     """One share per group of `key`.
 
     The time of an executed node belongs to the group of the file nodes that it ran. If these are in several groups, it
-    belongs to the group of the executed node, which may have no file node.
+    belongs to the group `several`, by default to that of the executed node.
     """
     rows: dict[str, list[Node]] = {}
     for row in report_rows(phase):
@@ -132,7 +135,8 @@ def _group(phase: Phase, key: Key) -> list[GroupShare]:
     for node in phase.nodes:
         if node.host_us_per_run is not None:
             names = {key(row) for row in runs.get(node.name, ())}
-            ran.setdefault(names.pop() if len(names) == 1 else key(node), []).append(node)
+            name = names.pop() if len(names) == 1 else several if names and several else key(node)
+            ran.setdefault(name, []).append(node)
     shares = []
     for name in dict.fromkeys((*rows, *ran)):
         members, time = rows.get(name, []), total_us(ran.get(name, ()))

@@ -102,8 +102,8 @@ class ProviderShare(Record):
 class GroupShare(Record):
     """Nodes and time of one op type, one layer or one module.
 
-    The time of an executed node that ran file nodes of several groups is in the group of its own op type, layer or
-    module, which may have no node.
+    The time of an executed node that ran file nodes of several groups is in the group of its own op type, `several
+    layers` or `several modules`, which may have no node.
     """
 
     name: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.naming import module_group
 from partita.partition_reports.file_nodes import report_rows
 from partita.partition_reports.groups import LAYER, Node, layer_key, layer_order, positions_in
 from partita.partition_reports.outcome import is_timed, preferred_of, used_phases
 from partita.partition_reports.records import FileNode, Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section
-from partita.partition_reports.sections.placement import TIMES, group_table, has_several_providers
+from partita.partition_reports.sections.placement import SEVERAL, TIMES, group_table, has_several_providers
 from partita.partition_reports.sections.shared import is_copy
 
 NAMED_MODULES = 4
@@ -56,6 +55,6 @@ def _notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
     notes = [TIMES] if timed else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
         notes.append("A Memcpy node counts in the layer of the node that causes it.")
-    if timed and any(node.op_type == COMPILED for node in nodes):
-        notes.append("The time of a compiled node counts in the layer of its first part.")
+    if any(not entry.nodes + entry.added for phase in phases for entry in phase.by_layer):
+        notes.append(SEVERAL)
     return notes

@@ -56,7 +56,7 @@ def section(report: Report) -> Section | None:
 
 
 TIMES = "Milliseconds are host time per session run; share: share of the phase's node time."
-SEVERAL = "A row with 0 nodes has the time of executed nodes that ran several operators or modules of the file."
+SEVERAL = "A row with 0 nodes has the time of executed nodes that ran nodes of several rows."
 
 
 def has_several_providers(phases: Sequence[Phase]) -> bool:
