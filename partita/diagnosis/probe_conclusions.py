@@ -232,6 +232,12 @@ def without(first: ProbeRun) -> str:
 
 
 def _choice(trials: Sequence[ProbeRun]) -> str:
+    """Changes that help; those that remove something and others apart."""
+    kinds = dict.fromkeys(trial.removes for trial in trials)
+    return " or ".join(_alike([trial for trial in trials if trial.removes == removes]) for removes in kinds)
+
+
+def _alike(trials: Sequence[ProbeRun]) -> str:
     """Changes that help, grouped by the replaced value; only the first few are named."""
     whole = [trial for trial in trials if trial.swap is None or not trial.swap.partly]
     together: dict[tuple[str, str], list[str]] = {}

@@ -9,11 +9,12 @@ from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
-from partita.partition_reports import dry_run, groups
+from partita.partition_reports import dry_run
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.file_nodes import find_file_nodes
+from partita.partition_reports.groups import with_groups
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
 from partita.partition_reports.records import Cache, CacheState, Phase, Report, Totals
@@ -123,17 +124,16 @@ def _build_phase(
     file_nodes = find_file_nodes(
         index, nodes, subgraphs.parts if subgraphs is not None else (), [entry.provider for entry in chain]
     )
-    compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
-    return Phase.copy_of(
+    phase = Phase.copy_of(
         speed,
         name=name,
         file=index.facts.file,
         file_nodes=file_nodes,
         nodes=nodes,
-        providers=groups.by_provider(file_nodes, nodes, compiled),
-        by_op_type=groups.group(nodes, groups.op_type_of),
-        by_layer=groups.by_layer(nodes),
-        by_module=groups.group(nodes, groups.module_name),
+        providers=(),
+        by_op_type=(),
+        by_layer=(),
+        by_module=(),
         partitions=partitions,
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
@@ -142,6 +142,7 @@ def _build_phase(
         observed_runs=times.observed_runs,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
     )
+    return with_groups(phase)
 
 
 def _build_cache(states: Sequence[StateFact]) -> Cache:

@@ -12,7 +12,7 @@ from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some, plural
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.file_nodes import placed
+from partita.partition_reports.file_nodes import added_nodes, placed
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
 
@@ -72,16 +72,14 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks of the sums, partitions and providers of one phase."""
     for key, label, groups in _groupings(phase):
-        whole_count = len(placed(phase)) if key == "provider" else len(phase.nodes)
-        total = sum(entry.nodes for entry in groups)
-        detail = f"{total} of {plural(whole_count, 'node')}"
-        passed = total == whole_count
+        whole, total = len(placed(phase)) + added_nodes(phase), sum(entry.nodes + entry.added for entry in groups)
+        detail, passed = f"{total} of {plural(whole, 'node')}", total == whole
         yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
         if phase.nodes and any(entry.time_share is not None for entry in groups):
-            whole = math.fsum(entry.time_share or 0.0 for entry in groups)
-            passed = math.isclose(whole, 1.0, abs_tol=1e-6)
+            shares = math.fsum(entry.time_share or 0.0 for entry in groups)
+            passed = math.isclose(shares, 1.0, abs_tol=1e-6)
             title = f"time shares per {label} sum to 1"
-            yield _check(f"time_shares_per_{key}", phase.name, title, f"{whole:.6f}", passed=passed)
+            yield _check(f"time_shares_per_{key}", phase.name, title, f"{shares:.6f}", passed=passed)
     yield _check_partitions(phase)
     yield from _check_costs(phase)
     good = plural(len(phase.nodes), "node")

@@ -14,8 +14,7 @@ from types import MappingProxyType
 from partita.diagnosis import naming
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import GraphNode
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import provider_of
+from partita.observations.names import UNKNOWN
 from partita.partition_reports.records import FileNode, NodePlacement, NodeState, Phase, SubgraphNode
 
 
@@ -94,8 +93,8 @@ def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> s
 
 
 def without_file(nodes: Iterable[NodePlacement]) -> tuple[FileNode, ...]:
-    """Rows for an unknown file: every executed node except copies."""
-    return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not is_memcpy(node))
+    """Rows for an unknown file: every executed node but those that ONNX Runtime added."""
+    return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not node.added)
 
 
 def placed(phase: Phase) -> tuple[FileNode, ...]:
@@ -110,7 +109,7 @@ def report_rows(phase: Phase) -> list[FileNode | NodePlacement]:
 
 def file_counts(phase: Phase) -> Counter[str]:
     """File nodes of a phase per provider, without folded nodes."""
-    return Counter(map(provider_of, placed(phase)))
+    return Counter(row.provider or UNKNOWN for row in placed(phase))
 
 
 def added_nodes(phase: Phase) -> int:

@@ -92,17 +92,24 @@ class ProviderShare(Record):
     executed: int
     """Nodes of the final plan."""
     op_types: dict[str, int]
-    """Operators, including those of nodes in compiled subgraphs."""
+    """Operators of the file nodes."""
     host_us_per_run: float | None
     time_share: float | None
     """Share of the phase's node time, 0 .. 1."""
 
 
 class GroupShare(Record):
-    """Executed nodes and time of one op type, one layer or one module."""
+    """Nodes and time of one op type, one layer or one module.
+
+    The time of an executed node that ran file nodes of several groups is in the group of its own op type, `several
+    layers` or `several modules`, which may have no node.
+    """
 
     name: str
     nodes: int
+    """File nodes."""
+    added: int = 0
+    """Nodes that ONNX Runtime added."""
     nodes_by_provider: dict[str, int]
     host_us_per_run: float | None
     time_share: float | None

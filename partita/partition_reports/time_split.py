@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import share_of, total_us
+from partita.partition_reports.file_nodes import report_rows
+from partita.partition_reports.groups import provider_of, share_of, total_us
 from partita.partition_reports.records import Phase
 
 
@@ -32,6 +33,7 @@ def split_time(phase: Phase, preferred: str) -> TimeSplit | None:
     if not whole:
         return None
     memcpy = [node for node in phase.nodes if is_memcpy(node)]
+    copied = {node.name for node in memcpy}
     rest = [node for node in phase.nodes if not is_memcpy(node)]
     fallbacks = [node for node in rest if node.provider != preferred]
     copies, on_fallback, own = (
@@ -39,7 +41,8 @@ def split_time(phase: Phase, preferred: str) -> TimeSplit | None:
         for nodes in (memcpy, fallbacks, [node for node in rest if node.provider == preferred])
     )
     providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in fallbacks))
-    return TimeSplit(whole, copies, on_fallback, own, len(fallbacks), providers)
+    count = sum(provider_of(row) != preferred and row.name not in copied for row in report_rows(phase))
+    return TimeSplit(whole, copies, on_fallback, own, count, providers)
 
 
 def whole_percent(part: float) -> str:

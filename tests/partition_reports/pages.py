@@ -7,7 +7,7 @@ from typing import Any
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.file_nodes import without_file
-from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
+from partita.partition_reports.groups import with_groups
 from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
@@ -109,19 +109,16 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
         )
         for index, run in enumerate(runs)
     )
-    return phase.model_copy(
+    changed = phase.model_copy(
         update={
             "file_nodes": without_file(nodes),
             "nodes": nodes,
-            "providers": by_provider(without_file(nodes), nodes),
-            "by_op_type": group(nodes, op_type_of),
-            "by_layer": by_layer(nodes),
-            "by_module": group(nodes, module_name),
             "partitions": partitions,
             "copies": copies,
             "cost": phase_cost(partitions, copies, 1, timed=True),
         }
     )
+    return with_groups(changed)
 
 
 def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:

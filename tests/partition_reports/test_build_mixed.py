@@ -115,8 +115,13 @@ def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(r
         assert causes["Memcpy"] == ("model.layers.0.self_attn/Det",) and layers["Memcpy"] == 0
         assert layers["Memcpy_token_1"] == 0
         assert causes["Memcpy_token_0"] == ("model.rotary_emb/Concat",) and layers["Memcpy_token_0"] is None
-        counted = {entry.name: entry.nodes for entry in phase.by_layer}
-        assert counted == {"layer 0": 5, "outside layers": 8}
+        counted = {entry.name: (entry.nodes, entry.added) for entry in phase.by_layer}
+        assert counted == {
+            "before the layers": (5, 1),
+            "layer 0": (3, 2),
+            "between the layers": (0, 1),
+            "after the layers": (1, 0),
+        }
 
 
 def test_operators_and_modules_of_replaced_nodes_are_those_of_the_file():

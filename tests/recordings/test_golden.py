@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from partita.partition_reports.file_nodes import added_nodes, placed
+from partita.partition_reports.outcome import preferred_of, used_phases
+from partita.partition_reports.views._page.layer_map import draw_map
 from tests.recordings.runs import GOLDEN, NAMES, golden, report
 
 
@@ -12,6 +15,25 @@ def test_the_report_of_recorded_facts_is_the_golden_one(name: str) -> None:
     made = report(name)
     assert [check.name for check in made.checks if not check.passed] == []
     assert golden(made) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8"), "see tests/recordings/runs.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
+    made = report(name)
+    assert made.summary is not None
+    for phase, summary in zip(made.phases, made.summary.phases, strict=True):
+        file, added = summary.nodes, sum(node.added for node in phase.nodes)
+        assert file == len(placed(phase))
+        assert sum(sum(entry.op_types.values()) for entry in phase.providers) == file
+        for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
+            assert (sum(entry.nodes for entry in groups), sum(entry.added for entry in groups)) == (file, added)
+        for shares in (phase.by_op_type, phase.by_layer, phase.by_module):
+            assert sum(sum(entry.nodes_by_provider.values()) for entry in shares) == file
+            on = sum(entry.nodes_by_provider.get(preferred_of(made), 0) for entry in shares)
+            assert on == file - summary.on_fallback
+    for at, phase in enumerate(used_phases(made)):
+        drawn = sum(len(row.cells[at].blocks) for row in draw_map(made).rows)
+        assert drawn == len(placed(phase)) + added_nodes(phase)
 
 
 def test_every_golden_report_has_its_run() -> None:

@@ -18,8 +18,8 @@ REASON = Reason(
     needs="the provider's log rejects the node by name and with a cause; or experiments: the provider "
     "supports the node with another attribute, input or rank, or supports other nodes of the "
     "operator with the same version and types",
-    remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
-    "constant for an input, another rank",
+    remedy="export the model so that this operator has what the evidence names: another attribute, one input less or "
+    "more, a constant for an input, another rank",
     factors=("attribute", "input"),
     example=Context(
         node="decoder/ConvTranspose",

@@ -41,9 +41,8 @@ def section(report: Report) -> Section | None:
     phases = used_phases(report)
     if not phases:
         return None
-    mixed = len({entry.provider for phase in phases for entry in phase.providers}) > 1
     timed = is_timed(report)
-    wanted = preferred_of(report) if mixed else None
+    wanted = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
     blocks += _about_providers(report)
     blocks += [
@@ -51,10 +50,18 @@ def section(report: Report) -> Section | None:
         group_table("module", phases, lambda phase: phase.by_module, wanted, timed=timed),
     ]
     blocks += [Line(TIMES, tone="quiet")] if timed else []
+    if any(not entry.nodes + entry.added for phase in phases for entry in (*phase.by_op_type, *phase.by_module)):
+        blocks.append(Line(SEVERAL, tone="quiet"))
     return Section("placement", "Placement", tuple(blocks))
 
 
 TIMES = "Milliseconds are host time per session run; share: share of the phase's node time."
+SEVERAL = "A row with 0 nodes has the time of executed nodes that ran nodes of several rows."
+
+
+def has_several_providers(phases: Sequence[Phase]) -> bool:
+    """Whether nodes are on several providers."""
+    return len({entry.provider for phase in phases for entry in phase.providers}) > 1
 
 
 def by_provider(phase: Phase) -> list[GroupShare]:
@@ -63,6 +70,7 @@ def by_provider(phase: Phase) -> list[GroupShare]:
         GroupShare(
             name=short_provider(entry.provider),
             nodes=entry.nodes,
+            added=entry.added,
             nodes_by_provider={entry.provider: entry.nodes},
             host_us_per_run=entry.host_us_per_run,
             time_share=entry.time_share,
@@ -71,13 +79,26 @@ def by_provider(phase: Phase) -> list[GroupShare]:
     ]
 
 
-def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str | None, *, timed: bool) -> Table:
-    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks."""
+def group_table(
+    title: str,
+    phases: Sequence[Phase],
+    pick: Groups,
+    wanted: str | None,
+    *,
+    timed: bool,
+    order: Callable[[str], tuple[int, int]] | None = None,
+) -> Table:
+    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks.
+    `order`: sort key of the rows; None: the order of the last phase."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
-    rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
-    counted = "nodes" if title == "provider" else "executed"
-    heads = [text_column(title), Column(counted), *([text_column("fallbacks")] if wanted else [])]
+    names = names if order is None else sorted(names, key=order)
+    added = any(entry.added for groups in by_phase for entry in groups.values())
+    rows = [
+        _group_row(name, [groups.get(name) for groups in by_phase], wanted, added=added, timed=timed) for name in names
+    ]
+    heads = [text_column(title), Column("nodes"), *([Column("added")] if added else [])]
+    heads += [text_column("fallbacks")] if wanted else []
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
@@ -87,9 +108,12 @@ def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str |
     return table(f"By {title}", heads, rows, rest=rest, obvious=True)
 
 
-def _group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, timed: bool) -> tuple[str, ...]:
-    counts = dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries)
-    cells = [name, " / ".join(counts)]
+def _group_row(
+    name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, added: bool, timed: bool
+) -> tuple[str, ...]:
+    cells = [name, " / ".join(dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries))]
+    if added:
+        cells.append(" / ".join(dict.fromkeys(f"{entry.added:,}" if entry else "0" for entry in entries)))
     if wanted:
         found = [_away(entry, wanted) if entry else "" for entry in entries]
         cells.append(" / ".join(dict.fromkeys(text or "0" for text in found)) if any(found) else "")
@@ -129,7 +153,7 @@ def _about_providers(report: Report) -> Iterator[Line]:
     for phases in placements(report):
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
-            for entry in phase.providers:
+            for entry in filter(lambda entry: entry.op_types, phase.providers):
                 yield Line(
                     f"{_render_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}"
                 )

@@ -8,8 +8,9 @@ from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
 from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
+from partita.partition_reports.groups import Node
 from partita.partition_reports.outcome import TOO_FEW, too_few_steps, used_phases
-from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
+from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases
 
 REASONS_PAGE = "docs/reasons.md"
@@ -18,7 +19,7 @@ COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
 """Memcpy operator -> its arrow: down to the device, up to the host."""
 
 
-def is_copy(node: NodePlacement) -> bool:
+def is_copy(node: Node) -> bool:
     """Whether it is a Memcpy node."""
     return node.op_type in COPY_OPERATORS
 

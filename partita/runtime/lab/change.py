@@ -47,6 +47,8 @@ class Change:
     omitted_inputs: frozenset[int] = frozenset()
     """Input positions to omit, because a tensor may be read at several positions."""
     omitted_outputs: frozenset[int] = frozenset()
+    added: Mapping[int, ExperimentInput] = field(default_factory=dict)
+    """Positions of absent inputs, and what they become."""
     opset: int | None = None
     """Opset of the operator's domain."""
     declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -69,8 +71,13 @@ def vary(variant: Variant, change: Change) -> Variant | None:
     _leave_out(node.output, change.omitted_outputs)
     if not node.output:
         return None
+    for position, feed in change.added.items():
+        node.input.extend([""] * (position + 1 - len(node.input)))
+        node.input[position] = feed.name
     left = set(reads(node))  # including inputs of subgraphs
-    feeds = tuple(_vary_feed(variant, feed, change) for feed in variant.feeds if feed.name in left)
+    feeds = tuple(
+        _vary_feed(variant, feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left
+    )
     varied = replace(variant, node=node, feeds=feeds)
     if change.elements or change.attributes or change.omitted_outputs:
         varied = replace(varied, signed_output=_signed_output(varied))

@@ -414,7 +414,7 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
             else:  # an unknown type is not equal
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
-                _pending_outcome(OTHER_FORM, _form_text(typed.form, types)),
+                _pending_outcome(OTHER_FORM, _form_text(typed.form, types, node)),
                 parts=() if same else ("type",),
                 neg_added=len(model.graph.node) > 1,
             )
@@ -460,9 +460,18 @@ def _all_types(typed: TypedForm) -> dict[str, str]:
     return types
 
 
-def _form_text(form: Form, types: dict[str, str]) -> str:
-    """`T1 float32, T2 int64; mode=cubic`: types, then differences from the plainest form."""
+def _form_text(form: Form, types: dict[str, str], node: onnx.NodeProto) -> str:
+    """`T1 float32, T2 int64; with bias; mode=cubic`: types, optional inputs that only one of the form and the node has,
+    then differences from the plainest form.
+    """
     named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
     kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)
     own = form.note or ", ".join(sorted(form.factors - plainest_forms(form.operator)[0].factors)[:MOST_NAMED])
-    return "; ".join(part for part in (kinds, own) if part)
+    here = {position for position, name in enumerate(node.input) if name}
+    there = {position for position, port in enumerate(form.inputs) if port is not None}
+    both = [
+        f"{word} {', '.join(form.name_of(position) for position in sorted(positions))}"
+        for word, positions in (("with", there - here), ("without", here - there))
+        if positions and not form.operator.inputs[-1].variadic
+    ]
+    return "; ".join(part for part in (kinds, *both, own) if part)

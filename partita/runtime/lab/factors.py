@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Swap
 from partita.observations.text_format import listing
+from partita.runtime.lab.added_inputs import added_inputs
 from partita.runtime.lab.attribute_factors import attribute_text, attributes_at_default, may_omit, other_attributes
 from partita.runtime.lab.change import (
     Change,
@@ -201,7 +202,7 @@ def reduced_versions(variant: Variant) -> Iterator[Idea]:
 
 
 def other_inputs(variant: Variant) -> Iterator[Idea]:
-    """Each optional input or output omitted, each input as a constant, and other ranks."""
+    """Each optional input or output omitted or added, each input as a constant, and other ranks."""
     operator = operator_of(variant)
     inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
     for position, name in inputs.items():
@@ -211,6 +212,7 @@ def other_inputs(variant: Variant) -> Iterator[Idea]:
     if len(inputs) + len(outputs) > 1:  # some go together, e.g. past and present
         bare = Change(omitted_inputs=frozenset(inputs), omitted_outputs=frozenset(outputs))
         yield Idea("input", bare, "any optional input or output", removes=True)
+    yield from added_inputs(variant)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
     yield from _without_empty_axes(variant)

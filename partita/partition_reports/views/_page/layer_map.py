@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis.compiled_subgraphs import COMPILED
-from partita.observations.text_format import decimals, plural, tally
-from partita.partition_reports.groups import op_type_of, provider_of, total_us
-from partita.partition_reports.outcome import preferred_of, used_phases
-from partita.partition_reports.records import NodePlacement, Phase, Report
+from partita.observations.text_format import decimals, name_some, plural, tally
+from partita.partition_reports.groups import Node, op_type_of, provider_of
+from partita.partition_reports.outcome import fallback_nodes, preferred_of, used_phases
+from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
-from partita.partition_reports.sections.layers import layer_rows
+from partita.partition_reports.sections.layers import layer_rows, row_modules
 from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy
 from partita.partition_reports.views._page.marks import Mark, find_marks, main_provider
+
+NAMED = 3
+"""Maximum executed nodes named in the title of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,6 @@ class LayerMap:
     timed: bool
     copies: bool
     """It has Memcpy nodes."""
-    compiled: bool
-    """It has compiled nodes."""
 
 
 def draw_map(report: Report) -> LayerMap:
@@ -69,21 +69,16 @@ def draw_map(report: Report) -> LayerMap:
     phases = used_phases(report)
     draw = Drawer(report)
     rows = [
-        MapRow(
-            row.title,
-            row.modules,
-            tuple(draw.cell(phase, nodes) for phase, nodes in zip(phases, row.nodes, strict=True)),
-        )
-        for row in layer_rows(phases)
+        MapRow(name, row_modules(name, members), tuple(map(draw.cell, phases, members, [name] * len(phases))))
+        for name, members in layer_rows(phases).items()
     ]
     nodes = [node for phase in phases for node in phase.nodes]
     return LayerMap(
         phases=tuple(phase.name for phase in phases),
         rows=tuple(rows),
-        fallbacks=sum(provider_of(node) != draw.preferred_provider for node in nodes),
+        fallbacks=sum(len(fallback_nodes(report, phase)) for phase in phases),
         timed=any(node.host_us_per_run is not None for node in nodes),
         copies=any(map(is_copy, nodes)),
-        compiled=any(node.op_type == COMPILED for node in nodes),
     )
 
 
@@ -94,12 +89,20 @@ class Drawer:
         self.marks: Mapping[str, Mark] = find_marks(report)
         self.main = main_provider(report)
         self.preferred_provider = preferred_of(report)
-        self.anchors = node_anchors(report)
+        anchors = node_anchors(report)
+        self.targets = {
+            (phase.name, node.name): anchors[phase.name, node.position]
+            for phase in report.phases
+            for node in phase.nodes
+        }
 
-    def cell(self, phase: Phase, nodes: Sequence[NodePlacement]) -> MapCell:
-        """The nodes of one row in one phase."""
-        time = total_us(nodes)
-        summary = plural(len(nodes), "node") if nodes else "none"
+    def cell(self, phase: Phase, nodes: Sequence[Node], name: str) -> MapCell:
+        """The nodes of the row `name` in one phase."""
+        time = next((entry.host_us_per_run for entry in phase.by_layer if entry.name == name), None)
+        added = sum(isinstance(node, NodePlacement) for node in nodes)
+        counts = [plural(len(nodes) - added, "node")] if len(nodes) > added else []
+        counts += [f"{added:,} added"] if added else []
+        counts += [f"{decimals(time, 1e-3)} ms"] if time is not None else []
         found: dict[str, Counter[str]] = {}
         for node in nodes:
             if provider_of(node) != self.preferred_provider:
@@ -108,21 +111,21 @@ class Drawer:
         fallbacks = sum(counts.total() for counts in found.values())
         return MapCell(
             blocks=tuple(self.block(phase, node) for node in nodes),
-            summary=summary if time is None else f"{summary}, {decimals(time, 1e-3)} ms",
+            summary=", ".join(counts) or "none",
             fallbacks=plural(fallbacks, "fallback") if fallbacks else "",
             fallback_operators=operators,
         )
 
-    def block(self, phase: Phase, node: NodePlacement) -> Block:
+    def block(self, phase: Phase, node: Node) -> Block:
         """A node as a block of its layer, in the colour of its provider."""
         mark = self.marks[provider_of(node)]
         css, sign = mark.css, "" if mark.provider == self.main else mark.letter
         if is_copy(node):
             css, sign = f"{mark.css} m", COPY_OPERATORS[node.op_type or ""]
-        elif node.op_type == COMPILED:
-            css, sign = f"{mark.css} k", f"×{len(node.replaces)}"
         elif sign:
             css = f"{mark.css} s"
-        of = f", {sign}" if node.op_type == COMPILED else ""
-        title = f"{node.name} ({op_type_of(node)}){of} on {mark.label}"
-        return Block(css, sign, title, self.anchors[phase.name, node.position])
+        ran_as = node.ran_as if isinstance(node, FileNode) else (node.name,)
+        others = f", as {name_some(ran_as, NAMED)}" if ran_as != (node.name,) and ran_as else ""
+        title = f"{node.name} ({op_type_of(node)}) on {mark.label}{others}"
+        known = (self.targets[phase.name, name] for name in ran_as if (phase.name, name) in self.targets)
+        return Block(css, sign, title, next(known, "layers"))

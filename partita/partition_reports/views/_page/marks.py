@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import short_provider
+from partita.partition_reports.file_nodes import report_rows
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import Report
 
@@ -27,7 +28,7 @@ class Mark:
 
 def find_marks(report: Report) -> dict[str, Mark]:
     """The marks of every provider of the report: the chain, then other providers with nodes."""
-    ran = [provider_of(node) for phase in report.phases for node in phase.nodes]
+    ran = [provider_of(node) for phase in report.phases for node in (*report_rows(phase), *phase.nodes)]
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
     letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]

@@ -52,6 +52,6 @@ def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
             )
             for part in phase.partitions[:MOST_BANDS]
         )
-        description = f"{plural(len(phase.partitions), 'partition')} over {plural(total, 'node')}"
+        description = f"{plural(len(phase.partitions), 'partition')} over {plural(total, 'executed node')}"
         ribbons.append(Ribbon(phase_names(phases), description, bands))
     return tuple(ribbons)
