@@ -78,8 +78,6 @@ class Exported:
     """The record of quantised weights."""
     calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None
     """Calibrates the weights into a folder, which must exist until they are written; None without calibration."""
-    widen: Callable[[float], bool] | None = None
-    """Selects more bits after a perplexity ratio was measured; False where no larger mix is left."""
     prefill: PrefillChoice | None = None
     """The record of a separate prefill graph, where one was requested."""
     adapters: tuple[AdapterRecord, ...] = ()

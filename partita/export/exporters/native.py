@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
-from partita.export.drafts import Draft, Graphs
+from partita.export.drafts import Draft, Graphs, quantise_again
 from partita.export.exporters import Exported, Exporter, SwitchedAdapter
 from partita.export.lowering_choice import Choosing, UnprobedChoices, Variants
 from partita.export.options import ExportOptions, max_length
@@ -23,8 +23,8 @@ from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
 from partita.export.progress import stage
 from partita.export.quantise.calibrate import calibration
-from partita.export.quantise.keep_setting import paths
-from partita.export.quantise.mixed_precision import Mixes, check_size
+from partita.export.quantise.keep_setting import Keep, paths
+from partita.export.quantise.mixed_precision import check_size, search
 from partita.export.quantise.plan import make_plan
 from partita.export.quantise.write.prefill import prefill_plan
 from partita.export.quantise.write.rewrite import summary
@@ -38,23 +38,34 @@ from partita.export.weights import external_data as weights
 from partita.export.work import Work, add_note
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
-from partita.package.records import PrefillChoice
+from partita.package.records import Mix, PrefillChoice
 
 REPORT = "; nothing was written; please report this model"
 
 
-def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
-    """The exported graphs, with the bits of weights chosen where there is a budget."""
-    options = graphs.draft.work.options
-    if not options.searches:
-        return _exported_model(graphs)
-    if not graphs.packing.placed:  # no weight has a choice of bits
-        check_size(graphs, options.max_weight_size, "and none of them can be quantised")
-        return _exported_model(graphs)
-    mixed, record = mixes.take(graphs)
-    made = _exported_model(mixed)
-    assert made.packed is not None
-    return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=mixes.widen)
+@dataclass(slots=True)
+class _Mixed:
+    """The exported graphs, with the bits of weights chosen where there is a budget. The search runs once."""
+
+    keep: tuple[Keep, ...] = ()
+    record: Mix | None = None
+
+    def write(self, graphs: Graphs) -> Exported:
+        """The graphs of a variant, to be written."""
+        options = graphs.draft.work.options
+        if not options.searches:
+            return _exported_model(graphs)
+        if not graphs.packing.placed:  # no weight has a choice of bits
+            check_size(graphs, options.max_weight_size, "and none of them can be quantised")
+            return _exported_model(graphs)
+        if self.record is None:
+            self.keep, self.record = search(graphs)
+        mixed = quantise_again(graphs, self.keep)
+        # another variant may be written in another form than the search used
+        check_size(mixed, options.max_weight_size, "in the form that the target supports")
+        made = _exported_model(mixed)
+        assert made.packed is not None
+        return replace(made, packed=made.packed.model_copy(update={"mix": self.record}))
 
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
@@ -102,9 +113,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
     draft = Draft(work, checkpoint, fake, length, target, plan, text, prompt_plan, kept, adapters)
-    write = partial(_with_mix, Mixes(draft))
     kind = UnprobedChoices if target is None else Choosing
-    return kind(draft, options.attention, write, target)
+    return kind(draft, options.attention, _Mixed().write, target)
 
 
 def _check_fixed(options: ExportOptions, target: Target) -> None:

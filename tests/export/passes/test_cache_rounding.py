@@ -19,7 +19,7 @@ from partita.export.options import ExportOptions, check_options
 from partita.export.passes import cache_rounding
 from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
-from partita.export.verify.quality import RANDOM
+from partita.export.verify.texts import RANDOM
 from partita.library.exporting import export
 from partita.library.place.target import supported_by_cpu
 from partita.package.folder import Manifest, read_manifest
