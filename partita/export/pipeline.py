@@ -14,8 +14,9 @@ from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
+from partita.export.exporters import Attempts, Exported, native, optimum
 from partita.export.options import (
+    OPTIMUM,
     WINDOW,
     Asked,
     ExportOptions,
@@ -44,6 +45,10 @@ from partita.export.weights.external_data import translate_space
 from partita.export.work import ReadFolder, Work, add_note
 from partita.export.writing import Summary, write
 
+EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
+    "native": native.attempts,
+    OPTIMUM: optimum.attempts,
+}
 Refusal = UnsupportedModelError | ParityError
 Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
 """Adds to the error for a model another way to export it."""
@@ -103,24 +108,20 @@ def export(
 def _run(
     work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
 ) -> Summary:
-    chosen = exporter(work.options.exporter)
-    refuse_unable(chosen, work.options)
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(str(work.options.checkpoint))
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
     work.options = options = resolve(work.options, checkpoint, target, quality_text)
-    refuse_unable(chosen, options, checkpoint.quantised)
-    chosen.check(options)
     for note in (*checkpoint.notes, *notes(options, checkpoint)):
         add_note(work, note)
     cache_rounding.ask(options, target)
     cache_rounding.ask_window(options, target)
-    if chosen.packs and in_question(options, target):
+    if options.exporter != OPTIMUM and in_question(options, target):
         with stage(work.progress, "probe target", work.seconds, of=options.precision):
             work.options = options = with_activations(options, target, work.notes.append)
     try:
-        attempts = chosen.attempts(checkpoint, work, target)
+        attempts = EXPORTERS[options.exporter](checkpoint, work, target)
         first = attempts.best()
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error

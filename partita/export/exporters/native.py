@@ -16,7 +16,7 @@ from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
 from partita.export.drafts import Draft, Graphs, quantise_again
-from partita.export.exporters import Exported, Exporter, SwitchedAdapter
+from partita.export.exporters import Exported, SwitchedAdapter
 from partita.export.lowering_choice import Choosing, UnprobedChoices, Variants
 from partita.export.options import ExportOptions, max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
@@ -68,7 +68,7 @@ class _Mixed:
         return replace(made, packed=made.packed.model_copy(update={"mix": self.record}))
 
 
-def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
+def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
     """Build the model on fake tensors.
 
     Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
@@ -244,6 +244,3 @@ def _caution(graphs: Graphs) -> str:
     if any(item.has_router for item in graphs.traced_graphs) and graphs.draft.work.options.computing is not EXACT:
         return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"
     return REPORT
-
-
-EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts, packs=True, adapts=True)

@@ -49,6 +49,9 @@ MOST_UNITS = 64
 MOST_TOKENS, FEWEST_TOKENS, WINDOW_TOKENS = 2048, 256, 256
 MOST_LOGITS = 1 << 27
 """Maximum number of stored logits of the source model, 4 bytes each."""
+AIM = 0.75
+"""The divergence that the search aims at, as a fraction of the allowed one: the package also rounds activations, and is
+measured on other text."""
 SAME_TEXT = (
     "{name} has no tokens beyond the part that quality is measured on, so the bits were chosen on the same text; its "
     "quality figures may be slightly better than on other text"
@@ -158,7 +161,7 @@ class Mixes:
 def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     """The settings of the mix within the budget, and the record of the search. Raises ResourceError when nothing fits.
 
-    With a ratio it is the smallest mix whose divergence is its logarithm; without one, or where none is, the largest.
+    With a ratio it is the smallest mix that keeps it by prediction; without one, or where none does, the largest.
     """
     draft, options, plan = graphs.draft, graphs.draft.work.options, graphs.draft.plan
     assert plan is not None
@@ -176,7 +179,7 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
             mixes = Mixes(model, placed, names, plan, text, current)
             taken = _most(mixes.steps, graphs, options.max_weight_size)
             if options.max_perplexity_ratio is not None:
-                taken = mixes.smallest(math.log(options.max_perplexity_ratio), taken)
+                taken = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), taken)
             for count in (0, taken):
                 mixes.measure(count)
     steps, costs, tried = mixes.steps, mixes.costs, mixes.tried
