@@ -33,7 +33,6 @@ from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
 from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write import prefill
 from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
@@ -406,12 +405,14 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
     reason = _only_one(graphs)
     (unpacked, context), item = graphs.unpacked[0], graphs.traced_graphs[0]
     model = unpacked.clone()
-    counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
+    if not reason:
+        _count(graphs, quantise(model, context, own_plan, own, fits, rest=plan))
+        _count(graphs, quantise(model, context, plan, shared, fits))
     if not own.placed:
         said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         why = reason or "no matrix product of the model can be quantised this way"
         raise UnsupportedModelError(f"{said}: {why}; omit it", option="prefill_precision")
-    _count(graphs, counts | keep_narrow(model, context, plan, shared, graphs.draft.supports))
+    _count(graphs, keep_narrow(model, context, plan, shared, graphs.draft.supports))
     name_nodes(model)
     graphs.prompts = own
     graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]

@@ -25,8 +25,7 @@ from partita.export.progress import stage
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.mixed_precision import check_size, search
-from partita.export.quantise.plan import make_plan
-from partita.export.quantise.write.prefill import prefill_plan
+from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.quantise.write.rewrite import summary
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored

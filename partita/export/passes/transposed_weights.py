@@ -18,19 +18,13 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, constant, drop_unused_initializers, only_consumer, over
+from partita.export.passes.base import Pass, PassContext, constant, only_consumer, rewrite_nodes
 from partita.export.weights.sources import StoredPart, weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
     """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns their number."""
-    count = 0
-    for node in list(model.graph):
-        if node.graph is model.graph and node.op_type in ("Transpose", "Reshape"):
-            with over(node):
-                count += _fold(model.graph, node)
-    drop_unused_initializers(model.graph)
-    return count
+    return rewrite_nodes(model, ("Transpose", "Reshape"), lambda node: _fold(model.graph, node))
 
 
 def _fold(graph: ir.Graph, node: ir.Node) -> bool:
