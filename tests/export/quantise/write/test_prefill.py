@@ -13,6 +13,7 @@ from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.options import check_options
 from partita.export.quantise.plan import make_plan, prefill_plan
+from partita.export.target import Kernels
 from partita.package.folder import check_files, read_manifest
 from partita.package.records import PrefillChoice
 from partita.providers.resolve import parse_chain
