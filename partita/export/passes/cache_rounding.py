@@ -195,7 +195,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
         TEXT_TOKENS,
         FEWEST_TOKENS,
         after=0 if calibrates else measured_tokens(options, manifest.source.parameters),
-        chosen=chosen,
+        chosen=chosen or calibrates,
         needs_tokenizer=calibrates,
         seed=2,
     )
