@@ -62,9 +62,9 @@ def _choice(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _exporters() -> Iterable[str]:
-    from partita.export.exporters import names
+    from partita.export.options import EXPORTERS
 
-    return names()
+    return EXPORTERS
 
 
 def _quantisers() -> Iterable[str]:

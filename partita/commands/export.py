@@ -225,8 +225,7 @@ def _calibration_lines(packed: PackedWeights) -> list[str]:
         told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         lines.append(
             f"  mix         {mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, "
-            f"on {mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, "
-            f"{len(mix.missed)} written but not accepted"
+            f"on {mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured"
         )
     return lines
 
@@ -246,7 +245,6 @@ def mix_lines(packed: PackedWeights | None) -> list[str]:
         *rows,
         f"  mixes       measured on {mix.tokens:,} tokens of {mix.text}",
         *tried,
-        *(f"    written but not published: ratio {ratio:.4f}" for ratio in mix.missed),
     ]
 
 

@@ -5,7 +5,7 @@ Selection of the graphs that read convolution or recurrent states from the previ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,15 +24,15 @@ from partita.export.checkpoint.adapters.branches import (
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
-from partita.export.passes import run_all
+from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
+from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write import prefill
 from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
@@ -55,6 +55,7 @@ from partita.package.records import Calibration, PackedKind
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
+ONE_GRAPH: Phase = ("model.onnx", "any", None)
 
 
 def continuing(work: Work, wanted: list[Phase], traced: list[TracedGraph]) -> tuple[list[Phase], list[TracedGraph]]:
@@ -109,7 +110,7 @@ class Graphs:
     branches: dict[str, Branch] = field(default_factory=dict)
     """Name of input A -> adapter branch."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
-    """Copies from before quantisation, to repeat it with other bits."""
+    """The graphs from before quantisation; copies where it may be repeated."""
     freed: bool | None = None
     """Whether they also run smaller batches; None until tested."""
 
@@ -305,7 +306,7 @@ def _supports_any_length(fake: FakeModel, form: Form) -> bool:
 def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixed: bool) -> list[Phase]:
     """The phases of a package: one graph for any number of tokens, or one for a fixed chunk and one for a token."""
     if not fixed:
-        return [("model.onnx", "any", None)]
+        return [ONE_GRAPH]
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
     chunk = min(options.prefill_chunk or default, max_length)
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
@@ -317,28 +318,25 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
     return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
-def quantise_again(graphs: Graphs, plan: Plan) -> Graphs:
-    """The same graphs with their weights quantised by another plan."""
-    draft = replace(graphs.draft, plan=plan)
-    sources = match_names(draft.fake.module, draft.checkpoint.tensors)
-    packing, prompts, traced = (
-        Outcome(kept_for_selection=graphs.packing.kept_for_selection),
-        Outcome(kept_for_selection=graphs.packing.kept_for_selection),
-        [],
+def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
+    """The same graphs, quantised with more settings of modules."""
+    plan, phases, traced = graphs.draft.plan, graphs.phases, list(graphs.traced_graphs)
+    assert plan is not None
+    if len(traced) > len(graphs.unpacked):  # the separate prefill graph is written again
+        phases, traced = [ONE_GRAPH], traced[1:]
+    of_traces = {each.name for each in ORDER}
+    again = replace(
+        graphs,
+        draft=replace(graphs.draft, plan=replace(plan, keep=(*plan.keep, *keep))),
+        phases=phases,
+        traced_graphs=traced,
+        passes={name: count for name, count in graphs.passes.items() if name in of_traces},
+        packing=Outcome(kept_for_selection=graphs.packing.kept_for_selection),
+        prompts=Outcome(),
+        freed=None,
     )
-    own = draft.prefill_plan if graphs.prompts.placed else None
-    for (_, phase, _), item, (unpacked, context) in zip(
-        graphs.phases, graphs.traced_graphs, graphs.unpacked, strict=True
-    ):
-        model = unpacked.clone()
-        if own is not None and phase == "prefill":
-            prefill.pack(model, context, own, plan, prompts, packing, movable(sources))
-        else:
-            quantise(model, context, plan, packing, movable(sources))
-        keep_narrow(model, context, plan, packing, draft.supports)
-        name_nodes(model)
-        traced.append(replace(item, model=model))
-    return replace(graphs, draft=draft, traced_graphs=traced, packing=packing, prompts=prompts, freed=None)
+    _store(again)
+    return again
 
 
 def _rewrite(graphs: Graphs) -> None:
@@ -346,7 +344,6 @@ def _rewrite(graphs: Graphs) -> None:
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
-    contexts = []
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         context = PassContext(
@@ -359,34 +356,15 @@ def _rewrite(graphs: Graphs) -> None:
             fused=graphs.chosen.fused,
         )
         model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
-        for name, count in counts.items():
-            graphs.passes[name] = graphs.passes.get(name, 0) + count
+        _count(graphs, counts)
         graphs.traced_graphs[index] = without_unread(replace(item, model=model))
         if draft.adapters.switched:
             fixed = item.spec.sequence_length is not None
             graphs.branches |= add_branches(model, draft.adapters.switched, item.spec.batch, fixed=fixed)
         name_nodes(model)
-        contexts.append(context)
+        graphs.unpacked.append((model, context))
     graphs.packing.kept_for_selection = stack_tensors(item.model for item in graphs.traced_graphs)
-    for item, context in zip(graphs.traced_graphs, contexts, strict=True):
-        model = item.model
-        if draft.plan is not None:  # after nodes have names: settings are by module
-            if work.options.searches or draft.prefill_plan is not None:
-                graphs.unpacked.append((model.clone(), context))
-            packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
-            packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.supports)
-            for name, count in packed.items():
-                graphs.passes[name] = graphs.passes.get(name, 0) + count
-            name_nodes(model)
-        if draft.narrow is not None:
-            for name, count in store_narrow(model, context, draft.narrow).items():
-                graphs.passes[name] = graphs.passes.get(name, 0) + count
-            name_nodes(model)
-    if draft.narrow is not None:
-        models = [item.model for item in graphs.traced_graphs]
-        graphs.packing.half_precision |= rounded_weights(draft.narrow, models, movable(sources))
-    if draft.prefill_plan is not None:
-        _add_prefill(graphs, draft.prefill_plan, movable(sources))
+    _store(graphs)
     if draft.plan is not None:
         check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):
@@ -399,6 +377,33 @@ def _rewrite(graphs: Graphs) -> None:
         add_note(work, f"omitted, because the logits do not depend on it: {not_exported(unused)}")
 
 
+def _store(graphs: Graphs) -> None:
+    """Quantise the weights, and store others in 16 bits, by the plans of the draft."""
+    draft, plan = graphs.draft, graphs.draft.plan
+    fits = movable(match_names(draft.fake.module, draft.checkpoint.tensors))
+    repeats = plan is not None and (draft.work.options.searches or draft.prefill_plan is not None)
+    for index, (unpacked, context) in enumerate(graphs.unpacked):
+        model = unpacked.clone() if repeats else unpacked
+        graphs.traced_graphs[index] = replace(graphs.traced_graphs[index], model=model)
+        if plan is not None:  # after nodes have names: settings are by module
+            _count(graphs, quantise(model, context, plan, graphs.packing, fits))
+            _count(graphs, keep_narrow(model, context, plan, graphs.packing, draft.supports))
+        if draft.narrow is not None:
+            _count(graphs, store_narrow(model, context, draft.narrow))
+        name_nodes(model)
+    if draft.narrow is not None:
+        models = [item.model for item in graphs.traced_graphs]
+        graphs.packing.half_precision |= rounded_weights(draft.narrow, models, fits)
+    if draft.prefill_plan is not None:
+        _add_prefill(graphs, draft.prefill_plan, fits)
+
+
+def _count(graphs: Graphs, counts: Mapping[str, int]) -> None:
+    """Add numbers of changes by pass name."""
+    for name, count in counts.items():
+        graphs.passes[name] = graphs.passes.get(name, 0) + count
+
+
 def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], bool]) -> None:
     """Add a prefill graph before the only graph. Raises UnsupportedModelError where that is impossible."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
@@ -406,19 +411,18 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
     reason = _only_one(graphs)
     (unpacked, context), item = graphs.unpacked[0], graphs.traced_graphs[0]
     model = unpacked.clone()
-    counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
+    if not reason:
+        _count(graphs, quantise(model, context, own_plan, own, fits, rest=plan))
+        _count(graphs, quantise(model, context, plan, shared, fits))
     if not own.placed:
         said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         why = reason or "no matrix product of the model can be quantised this way"
         raise UnsupportedModelError(f"{said}: {why}; omit it", option="prefill_precision")
-    counts |= keep_narrow(model, context, plan, shared, graphs.draft.supports)
+    _count(graphs, keep_narrow(model, context, plan, shared, graphs.draft.supports))
     name_nodes(model)
-    for name, count in counts.items():
-        graphs.passes[name] = graphs.passes.get(name, 0) + count
     graphs.prompts = own
     graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]
     graphs.traced_graphs = [replace(item, model=model), item]
-    graphs.unpacked = [(unpacked, context), (unpacked, context)]
 
 
 def _only_one(graphs: Graphs) -> str:

@@ -5,13 +5,13 @@ A supported lowering may still compute wrong results; it is then rejected, and t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import UnsupportedModelError
 from partita.export.drafts import Draft, Graphs
-from partita.export.exporters import Exported
+from partita.export.exporters import Attempts, Exported
 from partita.export.progress import stage
 from partita.export.target import (
     AUTO,
@@ -37,7 +37,7 @@ from partita.package.records import TargetRecord, Verification
 
 
 @dataclass(slots=True)
-class Variants(ABC):
+class Variants(Attempts):
     """The variants of one draft, in order of preference."""
 
     draft: Draft
@@ -67,21 +67,9 @@ class Variants(ABC):
     def best_way(self) -> Way | None:
         """The way of the next variant; None when all were tried. Raises UnsupportedModelError."""
 
-    @abstractmethod
-    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """Reject a variant: it does not run, or it `ran` and computed wrong results."""
-
     def omitted(self) -> list[str]:
         """The rejected variants with their reasons."""
         return [*reasons_text(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
-
-    @abstractmethod
-    def reason(self, taken: Exported) -> str:
-        """The reason for the lowering of `taken`, in one sentence."""
-
-    def record(self, result: Verification | None) -> TargetRecord | None:
-        """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        return None
 
     @abstractmethod
     def instead(self, way: Way) -> Variants:

@@ -48,6 +48,8 @@ BLOCK_SIZES = (32, 64, 128)
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It becomes part of file names."""
 AUTO = "auto"
+OPTIMUM = "optimum"
+EXPORTERS = ("native", OPTIMUM)
 PACKED = "int4"
 """A possible value of `auto`: options of quantised weights are allowed with it."""
 OLDEST_OPSET = 18
@@ -144,6 +146,25 @@ _CACHE = "`cache_precision={o.cache_precision}`"
 _PREFILL = "`prefill_precision={o.prefill_precision}`"
 _WITH = "`with_adapters`"
 RULES: tuple[Rule, ...] = (
+    (
+        lambda o: o.exporter not in EXPORTERS,
+        f"`exporter={{o.exporter}}`: unknown exporter; choose one of {', '.join(EXPORTERS)}",
+    ),
+    (
+        lambda o: o.exporter == OPTIMUM and o.named not in ("fp32", "fp16"),
+        f"`precision={{o.precision}}`: `exporter={OPTIMUM}` supports only fp32 and fp16",
+    ),
+    (
+        lambda o: o.exporter == OPTIMUM and (o.cache == WINDOW or o.attention not in (AUTO, GROWING)),
+        f"`exporter={OPTIMUM}` does not support `cache={{o.cache}}` with `attention={{o.attention}}`; omit it",
+    ),
+    *(
+        (
+            lambda o, name=name: o.exporter == OPTIMUM and getattr(o, name),
+            f"`exporter={OPTIMUM}` does not support `{name}={{o.{name}}}`; omit one of the two",
+        )
+        for name in ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass")
+    ),
     (
         lambda o: o.prefill_chunk is not None and not o.static_shapes,
         "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",

@@ -6,7 +6,7 @@ leaves no package. The caller passes the functions that run a package, because t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
+from partita.export.exporters import Attempts, Exported, native, optimum
 from partita.export.options import (
+    OPTIMUM,
     WINDOW,
     Asked,
     ExportOptions,
@@ -29,7 +30,7 @@ from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target
-from partita.export.verify.quality import MissedRatioError, OpenScorer
+from partita.export.verify.quality import OpenScorer
 from partita.export.verify.smoke_run import (
     NotRunningError,
     Replay,
@@ -43,8 +44,11 @@ from partita.export.verify.smoke_run import (
 from partita.export.weights.external_data import translate_space
 from partita.export.work import ReadFolder, Work, add_note
 from partita.export.writing import Summary, write
-from partita.observations.text_format import plural
 
+EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
+    "native": native.attempts,
+    OPTIMUM: optimum.attempts,
+}
 Refusal = UnsupportedModelError | ParityError
 Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
 """Adds to the error for a model another way to export it."""
@@ -104,24 +108,20 @@ def export(
 def _run(
     work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
 ) -> Summary:
-    chosen = exporter(work.options.exporter)
-    refuse_unable(chosen, work.options)
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(str(work.options.checkpoint))
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
     work.options = options = resolve(work.options, checkpoint, target, quality_text)
-    refuse_unable(chosen, options, checkpoint.quantised)
-    chosen.check(options)
     for note in (*checkpoint.notes, *notes(options, checkpoint)):
         add_note(work, note)
     cache_rounding.ask(options, target)
     cache_rounding.ask_window(options, target)
-    if chosen.packs and in_question(options, target):
+    if options.exporter != OPTIMUM and in_question(options, target):
         with stage(work.progress, "probe target", work.seconds, of=options.precision):
             work.options = options = with_activations(options, target, work.notes.append)
     try:
-        attempts = chosen.attempts(checkpoint, work, target)
+        attempts = EXPORTERS[options.exporter](checkpoint, work, target)
         first = attempts.best()
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
@@ -136,15 +136,9 @@ def _run(
 def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
     """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
     failed: list[NotRunningError | SetAsideError] = []
-    missed: list[MissedRatioError] = []
     while exported is not None:
         try:
             return write(exported, work, runtime, attempts)
-        except MissedRatioError as error:
-            missed.append(error)
-            if exported.widen is None or not exported.widen(error.ratio):
-                raise _no_mix(work, missed) from error
-            _empty(work)
         except (NotRunningError, SetAsideError) as error:
             failed.append(error)
             attempts.set_aside(exported, error.detail, ran=isinstance(error, SetAsideError))
@@ -158,17 +152,6 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
     raise nothing_runs(str(work.options.checkpoint), stopped, attempts.omitted(), _instead(attempts, work, runtime))
-
-
-def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
-    """The error when no mix keeps the requested ratio."""
-    options, best = work.options, min(missed, key=lambda error: error.ratio)
-    said = f"`max_perplexity_ratio={options.max_perplexity_ratio}`"
-    within = "" if options.max_weight_size is None else " and `max_weight_size`"
-    return ParityError(
-        f"{options.checkpoint}: {said}{within} cannot be met: the best of {plural(len(missed), 'mix')} "
-        f"has {best}; nothing was published; allow more, or choose another `precision`, e.g. fp16"
-    )
 
 
 def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:

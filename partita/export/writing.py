@@ -30,7 +30,7 @@ from partita.export.passes import cache_rounding
 from partita.export.progress import stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
-from partita.export.verify.quality import MissedRatioError, SourceLogits
+from partita.export.verify.quality import SourceLogits
 from partita.export.verify.smoke_run import (
     CPU,
     Replay,
@@ -265,13 +265,15 @@ def _quantised_cache(exported: Exported, work: Work, manifest: Manifest, runtime
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:
-    """Raise MissedRatioError when the package diverges from the source model by more than allowed."""
+    """Raise ParityError when the package diverges from the source model by more than allowed."""
     allowed, found = work.options.max_perplexity_ratio, manifest.quality
     if allowed is None or found is None or found.perplexity_ratio <= allowed:
         return
-    size = manifest.graph.weight_bytes
-    raise MissedRatioError(
-        f"{found.perplexity_ratio:.4f} with {human_bytes(size)} of weights", found.perplexity_ratio, size
+    within = "" if work.options.max_weight_size is None else " within `max_weight_size`"
+    raise ParityError(
+        f"{work.options.checkpoint}: `max_perplexity_ratio={allowed}` is not met{within}: the package has "
+        f"{found.perplexity_ratio:.4f} with {human_bytes(manifest.graph.weight_bytes)} of weights; nothing was "
+        "published; search with a smaller `max_perplexity_ratio`, or choose another `precision`, e.g. fp16"
     )
 
 

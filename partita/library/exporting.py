@@ -79,7 +79,6 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     given = _at_revision(given)
     shown = progress or Silent()
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
-        from partita.export.exporters import check_name
         from partita.export.exporters.optimum import with_optimum_remedy
         from partita.export.options import asked_options
         from partita.export.pipeline import export as write
@@ -87,7 +86,6 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.runtime.ort.adapters import write_adapter
 
     options = group(given, ExportOptions)
-    check_name(options.exporter)
     with stage(shown, "find target", {}):
         target = _choose_target(options, audience)
     if options.activations == "int8" and (target is None or target.provider == "cpu"):

@@ -128,8 +128,6 @@ class Mix(Record):
     costs: tuple[UnitCost, ...]
     """The largest first."""
     tried: tuple[TriedMix, ...]
-    missed: tuple[float, ...] = ()
-    """Ratios of packages that were written before this one, and not published."""
 
 
 class PackedWeights(Record):

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 import partita
 from partita import cli
 from partita.commands import completion
 from partita.errors import ParityError, UsageError
-from partita.export import exporters
+from partita.export import pipeline
+from partita.export.checkpoint.description import Checkpoint
+from partita.export.exporters import Attempts, Exported
 from partita.export.pipeline import ExportOptions, export
+from partita.export.target import Target
+from partita.export.verify import known_answer
+from partita.export.work import Work
 from partita.library.exporting import replay, smoke
+from partita.package.contract import Contract
 from partita.package.folder import check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 
-ANOTHER = '''"""An exporter that this test adds: it traces nothing, and hands over graphs that lie in a folder."""
 
-import onnx_ir as ir
+class Found(Attempts):
+    """The attempts of an exporter that traces nothing, and hands over graphs that lie in a folder."""
 
-from partita.package.contract import Contract
-from partita.export.verify import known_answer
-from partita.export.exporters import Exported, Exporter
-from partita.package.folder import read_manifest
-
-
-class Found:
     target = None
 
-    def __init__(self, checkpoint, work):
-        self.checkpoint, self.work, self.tried = checkpoint, work, []
+    def __init__(self, checkpoint: Checkpoint, work: Work, target: Target | None) -> None:
+        self.checkpoint, self.work, self.tried = checkpoint, work, list[str]()
 
-    def best(self):
+    def best(self) -> Exported | None:
         if self.tried:
             return None
-        folder = self.work.options.out.parent / "ready"
+        folder = self.work.options.folder.parent / "ready"
         graph = read_manifest(folder).graph
-        models = tuple(ir.load(folder / file.file) for file in graph.files)
         fields = {name: getattr(graph, name) for name in Contract.model_fields}
         return Exported(
             label="the graphs in ready",
             attention="theirs",
             checkpoint=self.checkpoint,
-            models=models,
+            models=tuple(ir.load(folder / file.file) for file in graph.files),
             contract=Contract(**fields),
             parameters=7,
             original_parameters=7,
@@ -57,33 +55,20 @@ class Found:
             caution="; ask those who wrote it",
         )
 
-    def set_aside(self, tried, detail, *, ran):
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         self.tried.append(detail)
 
-    def omitted(self):
+    def omitted(self) -> list[str]:
         return self.tried
 
-    def reason(self, taken):
+    def reason(self, taken: Exported) -> str:
         return f"{taken.label}, as they are"
-
-    def record(self, result):
-        return None
-
-    def others(self):
-        return ()
-
-
-EXPORTER = Exporter("another", "graphs that are there", lambda checkpoint, work, target: Found(checkpoint, work))
-'''
 
 
 @pytest.fixture
-def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    folder = tmp_path / "exporters"
-    folder.mkdir()
-    (folder / "another.py").write_text(ANOTHER)
-    monkeypatch.setattr(exporters, "__path__", [*exporters.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.exporters.another", None))
+def another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it stand for optimum's exporter."""
+    monkeypatch.setitem(pipeline.EXPORTERS, "optimum", Found)
 
 
 def options(checkpoint: Path, out: Path, **more: Any) -> ExportOptions:
@@ -97,7 +82,7 @@ def test_graphs_of_another_exporter_are_written_verified_and_published(
     """Its graphs have their weights in files of their own, as any ONNX file has."""
     checkpoint = tiny_checkpoint("llama")
     ours = export(options(checkpoint, tmp_path / "ready"), replay=replay, smoke=smoke)
-    theirs = export(options(checkpoint, tmp_path / "out", exporter="another"), replay=replay, smoke=smoke)
+    theirs = export(options(checkpoint, tmp_path / "out", exporter="optimum"), replay=replay, smoke=smoke)
 
     manifest = read_manifest(tmp_path / "out")
     check_files(tmp_path / "out", manifest, hashes=True)
@@ -113,19 +98,7 @@ def test_what_it_knows_to_go_wrong_ends_the_error(tiny_checkpoint: TinyCheckpoin
     export(options(tiny_checkpoint("llama"), tmp_path / "ready"), replay=replay)
     other = tiny_checkpoint("llama", tied=True)
     with pytest.raises(ParityError, match="does not match the source model: .*; ask those who wrote it"):
-        export(options(other, tmp_path / "out", exporter="another"), replay=replay)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("another")
-def test_one_that_packs_no_weights_is_not_asked_for_int4(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """It would write them in full, and say int4."""
-    import partita
-
-    with pytest.raises(
-        UsageError, match="`precision=int4`: exporter another does not quantise weights; choose another"
-    ):
-        partita.export(tiny_checkpoint("llama"), tmp_path / "out", exporter="another", precision="int4")
+        export(options(other, tmp_path / "out", exporter="optimum"), replay=replay)
     assert not (tmp_path / "out").exists()
 
 
@@ -135,21 +108,19 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
 ) -> None:
     """That `--exporter` reaches it shows in its own error: the graphs that it takes are not there."""
     checkpoint, out = str(tiny_checkpoint("llama")), str(tmp_path / "out")
-    assert completion.exporters("") == ["another", "native", "optimum"] and completion.exporters("an") == ["another"]
+    assert completion.exporters("") == ["native", "optimum"] and completion.exporters("op") == ["optimum"]
     assert cli.run(["export", checkpoint, out, "--exporter", "others"]) == 2
-    assert "--exporter others: unknown exporter; choose one of another, native, optimum" in capsys.readouterr().err
+    assert "--exporter others: unknown exporter; choose one of native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="^`target_options` needs `target`, the provider it belongs to"):
         partita.export(checkpoint, out, target_options={"device_id": 1})
-    with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of another, nat"):
+    with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of native, opt"):
         partita.export(checkpoint, out, exporter="others")
     assert cli.run(["export", checkpoint, out, "--max-length", "64", "--attention", "gqa"]) == 0
     (tmp_path / "out").rename(tmp_path / "ready")
-    more = ["--max-length", "64", "--attention", "gqa"]
-    assert cli.run(["export", checkpoint, out, "--exporter", "another", *more]) == 0
+    assert cli.run(["export", checkpoint, out, "--exporter", "optimum", "--max-length", "64"]) == 0
     assert read_manifest(tmp_path / "out").graph.attention == "theirs"
 
 
-def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    assert exporters.names() == ("native", "optimum")
+def test_an_unknown_exporter_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="mobius`: unknown exporter; choose one of native, optimum"):
         export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="mobius"), replay=replay)

@@ -177,8 +177,8 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
     ("options", "message"),
     [
         ({"precision": "bf16"}, "`exporter=optimum` supports only fp32 and fp16"),
-        ({"precision": "int4"}, "exporter optimum does not quantise weights"),
-        ({"attention": "gqa"}, "does not support `attention=gqa`"),
+        ({"precision": "int4"}, "`exporter=optimum` supports only fp32 and fp16"),
+        ({"attention": "gqa"}, "does not support `cache=fixed` with `attention=gqa`"),
         ({"static_shapes": True}, "does not support `static_shapes=True`"),
     ],
 )

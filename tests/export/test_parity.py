@@ -280,7 +280,10 @@ def test_a_wrong_graph_is_found(
     from partita.export.trace.attention import gqa
     from partita.library.exporting import replay
 
-    wrong = replace(gqa.LOWERING, emit=lambda call: gqa.emit(replace(call, softcap=0.0)))
+    def without_softcap(call: Any) -> Any:
+        return gqa.emit(replace(call, reading=replace(call.reading, softcap=0.0)))
+
+    wrong = replace(gqa.LOWERING, fused_call=without_softcap)
     monkeypatch.setattr(gqa, "LOWERING", wrong)
     with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
         export(ExportOptions(str(tiny_checkpoint("gemma2")), tmp_path / "out", max_length=64), replay=replay)

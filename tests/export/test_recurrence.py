@@ -40,7 +40,7 @@ def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
         "use_qk_l2norm_in_kernel": True,
     }
     wanted = original(query, key, value, **keywords)
-    found = delta_rule.standard(query, key, value, **keywords)
+    found = delta_rule.run("standard", query, key, value, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -68,7 +68,7 @@ def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
         "use_qk_l2norm_in_kernel": True,
     }
     for ours, theirs in zip(
-        delta_rule.standard(query, key, value, **keywords), original(query, key, value, **keywords), strict=True
+        delta_rule.run("standard", query, key, value, **keywords), original(query, key, value, **keywords), strict=True
     ):
         assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -86,8 +86,8 @@ def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hooks, "_active", [plug])
     outputs = []
     for part in (slice(0, 5), slice(5, 9)):
-        output, plug.last_state = selective_scan.standard(
-            hidden[..., part], dt[..., part], A, B[..., part], C[..., part], z=z[..., part], **keywords
+        output, plug.last_state = selective_scan.run(
+            "standard", hidden[..., part], dt[..., part], A, B[..., part], C[..., part], z=z[..., part], **keywords
         )
         outputs.append(output)
     assert torch.allclose(torch.cat(outputs, dim=-1), wanted, atol=1e-5)
@@ -111,7 +111,7 @@ def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
         "return_final_states": True,
     }
     wanted = original(hidden, dt, A, B, C, **keywords)
-    found = state_space_duality.standard(hidden, dt, A, B, C, **keywords)
+    found = state_space_duality.run("standard", hidden, dt, A, B, C, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -128,8 +128,8 @@ def test_the_scan_of_mamba_2_goes_on_from_the_state_that_was_read(monkeypatch: p
     monkeypatch.setattr(hooks, "_active", [plug])
     outputs = []
     for part in (slice(0, 4), slice(4, 5), slice(5, 6)):
-        output, plug.last_state = state_space_duality.standard(
-            hidden[:, part], dt[:, part], A, B[:, part], C[:, part], **keywords
+        output, plug.last_state = state_space_duality.run(
+            "standard", hidden[:, part], dt[:, part], A, B[:, part], C[:, part], **keywords
         )
         outputs.append(output)
     assert torch.allclose(torch.cat(outputs, dim=1), wanted, atol=1e-5)

@@ -5,6 +5,7 @@ Neither weights nor remote code are loaded.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -96,7 +97,7 @@ class Checkpoint:
         """dtype of most weights, by element count."""
         counts: dict[str, int] = {}
         for info in (self.tensors if self.without_adapter is None else self.without_adapter).values():
-            counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
+            counts[info.dtype] = counts.get(info.dtype, 0) + math.prod(info.shape)
         return max(counts, key=lambda name: counts[name])
 
     def companions(self) -> tuple[str, ...]:
@@ -183,13 +184,6 @@ def _name_of(given: str) -> str:
     """The name of the file or folder, or the hub id."""
     # Not resolved: a link keeps its own name; `.` and `..` are no names.
     return Path(os.path.abspath(given)).name if Path(given).exists() else given  # noqa: PTH100
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _locate(given: str) -> Path:

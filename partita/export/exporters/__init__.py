@@ -1,30 +1,21 @@
-"""Exporters, one file each: (checkpoint, options) -> graphs and their contract.
-
-The interface of an exporter and its result.
-"""
+"""Exporters, one file each: (checkpoint, work, target) -> attempts, the variants of graphs with their contract."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-from partita.errors import UsageError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx_ir as ir
 
     from partita.export.checkpoint.description import Checkpoint
-    from partita.export.checkpoint.stored_formats import QuantisedTensors
-    from partita.export.options import ExportOptions
     from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.verify.known_answer import KnownAnswer
-    from partita.export.work import Work
     from partita.package.contract import Contract
     from partita.package.folder import AdapterRecord
     from partita.package.records import (
@@ -78,8 +69,6 @@ class Exported:
     """The record of quantised weights."""
     calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None
     """Calibrates the weights into a folder, which must exist until they are written; None without calibration."""
-    widen: Callable[[float], bool] | None = None
-    """Selects more bits after a perplexity ratio was measured; False where no larger mix is left."""
     prefill: PrefillChoice | None = None
     """The record of a separate prefill graph, where one was requested."""
     adapters: tuple[AdapterRecord, ...] = ()
@@ -92,86 +81,32 @@ class Exported:
     """The record of weights stored in 16 bits and computed in float32."""
 
 
-class Attempts(Protocol):
+class Attempts(ABC):
     """The variants in which an exporter can write a model, in order of preference."""
 
-    @property
-    def target(self) -> Target | None:
-        """The provider of the package; None where it is not probed."""
+    target: Target | None
+    """The provider of the package; None where it is not probed."""
 
+    @abstractmethod
     def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
+    @abstractmethod
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
+    @abstractmethod
     def omitted(self) -> list[str]:
         """The rejected variants with their reasons."""
 
+    @abstractmethod
     def reason(self, taken: Exported) -> str:
         """The reason for the choice, in one sentence."""
 
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
+        return None
 
     def others(self) -> Sequence[Attempts]:
         """For a requested variant: each of the others, to suggest one that runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exporter:
-    """A way from a checkpoint to graphs."""
-
-    name: str
-    summary: str
-    """A description in one line."""
-    attempts: Callable[[Checkpoint, Work, Target | None], Attempts]
-    """Inspects the model and returns its variants. Raises a PartitaError."""
-    packs: bool = False
-    """It quantises weights."""
-    adapts: bool = False
-    """It supports adapters."""
-    check: Callable[[ExportOptions], None] = lambda options: None
-    """Raises UsageError for other unsupported options."""
-
-
-__all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names", "refuse_unable"]
-
-
-def names() -> tuple[str, ...]:
-    """Names of all exporters, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
-
-
-def check_name(name: str) -> None:
-    """Raise UsageError, which lists the names, for an unknown exporter. Imports none of them."""
-    if name not in names():
-        raise UsageError(f"`exporter={name}`: unknown exporter; choose one of {', '.join(names())}")
-
-
-def exporter(name: str) -> Exporter:
-    """The exporter with this name. Raises UsageError where there is none."""
-    check_name(name)
-    found = importlib.import_module(f"{__name__}.{name}").EXPORTER
-    assert isinstance(found, Exporter)
-    return found
-
-
-def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: QuantisedTensors | None = None) -> None:
-    """Raise UsageError for adapters or quantised weights that the exporter does not support."""
-    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
-        said = f"`{'with_adapters' if options.adapter is None else 'adapter'}`"
-        raise UsageError(f"{said}: exporter {chosen.name} does not support adapters; omit `exporter`")
-    if chosen.packs:
-        return
-    omitted = f"omit `exporter={chosen.name}`"
-    if quantised is not None:
-        raise UsageError(
-            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter "
-            f"{chosen.name} cannot read such weights; {omitted}"
-        )
-    if options.computing.bits is not None:
-        raise UsageError(
-            f"`precision={options.precision}`: exporter {chosen.name} does not quantise weights; choose "
-            f"another `precision`, or {omitted}"
-        )
+        return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,18 +15,17 @@ from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
-from partita.export.drafts import Draft, Graphs
-from partita.export.exporters import Exported, Exporter, SwitchedAdapter
+from partita.export.drafts import Draft, Graphs, quantise_again
+from partita.export.exporters import Exported, SwitchedAdapter
 from partita.export.lowering_choice import Choosing, UnprobedChoices, Variants
 from partita.export.options import ExportOptions, max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
 from partita.export.progress import stage
 from partita.export.quantise.calibrate import calibration
-from partita.export.quantise.keep_setting import paths
-from partita.export.quantise.mixed_precision import Mixes, check_size
-from partita.export.quantise.plan import make_plan
-from partita.export.quantise.write.prefill import prefill_plan
+from partita.export.quantise.keep_setting import Keep, paths
+from partita.export.quantise.mixed_precision import check_size, search
+from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.quantise.write.rewrite import summary
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
@@ -38,26 +37,37 @@ from partita.export.weights import external_data as weights
 from partita.export.work import Work, add_note
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
-from partita.package.records import PrefillChoice
+from partita.package.records import Mix, PrefillChoice
 
 REPORT = "; nothing was written; please report this model"
 
 
-def _with_mix(mixes: Mixes, graphs: Graphs) -> Exported:
-    """The exported graphs, with the bits of weights chosen where there is a budget."""
-    options = graphs.draft.work.options
-    if not options.searches:
-        return _exported_model(graphs)
-    if not graphs.packing.placed:  # no weight has a choice of bits
-        check_size(graphs, options.max_weight_size, "and none of them can be quantised")
-        return _exported_model(graphs)
-    mixed, record = mixes.take(graphs)
-    made = _exported_model(mixed)
-    assert made.packed is not None
-    return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=mixes.widen)
+@dataclass(slots=True)
+class _Mixed:
+    """The exported graphs, with the bits of weights chosen where there is a budget. The search runs once."""
+
+    keep: tuple[Keep, ...] = ()
+    record: Mix | None = None
+
+    def write(self, graphs: Graphs) -> Exported:
+        """The graphs of a variant, to be written."""
+        options = graphs.draft.work.options
+        if not options.searches:
+            return _exported_model(graphs)
+        if not graphs.packing.placed:  # no weight has a choice of bits
+            check_size(graphs, options.max_weight_size, "and none of them can be quantised")
+            return _exported_model(graphs)
+        if self.record is None:
+            self.keep, self.record = search(graphs)
+        mixed = quantise_again(graphs, self.keep)
+        # another variant may be written in another form than the search used
+        check_size(mixed, options.max_weight_size, "in the form that the target supports")
+        made = _exported_model(mixed)
+        assert made.packed is not None
+        return replace(made, packed=made.packed.model_copy(update={"mix": self.record}))
 
 
-def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
+def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
     """Build the model on fake tensors.
 
     Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
@@ -102,9 +112,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Vari
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
     draft = Draft(work, checkpoint, fake, length, target, plan, text, prompt_plan, kept, adapters)
-    write = partial(_with_mix, Mixes(draft))
     kind = UnprobedChoices if target is None else Choosing
-    return kind(draft, options.attention, write, target)
+    return kind(draft, options.attention, _Mixed().write, target)
 
 
 def _check_fixed(options: ExportOptions, target: Target) -> None:
@@ -234,6 +243,3 @@ def _caution(graphs: Graphs) -> str:
     if any(item.has_router for item in graphs.traced_graphs) and graphs.draft.work.options.computing is not EXACT:
         return f" (rounding may make its router select other experts; try fp32 to confirm){REPORT}"
     return REPORT
-
-
-EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts, packs=True, adapts=True)

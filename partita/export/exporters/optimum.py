@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ import onnx_ir as ir
 from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.exporters import Exported, Exporter, refuse_unable
-from partita.export.options import AUTO, ExportOptions, max_length
+from partita.export.exporters import Attempts, Exported
+from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer
@@ -29,7 +28,6 @@ from partita.export.work import Work
 from partita.package.records import TargetRecord, Verification
 from partita.remedies import Remedy
 
-NAME = "optimum"
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 """Environment variable with the Python of optimum's environment."""
 FOLDER = Path(".venvs") / "optimum"
@@ -41,7 +39,7 @@ Refusal = UnsupportedModelError | ParityError
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _Attempt(Attempts):
     """The graph that optimum writes."""
 
     exported: Exported
@@ -52,7 +50,7 @@ class _Attempt:
         return None if self.failed else self.exported
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        self.failed.append(f"{NAME} {detail}")
+        self.failed.append(f"{OPTIMUM} {detail}")
 
     def omitted(self) -> list[str]:
         return self.failed
@@ -69,25 +67,27 @@ class _Attempt:
             provider=self.target.provider, source=self.target.source, how="optimum writes one graph", **asked
         )
 
-    def others(self) -> Sequence[_Attempt]:
-        return ()
 
-
-def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
+def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
     """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None:
         raise UsageError(f"{checkpoint.where}: `exporter=optimum` cannot read GGUF files; omit `exporter`")
+    if checkpoint.quantised is not None:
+        method = checkpoint.quantised.method
+        raise UsageError(
+            f"{checkpoint.where}: quantised ({method}), which optimum cannot read; omit `exporter=optimum`"
+        )
     if checkpoint.absent:
         raise UsageError(f"{checkpoint.where}: no shard contains {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
     prefix = f"{work.folder.name}-optimum-"  # the prefix by which the next export removes it after a kill
     folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
     main_export = {"dtype": options.precision, "opset": options.opset}
-    with stage(work.progress, "export", work.seconds, of=NAME):
+    with stage(work.progress, "export", work.seconds, of=OPTIMUM):
         places = {"checkpoint": str(checkpoint.folder.resolve()), "out": str(folder.resolve())}
         found = _call_child(model_type=kind, options=main_export, **places)
-    tools = {name if NAME in name else f"{name} of optimum": version for name, version in found["versions"].items()}
+    tools = {name if OPTIMUM in name else f"{name} of optimum": version for name, version in found["versions"].items()}
     if not found["covers"]:
         raise UnsupportedModelError(f"optimum-onnx {tools['optimum-onnx']} does not export decoders of type {kind}")
     try:
@@ -100,7 +100,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Att
     crossed = options.verify_length or known_answer.CROSSED_TOKENS
     exported = Exported(
         label="`exporter=optimum`",
-        attention=NAME,
+        attention=OPTIMUM,
         checkpoint=checkpoint,
         models=(model,),
         contract=graph.model_copy(update={"longest": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}),
@@ -147,30 +147,15 @@ def _call_child(**request: Any) -> dict[str, Any]:
     return found
 
 
-def _check(options: ExportOptions) -> None:
-    """Raise UsageError for options that optimum does not support."""
-    if options.precision not in ("fp32", "fp16"):
-        raise UsageError(f"`precision={options.precision}`: `exporter=optimum` supports only fp32 and fp16")
-    given = {"cache": options.cache == "window", "attention": options.attention not in (AUTO, "growing")}
-    for name in ("cache", "attention", "static_shapes", "cache_precision", "activations", "without_pass"):
-        if given.get(name, getattr(options, name)):
-            said = f"`{name}={getattr(options, name)}`"
-            raise UsageError(f"`exporter=optimum` does not support {said}; omit one of the two")
-
-
 def with_optimum_remedy(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
     """The error, with optimum as the remedy where it supports the type and the options."""
     of_option = isinstance(error, UnsupportedModelError) and error.option is not None
-    if options.exporter == NAME or error.remedy is not None or of_option or checkpoint.file is not None:
+    if options.exporter == OPTIMUM or error.remedy is not None or of_option or checkpoint.quantised is not None:
         return error
-    asked = replace(options, exporter=NAME, attention=AUTO)
+    asked = replace(options, exporter=OPTIMUM, attention=AUTO)
     try:
-        refuse_unable(EXPORTER, asked, checkpoint.quantised)
-        _check(asked)
+        check_options(asked)
         covers = _call_child(model_type=checkpoint.model_type)["covers"]
     except PartitaError:
         return error
     return type(error)(error.message, where=error.where, remedy=USE) if covers else error
-
-
-EXPORTER = Exporter(NAME, "optimum's exporter, in its own environment", _attempts, check=_check)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from partita.errors import UsageError
 from partita.export.passes import (
     activations,
-    expert_weights,
     fused_norms,
     gather_rows,
     head_norms,
@@ -37,7 +36,6 @@ ORDER: tuple[Pass, ...] = (
     rotary_attention.PASS,
     rotary_embedding.PASS,
     views.PASS,
-    expert_weights.PASS,
     transposed_weights.PASS,
     tied_head.PASS,
     head_norms.PASS,

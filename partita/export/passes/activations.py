@@ -28,7 +28,7 @@ from partita.export.passes.arithmetic import (
     same_type,
     sigmoid,
 )
-from partita.export.passes.base import Pass, PassContext, discard, drop_unused_initializers, over, stand_in
+from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
 """Every known activation contains one of these."""
@@ -80,13 +80,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every activation that the target has an operator for; returns their number."""
     if context.fused == "none":
         return 0
-    count = 0
-    for node in [n for n in model.graph if n.op_type in CURVES]:
-        if node.graph is model.graph:
-            with over(node):
-                count += _rewritten(model.graph, node, context)
-    drop_unused_initializers(model.graph)
-    return count
+    return rewrite_nodes(model, CURVES, lambda node: _rewritten(model.graph, node, context))
 
 
 def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:

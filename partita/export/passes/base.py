@@ -6,7 +6,7 @@ Helpers shared by passes: constants, consumers, node replacement, removal of dea
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,17 @@ def over(node: ir.Node) -> Iterator[None]:
         raise
     except Exception as error:
         raise OverNodeError(node) from error
+
+
+def rewrite_nodes(model: ir.Model, operators: Collection[str], change: Callable[[ir.Node], int]) -> int:
+    """Call `change` with every node of these operators that is still in the graph. Returns the sum of its results."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type in operators]:
+        if node.graph is model.graph:
+            with over(node):
+                count += change(node)
+    drop_unused_initializers(model.graph)
+    return count
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:

@@ -23,7 +23,6 @@ default.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +32,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from partita import dtypes
-from partita.errors import ParityError, ProviderError, UnsupportedModelError, UsageError
+from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.options import WINDOW, ExportOptions
 from partita.export.progress import Stage
 from partita.export.target import Question, Target
 from partita.export.verify import texts
-from partita.export.verify.quality import RANDOM, OpenScorer, measured_tokens
-from partita.export.verify.texts import WINDOW_TOKENS, Text, Tokens
+from partita.export.verify.quality import OpenScorer, measured_tokens
+from partita.export.verify.texts import WINDOW_TOKENS, Text
 from partita.export.weights.element_types import to_ir
 from partita.package.folder import Graph, Manifest, record_file
 from partita.package.records import QuantisedCache
@@ -182,34 +181,24 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     """The calibration text of the cache.
 
     It is the text of `calibrate`, else the part of `quality_text` after the measured one, else the measured part.
-    Random tokens replace a default text (not `chosen` by the user) without a tokenizer that covers it. Raises
-    UsageError when the text cannot be read, is too short, or is not covered by the tokenizer.
+    Raises UsageError as `texts.read_windows`.
     """
-    option = "quality_text" if options.calibrate is None else "calibrate"
-    given = options.quality_text if options.calibrate is None else options.calibrate
+    calibrates = options.calibrate is not None
+    given = options.calibrate if calibrates else options.quality_text
     assert given is not None
-    path = Path(given)
-    raw, sha256 = texts.read(path, option)
-    length = min(WINDOW_TOKENS, manifest.graph.max_length)
-    found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)
-    if options.calibrate is not None:
-        found = texts.chosen_text(found, FEWEST_TOKENS, path, option)
-    useless = found is not None and texts.is_useless(found, FEWEST_TOKENS)
-    if found is None or (useless and not chosen):
-        ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
-        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
-    measured = measured_tokens(options, manifest.source.parameters)
-    name, begin = path.name, measured if options.calibrate is None else 0
-    if begin and len(found.ids) >= begin + FEWEST_TOKENS:
-        name = f"{name} after the part that quality is measured on"
-    else:
-        begin = 0
-    taken = found.part(begin, begin + TEXT_TOKENS)
-    if len(taken.ids) < FEWEST_TOKENS:
-        raise UsageError(
-            f"`{option}={path}`: too short: {len(taken.ids)} tokens; cache scales need at least {FEWEST_TOKENS}"
-        )
-    return Text(name, sha256, taken.windows(length))
+    return texts.read_windows(
+        Path(given),
+        "calibrate" if calibrates else "quality_text",
+        checkpoint,
+        manifest.graph.vocab_size,
+        min(WINDOW_TOKENS, manifest.graph.max_length),
+        TEXT_TOKENS,
+        FEWEST_TOKENS,
+        after=0 if calibrates else measured_tokens(options, manifest.source.parameters),
+        chosen=chosen or calibrates,
+        needs_tokenizer=calibrates,
+        seed=2,
+    )
 
 
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:

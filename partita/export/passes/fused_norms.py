@@ -35,16 +35,7 @@ from partita.export.passes.arithmetic import (
     same_type,
     weights_in,
 )
-from partita.export.passes.base import (
-    Pass,
-    PassContext,
-    added,
-    constant,
-    discard,
-    drop_unused_initializers,
-    over,
-    stand_in,
-)
+from partita.export.passes.base import Pass, PassContext, added, constant, discard, rewrite_nodes, stand_in
 from partita.export.weights.sources import weight_part
 
 Array = npt.NDArray[Any]
@@ -80,13 +71,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every norm that the target has an operator for; returns their number."""
     if context.fused == "none":
         return 0
-    count = 0
-    for node in [n for n in model.graph if n.op_type in REDUCTIONS]:
-        if node.graph is model.graph:
-            with over(node):
-                count += _rewritten(model.graph, node, context)
-    drop_unused_initializers(model.graph)
-    return count
+    return rewrite_nodes(model, REDUCTIONS, lambda node: _rewritten(model.graph, node, context))
 
 
 def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:

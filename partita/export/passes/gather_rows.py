@@ -14,19 +14,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, constant, only_consumer, over, replace, take_names
+from partita.export.passes.base import Pass, PassContext, constant, only_consumer, replace, rewrite_nodes, take_names
 
 SWAP = [1, 0, 2]
 
 
 def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every occurrence; returns their number."""
-    count = 0
-    for rewrite in (_swapped, _first_axis):
-        for gather in [n for n in model.graph if n.op_type == "GatherND"]:
-            with over(gather):
-                count += rewrite(model.graph, gather)
-    return count
+    count = rewrite_nodes(model, ("GatherND",), lambda gather: _swapped(model.graph, gather))
+    return count + rewrite_nodes(model, ("GatherND",), lambda gather: _first_axis(model.graph, gather))
 
 
 def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:

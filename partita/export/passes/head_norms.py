@@ -19,8 +19,8 @@ from partita.export.passes.base import (
     PassContext,
     discard,
     only_consumer,
-    over,
     remove_unread,
+    rewrite_nodes,
     stand_in,
     take_names,
 )
@@ -45,12 +45,12 @@ def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite the head norms before every attention node; returns their number."""
     if context.fused != "contrib":
         return 0
-    count = 0
-    for node in [n for n in model.graph if n.op_type == ATTENTION]:
-        with over(node):
-            norms = [_norm_of(value) for value in node.inputs[:2]]
-            count += sum(_by_branches(model.graph, norm, context) for norm in norms if norm is not None)
-    return count
+
+    def change(node: ir.Node) -> int:
+        norms = [_norm_of(value) for value in node.inputs[:2]]
+        return sum(_by_branches(model.graph, norm, context) for norm in norms if norm is not None)
+
+    return rewrite_nodes(model, (ATTENTION,), change)
 
 
 def _norm_of(value: ir.Value | None) -> HeadNorm | None:

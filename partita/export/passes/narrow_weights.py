@@ -16,7 +16,7 @@ A package that computes in 16 bits needs no change (see `half_precision.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,19 +92,32 @@ def _is_float(info: TensorInfo) -> bool:
     return info.decoder is None or isinstance(info.decoder, StoredFloats)
 
 
+Found = tuple[ir.Value, StoredPart, ir.Node, Narrow]
+"""A weight to store in 16 bits: its value and part, a node that reads it, and how."""
+
+
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
     """Store every matrix of `model` in 16 bits, in place. Returns the pass name with their number."""
 
-    def run(model: ir.Model, context: PassContext) -> int:
-        count = 0
-        for value in list(model.graph.initializers.values()):
+    def find(graph: ir.Graph) -> Iterator[Found]:
+        for value in graph.initializers.values():
             part = weight_part(value)
             if part is not None and _fits(part, how):
-                with over(next(iter(value.uses())).node):
-                    behind_cast(model.graph, value, part, how)
-                count += 1
+                yield value, part, next(iter(value.uses())).node, how
+
+    return _store(model, context, find)
+
+
+def _store(model: ir.Model, context: PassContext, find: Callable[[ir.Graph], Iterable[Found]]) -> dict[str, int]:
+    """Run the pass over the weights that `find` returns."""
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        found = list(find(model.graph))  # all of them before the first change
+        for value, part, reader, how in found:
+            with over(reader):
+                behind_cast(model.graph, value, part, how)
         drop_unused_initializers(model.graph)
-        return count
+        return len(found)
 
     return run_passes(model, (Pass("narrow_weights", run),), context)
 
@@ -249,29 +262,19 @@ def keep_narrow(
         return {}
     ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
 
-    def run(model: ir.Model, context: PassContext) -> int:
-        found = list(_matrices_to_narrow(model.graph, plan))  # all of them before the first change
-        for value, part, nodes, narrowed in found:
-            outcome.half_precision[part.source.key] = narrowed
-            with over(nodes[0]):
-                behind_cast(model.graph, value, part, ways[narrowed.dtype])
-        drop_unused_initializers(model.graph)
-        return len(found)
+    def find(graph: ir.Graph) -> Iterator[Found]:
+        for value in graph.initializers.values():
+            part, nodes = weight_part(value), [use.node for use in value.uses()]
+            if part is None or not nodes or not is_matrix(part):
+                continue
+            assert isinstance(part.source, FloatSource)
+            modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
+            kind = plan.half_precision_of(modules)
+            if kind is not None:
+                outcome.half_precision[part.source.key] = Narrowed(part.source.tensors, modules, kind)
+                yield value, part, nodes[0], ways[kind]
 
-    return run_passes(model, (Pass("narrow_weights", run),), context)
-
-
-def _matrices_to_narrow(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
-    """Matrices to store in 16 bits, with their consumers."""
-    for value in graph.initializers.values():
-        part, nodes = weight_part(value), [use.node for use in value.uses()]
-        if part is None or not nodes or not is_matrix(part):
-            continue
-        assert isinstance(part.source, FloatSource)
-        modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-        kind = plan.half_precision_of(modules)
-        if kind is not None:
-            yield value, part, nodes, Narrowed(part.source.tensors, modules, kind)
+    return _store(model, context, find)
 
 
 def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:

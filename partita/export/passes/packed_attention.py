@@ -24,11 +24,10 @@ from partita.export.passes.base import (
     PassContext,
     added,
     discard,
-    drop_unused_initializers,
     only_consumer,
-    over,
     remove_unread,
     replace,
+    rewrite_nodes,
     take_names,
 )
 from partita.export.passes.rotary_attention import ATTENTION
@@ -55,12 +54,11 @@ def run(model: ir.Model, context: PassContext) -> int:
     """Join the projections before every attention node; returns the number of these."""
     if context.fused != "contrib":
         return 0
-    count = 0
-    for node in [n for n in model.graph if n.op_type == ATTENTION]:
-        with over(node):
-            count += _pack_inputs(model.graph, node, context) or _split_after_norms(model.graph, node)
-    drop_unused_initializers(model.graph)
-    return count
+
+    def change(node: ir.Node) -> bool:
+        return _pack_inputs(model.graph, node, context) or _split_after_norms(model.graph, node)
+
+    return rewrite_nodes(model, (ATTENTION,), change)
 
 
 def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:

@@ -21,11 +21,10 @@ from partita.export.passes.base import (
     Pass,
     PassContext,
     discard,
-    drop_unused_initializers,
     only_consumer,
-    over,
     remove_unread,
     replace,
+    rewrite_nodes,
     take_names,
 )
 from partita.export.passes.rotations import Rotation, rotation_of, table_in
@@ -43,12 +42,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     graph, positions = model.graph, context.input(model.graph, "positions")
     if context.fused != "contrib" or positions is None:
         return 0
-    count = 0
-    for node in [n for n in graph if n.op_type == ATTENTION]:
-        with over(node):
-            count += _rewritten(graph, node, positions, context)
-    drop_unused_initializers(graph)
-    return count
+    return rewrite_nodes(model, (ATTENTION,), lambda node: _rewritten(graph, node, positions, context))
 
 
 def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: PassContext) -> bool:

@@ -13,7 +13,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import same_type
-from partita.export.passes.base import Pass, PassContext, discard, only_consumer, over, remove_unread, take_names
+from partita.export.passes.base import (
+    Pass,
+    PassContext,
+    discard,
+    only_consumer,
+    remove_unread,
+    rewrite_nodes,
+    take_names,
+)
 
 FUSED = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
@@ -27,12 +35,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every sum that a norm reads; returns their number."""
     if context.fused != "contrib":
         return 0
-    count = 0
-    for node in list(model.graph):
-        if node.graph is model.graph and node.op_type in FUSED and not node.domain:
-            with over(node):
-                count += _rewritten(model.graph, node, context)
-    return count
+    return rewrite_nodes(model, FUSED, lambda node: not node.domain and _rewritten(model.graph, node, context))
 
 
 def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:

@@ -12,17 +12,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, only_consumer, over, replace, take_names
+from partita.export.passes.base import Pass, PassContext, only_consumer, replace, rewrite_nodes, take_names
 from partita.export.weights.sources import weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every MatMul with a transposed, shared weight; returns their number."""
-    count = 0
-    for turn in [n for n in model.graph if n.op_type == "Transpose"]:
-        with over(turn):
-            count += _rewritten(model.graph, turn)
-    return count
+    return rewrite_nodes(model, ("Transpose",), lambda turn: _rewritten(model.graph, turn))
 
 
 def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:

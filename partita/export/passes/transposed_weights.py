@@ -1,45 +1,93 @@
-"""Store a weight in the layout of MatMul.
+"""Store a weight in the layout of its operator.
 
-    MatMul(x, Transpose(W))      before: ONNX Runtime would transpose W in memory at every session start
-    MatMul(x, Wt)                after: Wt is stored transposed
+    MatMul(x, Transpose(W))                               before: transposed in memory at every session start
+    MatMul(x, Wt)                                         after: stored transposed
+
+    MoE(x, Reshape(Transpose(Reshape(W [E, 2*I, H]))))    before: transposed in memory at every session start
+    MoE(x, W with interleaved halves)                     after: stored in this layout
+
+    Gemm(x, Reshape(W [E, F, H] -> [E*F, H]))             before: a second copy in memory
+    Gemm(x, W viewed as [E*F, H])                         after: the same bytes with another shape
 
 A weight with another reader (a tied embedding) stays as it is; see `tied_head`.
 """
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over
-from partita.export.weights.sources import weight_part
+from partita.export.passes.base import Pass, PassContext, constant, only_consumer, rewrite_nodes
+from partita.export.weights.sources import StoredPart, weight_part
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every Transpose of a two-dimensional weight without other consumers; returns their number."""
-    count = 0
-    for node in [n for n in model.graph if n.op_type == "Transpose"]:
-        with over(node):
-            count += _folded(model.graph, node)
-    drop_unused_initializers(model.graph)
-    return count
+    """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns their number."""
+    return rewrite_nodes(model, ("Transpose", "Reshape"), lambda node: _fold(model.graph, node))
 
 
-def _folded(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace a Transpose by the weight stored transposed; False where it reads no weight."""
+def _fold(graph: ir.Graph, node: ir.Node) -> bool:
+    """Fold one node, or the interleaving that starts with it, into its weight; False where that is impossible."""
     value = node.inputs[0]
     weight = weight_part(value)
-    if value is None or weight is None or len(value.uses()) != 1:
+    if value is None or weight is None or len(value.uses()) != 1 or weight.is_reshaped:
         return False
-    if weight.shape.rank() != 2 or list(node.attributes.get_ints("perm", [1, 0])) != [1, 0]:
+    if node.op_type == "Transpose":
+        order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
+        name = f"{value.name}.{'transposed' if len(order) == 2 else 'permuted'}"
+        return _replace_nodes(graph, (node,), weight.permuted(order), name)
+    shape = _reshaped_to(node, weight)
+    if shape is None:
         return False
-    turned = weight.permuted((1, 0))
-    if turned is None:
+    if (rest := _interleaving(node, weight.part.shape, shape)) is not None:
+        axis, nodes = rest
+        return _replace_nodes(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
+    following = only_consumer(node.outputs[0])
+    if weight.shape.rank() < 3 or following is None or following.op_type in ("Transpose", "Reshape"):
         return False
-    name = f"{value.name or ''}.transposed"
-    new = ir.Value(name=name, shape=turned.shape, type=ir.TensorType(turned.dtype), const_value=turned)
-    graph.initializers[name] = new
-    node.outputs[0].replace_all_uses_with(new)
-    graph.remove(node, safe=True)
+    return _replace_nodes(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
+
+
+def _reshaped_to(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
+    """The shape after a Reshape of `weight`; None where it is not constant."""
+    sizes = constant(node.inputs[1])
+    if sizes is None or 0 in sizes:
+        return None
+    rest = math.prod(size for size in sizes if size != -1)
+    return tuple(weight.size // rest if size == -1 else int(size) for size in sizes)
+
+
+def _interleaving(
+    first: ir.Node, before: tuple[int, ...], split: tuple[int, ...]
+) -> tuple[int, tuple[ir.Node, ir.Node]] | None:
+    """The axis of interleaved halves, and the nodes after `first` that belong to it; None where there are none.
+
+    `first` reshapes [..., 2*n, ...] to [..., 2, n, ...]; a Transpose swaps the two axes; a Reshape joins them again.
+    """
+    axes = [axis for axis in range(len(before)) if split == (*before[:axis], 2, before[axis] // 2, *before[axis + 1 :])]
+    turn = only_consumer(first.outputs[0])
+    last = only_consumer(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
+    if turn is None or last is None or last.op_type != "Reshape":
+        return None
+    for axis in axes:
+        order = list(range(len(split)))
+        order[axis], order[axis + 1] = axis + 1, axis
+        joined = last.outputs[0].shape
+        if list(turn.attributes.get_ints("perm", [])) == order and joined == ir.Shape(before):
+            return axis, (turn, last)
+    return None
+
+
+def _replace_nodes(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
+    """Replace the result of the last of `nodes` with `weight`, and remove the nodes; False where `weight` is None."""
+    if weight is None:
+        return False
+    value = ir.Value(name=name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)
+    graph.initializers[name] = value
+    nodes[-1].outputs[0].replace_all_uses_with(value)
+    for node in reversed(nodes):
+        graph.remove(node, safe=True)
     return True
 
 

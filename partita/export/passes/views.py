@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, compute_values
-from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, remove_unread, stand_in
+from partita.export.passes.base import Pass, PassContext, added, remove_unread, rewrite_nodes, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))
@@ -25,14 +25,12 @@ MOST_ELEMENTS = 1 << 20
 
 def run(model: ir.Model, context: PassContext) -> int:
     """Shorten every chain; returns their number."""
-    count = 0
-    for node in list(model.graph):
-        is_last = node.op_type in VIEWS and any(use.node.op_type not in VIEWS for use in node.outputs[0].uses())
-        if node.graph is model.graph and is_last:
-            with over(node):
-                count += _shortened(model.graph, node)
-    drop_unused_initializers(model.graph)
-    return count
+
+    def change(node: ir.Node) -> bool:
+        is_last = any(use.node.op_type not in VIEWS for use in node.outputs[0].uses())
+        return is_last and _shortened(model.graph, node)
+
+    return rewrite_nodes(model, VIEWS, change)
 
 
 def _shortened(graph: ir.Graph, last: ir.Node) -> bool:

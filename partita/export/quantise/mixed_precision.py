@@ -1,158 +1,255 @@
-"""Mixed precision: search for the bits of each weight within a budget, and the attempts that are written.
+"""Mixed precision: search for the bits of each weight within a budget. The result is a list of `--keep` settings.
 
-The search minimises the divergence from the source model on a text (`sensitivity.py`), preferably other text than
-that of the quality measurement. The published quality is measured on the package. If it misses the target, the next
-larger mix is written.
+First each weight is quantised alone, and the divergence from the source model is measured, preferably on other text
+than that of the quality measurement. Weights are ordered by the divergence that more bits save per byte: first to eight
+bits, then to the activation dtype. The mixes are the prefixes of that order, each measured with all weights quantised.
+The divergence is the mean of log (p / q) over p, i.e. the log of the expected perplexity ratio, with far less noise
+than the ratio on a few thousand tokens.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import tempfile
-from dataclasses import dataclass, field, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 
+from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
 from partita.export.checkpoint.naming import match_names
+from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.drafts import Draft, Graphs, quantise_again
 from partita.export.progress import Stage, stage
-from partita.export.quantise import sensitivity
-from partita.export.quantise.calibrate.reference import parameter_names
+from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back, untie
+from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.sensitivity import Ladder
+from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import QuantisedSource, restored
+from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import known_answer, texts
-from partita.export.verify.quality import RANDOM, SHORTEST_TEXT, measured_tokens
-from partita.export.verify.texts import Text, Tokens
+from partita.export.verify.quality import measured_tokens, perplexity
+from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
+from partita.export.weights.origins import blocks
 from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import Mix, TriedMix, UnitCost
 from partita.process import give_back
 
-SHARES = (1.0, 0.5, 0.25)
-"""Fractions of the target divergence for successive attempts, as the package may diverge more than the search predicts.
-
-After them the largest allowed mix is tried."""
+FULL = 32
+"""Bits of an unquantised weight."""
+MOST_UNITS = 64
+"""With more weights than this, weights at the same place of several layers form one unit."""
+MOST_TOKENS, FEWEST_TOKENS, WINDOW_TOKENS = 2048, 256, 256
+MOST_LOGITS = 1 << 27
+"""Maximum number of stored logits of the source model, 4 bytes each."""
+AIM = 0.75
+"""The divergence that the search aims at, as a fraction of the allowed one: the package also rounds activations, and is
+measured on other text."""
 SAME_TEXT = (
     "{name} has no tokens beyond the part that quality is measured on, so the bits were chosen on the same text; its "
     "quality figures may be slightly better than on other text"
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Weights that share one number of bits."""
+
+    placed: tuple[PlacedWeight, ...]
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Module names for `--keep`."""
+        return tuple(dict.fromkeys(pattern for each in self.placed for pattern in _patterns(each)))
+
+    def keep(self, bits: int) -> tuple[Keep, ...]:
+        """The settings that give its weights `bits`; unquantised, that holds for all uses of a shared weight."""
+        if bits != FULL:
+            return tuple(Keep(name, f"int{bits}") for name in self.patterns)
+        dtype = dtype_numbered(int(self.placed[0].packed.dtype)).name
+        precision = next(name for name, each in PRECISIONS.items() if each.bits is None and each.dtype == dtype)
+        readers = dict.fromkeys([*self.patterns, *(module for each in self.placed for module in each.modules)])
+        return tuple(Keep(name, precision) for name in readers)
+
+    def size(self, bits: int, plan: Plan) -> int:
+        """Size in the package in bytes."""
+        if bits == FULL:
+            return sum(each.packed.elements * each.packed.dtype.bitwidth // 8 for each in self.placed)
+        packed = [_requantise(each.packed, bits, plan) for each in self.placed]
+        return sum(part.size_bytes for each in packed for part in each.parts)
+
+
+class Step(NamedTuple):
+    """More bits for one unit."""
+
+    unit: Unit
+    bits: int
+
+
 class Mixes:
-    """The mixes of one draft, from the smallest sufficient one to the largest."""
+    """All mixes of a package, each a prefix of `steps`, and their divergence from the source model on a text.
 
-    draft: Draft
-    counts: list[int] = field(default_factory=list)
-    """Step counts to try; the first is to be written next."""
-    missed: list[float] = field(default_factory=list)
-    """Perplexity ratios of the written mixes."""
-    text: Text | None = None
-    unseen: bool = True
-    ladder: Ladder | None = None
+    `model`: the transformers model with its own weights; `names`: checkpoint tensor -> parameters. Weights without a
+    choice of bits stay quantised. A calibration is not used: it comes later, and only makes the package better.
+    """
 
-    def take(self, graphs: Graphs) -> tuple[Graphs, Mix]:
-        """The graphs with the next mix, and a record of its choice. The search runs once."""
-        work = self.draft.work
-        if self.ladder is None:
-            size = sum(sensitivity.own_bytes(each.packed) for each in graphs.packing.placed.values())
-            with stage(work.progress, "choose widths", work.seconds, size) as current:
-                self.ladder = self._search(graphs, current)
-        assert self.draft.plan is not None
-        count = self.counts[0]
-        made = quantise_again(graphs, _plan_of_mix(self.draft.plan, self.ladder, count))
-        # it may be written in another form than the search used
-        check_size(made, work.options.max_weight_size, "in the form that the target supports")
-        return made, self._record(count)
+    def __init__(
+        self, model: Any, placed: Sequence[PlacedWeight], names: Parameters, plan: Plan, text: Text, progress: Stage
+    ) -> None:
+        self.model, self.names, self.plan, self.windows = model, names, plan, torch.from_numpy(text.windows)
+        self.bits: dict[tuple[str, ...], int] = {}
+        self.tried: dict[int, TriedMix] = {}
+        found = units(placed, plan)
+        untie(model, placed, names)
+        self.expected = [self._log_probabilities(window) for window in self.windows]
+        free = {each.packed.key for unit in found for each in unit.placed}
+        for each in placed:
+            if each.packed.key not in free:
+                put_back(model, each, names, _rows(each.packed, each.packed.packing.grid.bits, plan))
+        floor, costs = self._divergence()[0], []
+        for unit in found:
+            self._set(unit, plan.bits)
+            costs.append((unit, max(0.0, self._divergence()[0] - floor)))
+            self._set(unit, FULL)
+            progress.advance(unit.size(FULL, plan))
+        self.costs = sorted(costs, key=lambda pair: -pair[1])
+        """Divergence with one unit quantised alone, the largest first."""
+        self.steps = ordered_steps(costs, plan)
 
-    def widen(self, ratio: float) -> bool:
-        """Record the ratio of the written mix. False when no larger mix is left."""
-        self.missed.append(ratio)
-        self.counts.pop(0)
-        return bool(self.counts)
+    def measure(self, count: int) -> TriedMix:
+        """The measurement of the mix with `count` steps, cached."""
+        if count not in self.tried:
+            bits = {step.unit.patterns: step.bits for step in self.steps[:count]}
+            for unit, _ in self.costs:
+                self._set(unit, bits.get(unit.patterns, self.plan.bits))
+            kl_mean, ratio = self._divergence()
+            self.tried[count] = TriedMix(wider=count, kl_mean=kl_mean, perplexity_ratio=ratio)
+        return self.tried[count]
 
-    def _search(self, graphs: Graphs, current: Stage) -> Ladder:
-        """Measure the cost of bits, and set the step counts to try. Raises ResourceError when nothing fits."""
-        draft, options, plan = self.draft, self.draft.work.options, self.draft.plan
-        assert plan is not None
-        check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
-        self.text, self.unseen = _search_text(draft)
-        held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
-        logit_bytes = 4 * self.text.tokens * draft.fake.vocab_size
-        known_answer.check_memory(
-            held, 0, logit_bytes, use=f"to choose precisions on {self.text.tokens:,} tokens", needed=True
-        )
-        placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
-        names = match_names(draft.fake.module, draft.checkpoint.tensors)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:
-            if draft.text is None:
-                model = known_answer.load(draft.checkpoint, draft.work.scratch)
-            else:
-                with stage(draft.work.progress, "calibrate", draft.work.seconds) as calibrating:
-                    model, _ = draft.calibrated(graphs, Path(found), calibrating)
-                sensitivity.restore(model, placed, parameter_names(model, names))
-            ladder = sensitivity.ladder(model, placed, parameter_names(model, names), plan, self.text, current.advance)
-            self.counts = self._counts(ladder, _most(ladder, graphs, plan, options.max_weight_size))
-            for count in (0, *self.counts):
-                ladder.measure_mix(count)
-        del model
-        give_back()
-        return replace(ladder, judge=_out_of_memory)
+    def smallest(self, divergence: float, most: int) -> int:
+        """The fewest steps that reach the divergence, at most `most`: a binary search, as if every step reduced it."""
+        return bisect_left(range(most), True, key=lambda count: self.measure(count).kl_mean <= divergence)
 
-    def _counts(self, ladder: Ladder, most: int) -> list[int]:
-        """Step counts to try: one per share of the target divergence, each larger than its predecessor, then `most`."""
-        options = self.draft.work.options
-        if options.max_perplexity_ratio is None:
-            return [most]
-        found: list[int] = []
-        for share in SHARES:
-            divergence = share * math.log(options.max_perplexity_ratio)
-            count = ladder.smallest(divergence, found[-1] if found else 0)
-            if count is not None and found and count == found[-1]:
-                count += max((most - count) // 2, 1)  # a larger mix, as the package may be worse than predicted
-            if count is not None and count <= most:
-                found.append(count)
-        return found if found and found[-1] == most else [*found, most]
+    def _set(self, unit: Unit, bits: int) -> None:
+        if self.bits.get(unit.patterns, FULL) != bits:
+            self.bits[unit.patterns] = bits
+            for each in unit.placed:
+                put_back(self.model, each, self.names, _rows(each.packed, bits, self.plan))
 
-    def _record(self, count: int) -> Mix:
-        options, ladder, text = self.draft.work.options, self.ladder, self.text
-        assert text is not None and ladder is not None
-        return Mix(
-            text=text.name,
-            text_sha256=text.sha256,
-            tokens=text.tokens,
-            unseen=self.unseen,
-            max_perplexity_ratio=options.max_perplexity_ratio,
-            max_weight_size=options.max_weight_size,
-            steps=len(ladder.steps),
-            taken=count,
-            costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in ladder.costs),
-            tried=tuple(
-                TriedMix(wider=each.steps, kl_mean=each.kl_mean, perplexity_ratio=each.perplexity_ratio)
-                for _, each in sorted(ladder.tried.items())
-            ),
-            missed=tuple(self.missed),
-        )
+    def _divergence(self) -> tuple[float, float]:
+        """Mean divergence in nats, and the perplexity ratio."""
+        divergence = worse = 0.0
+        for window, expected in zip(self.windows, self.expected, strict=True):
+            found, token, shares = self._log_probabilities(window), window[1:, None], expected.exp()
+            divergence += float((shares * (expected - found)).masked_fill_(shares == 0, 0.0).sum(-1).mean())
+            worse += float((expected.gather(1, token) - found.gather(1, token)).mean())
+        return divergence / len(self.windows), perplexity(worse / len(self.windows))
+
+    def _log_probabilities(self, window: torch.Tensor) -> torch.Tensor:
+        """log p [L - 1, V] of the next token at each position."""
+        logits: torch.Tensor = self.model(input_ids=window[None, :-1], use_cache=False).logits[0]
+        return logits.float().log_softmax(-1)
 
 
-def _plan_of_mix(plan: Plan, ladder: Ladder, count: int) -> Plan:
-    """The plan of the mix with `count` steps."""
-    return replace(plan, keep=(*plan.keep, *ladder.keep(count)))
+def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
+    """The settings of the mix within the budget, and the record of the search. Raises ResourceError when nothing fits.
+
+    With a ratio it is the smallest mix that keeps it by prediction; without one, or where none does, the largest.
+    """
+    draft, options, plan = graphs.draft, graphs.draft.work.options, graphs.draft.plan
+    assert plan is not None
+    check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
+    text, unseen = _search_text(draft)
+    held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
+    logit_bytes = 4 * text.tokens * draft.fake.vocab_size
+    known_answer.check_memory(held, 0, logit_bytes, use=f"to choose precisions on {text.tokens:,} tokens", needed=True)
+    placed = tuple(graphs.packing.placed.values())
+    size = sum(Unit((each,)).size(FULL, plan) for each in placed)
+    with stage(draft.work.progress, "choose widths", draft.work.seconds, size) as current:
+        model = known_answer.load(draft.checkpoint, draft.work.scratch)
+        names = parameter_names(model, match_names(draft.fake.module, draft.checkpoint.tensors))
+        with torch.no_grad(), quiet(), translate_errors("running the source model"):
+            mixes = Mixes(model, placed, names, plan, text, current)
+            taken = _most(mixes.steps, graphs, options.max_weight_size)
+            if options.max_perplexity_ratio is not None:
+                taken = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), taken)
+            for count in (0, taken):
+                mixes.measure(count)
+    steps, costs, tried = mixes.steps, mixes.costs, mixes.tried
+    del model, mixes
+    give_back()
+    return keep_of(steps[:taken]), Mix(
+        text=text.name,
+        text_sha256=text.sha256,
+        tokens=text.tokens,
+        unseen=unseen,
+        max_perplexity_ratio=options.max_perplexity_ratio,
+        max_weight_size=options.max_weight_size,
+        steps=len(steps),
+        taken=taken,
+        costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in costs),
+        tried=tuple(tried[count] for count in sorted(tried)),
+    )
 
 
-def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
+def units(placed: Sequence[PlacedWeight], plan: Plan) -> list[Unit]:
+    """The units that may get more bits: those with the bits of the package and without a `--keep` setting."""
+    said = {_patterns(each) for each in placed if _setting_matches(plan, each)}
+    free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
+    layers = 1
+    while len(groups := _weights_by_place(free, layers)) > MOST_UNITS and layers < len(free):
+        layers += 1
+    return [Unit(tuple(group)) for group in groups]
+
+
+def _setting_matches(plan: Plan, placed: PlacedWeight) -> bool:
+    """Whether a `--keep` setting matches a weight by its units' or its own names."""
+    names = (*_patterns(placed), *paths(placed.packed.parameters))
+    return any(keep.fits(name) for keep in plan.keep for name in names)
+
+
+def _weights_by_place(placed: Sequence[PlacedWeight], layers: int) -> list[list[PlacedWeight]]:
+    """Weights grouped by their place in a layer, over `layers` of them; experts share their bits."""
+    groups: dict[tuple[str, int], list[PlacedWeight]] = {}
+    for each in placed:
+        parts = _patterns(each)[0].split(".")
+        number = next((int(part) for part in parts if part.isdigit()), 0)
+        role = ".".join("*" if part.isdigit() else part for part in parts)
+        groups.setdefault((role, number // layers), []).append(each)
+    return list(groups.values())
+
+
+def ordered_steps(costs: Sequence[tuple[Unit, float]], plan: Plan) -> tuple[Step, ...]:
+    """Steps of all units: first to the next bits, then to the bits after it, by saved divergence per byte."""
+    steps: list[Step] = []
+    for before, after in pairwise(dict.fromkeys(bits for bits in (plan.bits, 8, FULL) if bits >= plan.bits)):
+        worth = [(cost / max(1, unit.size(after, plan) - unit.size(before, plan)), unit) for unit, cost in costs]
+        steps += [Step(unit, after) for _, unit in sorted(worth, key=lambda pair: -pair[0])]
+    return tuple(steps)
+
+
+def keep_of(steps: Sequence[Step]) -> tuple[Keep, ...]:
+    """The `--keep` settings of a mix."""
+    last = {step.unit.patterns: step for step in steps}
+    return tuple(keep for step in last.values() for keep in step.unit.keep(step.bits))
+
+
+def _most(steps: Sequence[Step], graphs: Graphs, limit: int | None) -> int:
     """The maximum steps with which the weight file, including padding, has at most `limit` bytes."""
     if limit is None:
-        return len(ladder.steps)
-    count = ladder.largest(limit, _size(graphs), plan) or 0
-    while count > 0 and _size(quantise_again(graphs, _plan_of_mix(plan, ladder, count))) > limit:
-        count -= 1
-    return count
+        return len(steps)
+
+    def size(count: int) -> int:
+        return _size(quantise_again(graphs, keep_of(steps[:count])))
+
+    return bisect_right(range(1, len(steps) + 1), limit, key=size)
 
 
 def check_size(graphs: Graphs, most: int | None, how: str) -> None:
@@ -167,40 +264,52 @@ def _size(graphs: Graphs) -> int:
     return weights.file_bytes(item.model for item in graphs.traced_graphs)
 
 
-def _out_of_memory(count: int) -> sensitivity.MixDivergence:
-    """Fails: the search model is released before packages are written."""
-    raise AssertionError(f"a mix of {count} steps was not measured")
-
-
 def _search_text(draft: Draft) -> tuple[Text, bool]:
-    """The text of the search, and whether it differs from the text of the quality measurement.
+    """The text of the search, and whether it differs from the text of the quality measurement: the rest of that file.
 
-    It is the rest of that file; else the calibration text; else the same text.
+    The same text where the file has no more.
     """
     options, vocabulary = draft.work.options, draft.fake.vocab_size
     assert options.quality_text is not None
-    path = Path(options.quality_text)
-    wanted = max(sensitivity.FEWEST_TOKENS, min(sensitivity.MOST_TOKENS, sensitivity.MOST_LOGITS // vocabulary))
-    length = min(sensitivity.WINDOW_TOKENS, draft.max_length)
-    raw, sha256 = texts.read(path, "quality_text")
-    found = texts.tokens(raw, draft.checkpoint, vocabulary)
-    measured = measured_tokens(options, draft.fake.parameters)
-    fewest = min(SHORTEST_TEXT, measured)
-    useless = found is not None and texts.is_useless(found.part(0, measured), fewest)
-    if found is None or (useless and "quality-text" not in draft.work.asked):
-        ids = np.random.Generator(np.random.PCG64(1)).integers(0, vocabulary, wanted).tolist()
-        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
-    name = path.name
-    texts.refuse_useless(found.part(0, measured), fewest, path, "quality_text")
-    rest = found.part(measured, measured + wanted)
-    if len(rest.ids) >= sensitivity.FEWEST_TOKENS:
-        return Text(f"{name} after the part that quality is measured on", sha256, rest.windows(length)), True
-    if draft.text is not None:
-        windows = draft.text.windows[:, :length]
-        text = Text(draft.text.name, draft.text.sha256, windows[: max(1, wanted // length)])
-        if draft.text.sha256 != sha256:
-            return text, True
-        add_note(draft.work, SAME_TEXT.format(name=name))
-        return text, False
-    add_note(draft.work, SAME_TEXT.format(name=name))
-    return Text(name, sha256, found.part(0, wanted).windows(length)), False
+    path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
+    count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // vocabulary))
+    length, fewest = min(WINDOW_TOKENS, draft.max_length), min(FEWEST_TOKENS, measured)
+    chosen = "quality-text" in draft.work.asked
+    found = texts.read_windows(
+        path, "quality_text", draft.checkpoint, vocabulary, length, count, fewest, after=measured, chosen=chosen, seed=1
+    )
+    unseen = found.name != path.name  # the rest of the file, or random tokens
+    if not unseen:
+        add_note(draft.work, SAME_TEXT.format(name=path.name))
+    return found, unseen
+
+
+def _rows(packed: QuantisedSource, bits: int, plan: Plan) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows of a weight with these bits."""
+    if bits != FULL:
+        for start, rows in _requantise(packed, bits, plan).rows_quantised():
+            yield start, restored(rows)[:, : packed.width]
+        return
+    with OpenFiles(packed.checkpoint.folder) as files:
+        for region in blocks(packed.origin.shape, ROWS_ELEMENTS):
+            yield region[0][0], packed.origin.read(region, files).to(torch.float32)
+
+
+def _patterns(placed: PlacedWeight) -> tuple[str, ...]:
+    """The module names that identify a weight: of its parameters for joined weights, else of its products."""
+    if not placed.of_experts and (own := paths(placed.packed.parameters)):
+        return own
+    alike = len({module.rpartition(".")[2] for module in placed.modules}) == 1  # an embedding and a head are not alike
+    return placed.modules if alike else placed.modules[:1]
+
+
+def _requantise(packed: QuantisedSource, bits: int, plan: Plan) -> QuantisedSource:
+    """A quantised weight with other bits.
+
+    Block sizes that divide its rows are valid for any bits; where none does (an embedding), the block size stays.
+    """
+    now = packed.packing
+    if now.grid.bits == bits:
+        return packed
+    other = plan.packed(bits, packed.width) or replace(now, grid=replace(now.grid, bits=bits))
+    return replace(packed, packing=other)

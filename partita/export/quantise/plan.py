@@ -17,7 +17,7 @@ from partita.export.quantise.form_probes import (
 )
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.keep_setting import Keep, check_modules, read_keep
-from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.quantisers import Grid, without_text
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import AUTO, Kernels, Target
@@ -201,6 +201,38 @@ def make_plan(
 
     smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))
+
+
+def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | None) -> Plan | None:
+    """The plan of a separate prefill graph with 8-bit integer products; None when none was requested.
+
+    Prefill is compute-bound and a decode step memory-bound: an integer matrix unit is faster for many tokens, and fewer
+    bytes are faster for one. Both graphs share one cache. The head and embeddings are those of the decode graph.
+
+    Raises UsageError for activations other than float32, and ProviderError when the target has no kernel.
+    """
+    asked = options.prefill_precision
+    if asked is None or plan is None:
+        return None
+    option = ("prefill_precision", asked)
+    if options.computing.dtype != "float32":
+        raise UsageError(
+            f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its "
+            "products, but the prefill graph in float32; add `activations=fp32`, or omit it"
+        )
+    forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
+    # Weights kept unquantised stay so in both graphs; all other bits become those of this form.
+    keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
+    own = Plan(8, None, without_text(plan.quantiser), plan.kernels, forms[0], keep, INTEGERS)
+    if target is None:
+        return own
+
+    def packings(form: Form, kernels: Kernels) -> list[Packing]:
+        found = replace(own, form=form, kernels=kernels).packed(8, PROBED_WIDTH)
+        return [] if found is None else [found]
+
+    taken, _ = first_supported(target, forms, packings, packings, options.computing.dtype, option=option)
+    return replace(own, form=taken)
 
 
 def supports_stored_lookup(form: Form, packing: Packing) -> bool:

@@ -7,7 +7,7 @@ and attend in one operator, and the separate write is removed as dead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,36 +118,10 @@ class Emitter:
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None
         layer = next((n for n, w in self.written.items() if w.keys is request.key and w.values is request.value), None)
-        if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
-            keys, values = request.key, request.value
-            if layer is not None:
-                # Keys of another layer: read the cache that its attention wrote.
-                present = self.written[layer].present
-                keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
-            if keys.shape[2] != self.max_length:
-                raise UnsupportedModelError(
-                    f"{request.module} attends to keys that it has not cached, which is not supported"
-                )
-            reading = Reading(
-                request.query,
-                keys,
-                values,
-                self.positions,
-                self.cursors,
-                request.scale,
-                request.softcap,
-                window,
-                mask,
-                request.sink,
-            )
-            return self.lowering.attend(reading)
-        written = self.written[layer]
-        call = AttentionCall(
+        reading = Reading(
             request.query,
-            written.key,
-            written.value,
-            self.past["key", layer, 0],
-            self.past["value", layer, 0],
+            request.key,
+            request.value,
             self.positions,
             self.cursors,
             request.scale,
@@ -155,6 +129,25 @@ class Emitter:
             window,
             mask,
             request.sink,
+        )
+        if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
+            if layer is not None:
+                # Keys of another layer: read the cache that its attention wrote.
+                present = self.written[layer].present
+                widths = request.key.shape[-1], request.value.shape[-1]
+                reading = replace(
+                    reading, keys=_narrowed(present[0], widths[0]), values=_narrowed(present[1], widths[1])
+                )
+            if reading.keys.shape[2] != self.max_length:
+                raise UnsupportedModelError(
+                    f"{request.module} attends to keys that it has not cached, which is not supported"
+                )
+            return self.lowering.attend(reading)
+        written = self.written[layer]
+        call = AttentionCall(
+            replace(reading, keys=written.key, values=written.value),
+            self.past["key", layer, 0],
+            self.past["value", layer, 0],
             written.rolls,
         )
         output, *present_pair = self.lowering.emit(call)

@@ -10,7 +10,6 @@ Quality figures of a package: losses and divergence per token, and their summary
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +23,13 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save as serialised
 
-from partita.errors import ParityError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.options import ExportOptions
 from partita.export.progress import Stage
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import clear_for, load
-from partita.export.verify.texts import WINDOW_TOKENS, Text, Tokens
+from partita.export.verify.texts import RANDOM, WINDOW_TOKENS, Text
 from partita.package.folder import QUALITY, Manifest
 from partita.package.records import LikelyDivergence, PhaseQuality, Quality
 
@@ -200,18 +198,7 @@ BLOCK_ELEMENTS = 1 << 18
 KEPT_BYTES = 2 << 30
 """Maximum size on disk of the source model's logits."""
 
-RANDOM = "random tokens"
-"""The recorded name where random tokens replace a text."""
-
 Logits = npt.NDArray[np.float32]
-
-
-class MissedRatioError(ParityError):
-    """The package diverges from the source model by more than was allowed."""
-
-    def __init__(self, message: str, ratio: float, weight_bytes: int) -> None:
-        super().__init__(message)
-        self.ratio, self.weight_bytes = ratio, weight_bytes
 
 
 class Scorer(Protocol):
@@ -249,28 +236,18 @@ def read_text(
     *,
     chosen: bool = True,
 ) -> Text:
-    """The first `count` tokens of the text in `path`, as windows.
+    """The first `count` tokens of the text in `path`, as windows; `note` gets a note about random tokens.
 
-    Fixed random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer gives too
-    few tokens for a default text (not `chosen` by the user); `note` gets a note about it. Raises UsageError when the
-    text cannot be read or is too short.
+    Raises UsageError as `texts.read_windows`.
     """
-    text, sha256 = texts.read(path, "quality_text")
-    fewest = min(SHORTEST_TEXT, count)
-    name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    useless = found is not None and texts.is_useless(found.part(0, count), fewest)
-    if found is None or (useless and not chosen):
-        why = (
-            "the checkpoint's tokenizer has no tokens for it"
-            if useless
-            else "the checkpoint's tokenizer cannot be loaded"
+    length, fewest = min(WINDOW_TOKENS, max_length), min(SHORTEST_TEXT, count)
+    found = texts.read_windows(path, "quality_text", checkpoint, vocab_size, length, count, fewest, chosen=chosen)
+    if found.name == RANDOM:
+        note(
+            "the checkpoint's tokenizer cannot be loaded, or has no tokens for the text: the quality of the package is "
+            "measured on random tokens"
         )
-        note(f"{why}: the quality of the package is measured on random tokens")
-        name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
-        found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, count).tolist())
-    taken = found.part(0, count)
-    texts.refuse_useless(taken, fewest, path, "quality_text")
-    return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
+    return found
 
 
 def measured_tokens(options: ExportOptions, parameters: int) -> int:

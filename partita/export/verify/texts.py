@@ -21,6 +21,8 @@ MOST_BYTES = 4 << 20
 """Bytes of a text that are read: 64 for each token that may be used."""
 MOST_UNKNOWN = 0.5
 """Maximum fraction of unknown tokens in a text."""
+RANDOM = "random tokens"
+"""The recorded name where random tokens replace a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +104,47 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
 
 
-def is_useless(found: Tokens, fewest: int) -> bool:
+def _is_useless(found: Tokens, fewest: int) -> bool:
     """Whether a text has fewer tokens than `fewest`, or mostly unknown ones."""
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
 
 
-def chosen_text(found: Tokens | None, fewest: int, path: Path, option: str) -> Tokens:
-    """The tokens of a text that the user chose. Raises UsageError where no tokenizer loads, and as `refuse_useless`."""
-    if found is None:
+def read_windows(
+    path: Path,
+    option: str,
+    checkpoint: Checkpoint,
+    vocab_size: int,
+    length: int,
+    count: int,
+    fewest: int,
+    *,
+    after: int = 0,
+    chosen: bool = True,
+    needs_tokenizer: bool = False,
+    seed: int = 0,
+) -> Text:
+    """`count` tokens of the text in `path` in windows of `length`, for an option.
+
+    The tokens after the first `after`, which quality is measured on, where there are `fewest` of them; else the first
+    ones. Random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer gives too
+    few tokens for a default text (not `chosen` by the user). Raises UsageError when the text cannot be read, is too
+    short or not covered by the tokenizer, and without a tokenizer where the option needs one.
+    """
+    raw, sha256 = read(path, option)
+    found = tokens(raw, checkpoint, vocab_size)
+    if found is None and needs_tokenizer:
         raise UsageError(
             f"`{option}={path}`: the checkpoint's tokenizer cannot be loaded, so no text can be used; omit `{option}`"
         )
-    refuse_useless(found, fewest, path, option)
-    return found
+    if found is None or (not chosen and _is_useless(found.part(0, after + count), fewest)):
+        ids = np.random.Generator(np.random.PCG64(seed)).integers(0, vocab_size, count).tolist()
+        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
+    refuse_useless(found.part(0, after + count), fewest, path, option)
+    rest = found.part(after, after + count)
+    if after and len(rest.ids) >= fewest:
+        return Text(f"{path.name} after the part that quality is measured on", sha256, rest.windows(length))
+    return Text(path.name, sha256, found.part(0, count).windows(length))
 
 
 def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:

@@ -19,7 +19,7 @@ from partita.export.options import ExportOptions, check_options
 from partita.export.passes import cache_rounding
 from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
-from partita.export.verify.quality import RANDOM
+from partita.export.verify.texts import RANDOM
 from partita.library.exporting import export
 from partita.library.place.target import supported_by_cpu
 from partita.package.folder import Manifest, read_manifest
@@ -149,7 +149,8 @@ def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
 ) -> None:
     """As where weights are rounded on it: without a tokenizer nobody can read it."""
     folder = tiny_checkpoint("llama", tokenizer=False)
-    manifest: Any = SimpleNamespace(graph=SimpleNamespace(max_length=64, vocab_size=288))
+    graph, source = SimpleNamespace(max_length=64, vocab_size=288), SimpleNamespace(parameters=10_000)
+    manifest: Any = SimpleNamespace(graph=graph, source=source)
     asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
     with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: the checkpoint's tokenizer cannot be loaded"):
         cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)

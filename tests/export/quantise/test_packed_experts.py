@@ -23,9 +23,9 @@ from partita.export.quantise.calibrate.calibration import calibrate
 from partita.export.quantise.calibrate.reference import movable, parameter_names, put_back
 from partita.export.quantise.forms import form
 from partita.export.quantise.keep_setting import Keep
+from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import Plan, make_plan
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.sensitivity import units
 from partita.export.quantise.write.experts import flatten_stack
 from partita.export.quantise.write.products import routes
 from partita.export.quantise.write.rewrite import PlacedWeight

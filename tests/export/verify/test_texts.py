@@ -125,8 +125,8 @@ def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpo
     path, said = tmp_path / "text.txt", list[str]()
     path.write_text("drei vier " * 2000)
     found = quality.read_text(path, words, 300, 64, 1 << 20, said.append, chosen=False)
-    assert found.name == quality.RANDOM and found.tokens > 256
-    assert ["has no tokens for it" in line for line in said] == [True]
+    assert found.name == texts.RANDOM and found.tokens > 256
+    assert ["has no tokens for the text" in line for line in said] == [True]
 
 
 def test_of_a_large_text_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

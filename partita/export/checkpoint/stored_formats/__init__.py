@@ -22,7 +22,7 @@ import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
 from partita.export.weights.element_types import unpack
 from partita.export.weights.origins import Region
 
@@ -227,10 +227,9 @@ class Sources:
     def raise_missing(self) -> None:
         """Raise CheckpointError when tensors are missing: the first five, and their number."""
         if self.missing:
-            shown = ", ".join(name[:SHOWN_CHARACTERS] for name in sorted(self.missing)[:5])
-            more = f" and {len(self.missing) - 5} more ({len(self.missing)} in all)" if len(self.missing) > 5 else ""
+            missing = few([name[:SHOWN_CHARACTERS] for name in sorted(self.missing)])
             raise CheckpointError(
-                f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {shown}{more}; download it again"
+                f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {missing}; download it again"
             )
 
 

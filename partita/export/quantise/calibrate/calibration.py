@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,13 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
 
     Raises UsageError when it is unreadable or too short, or without a tokenizer.
     """
-    raw, sha256 = texts.read(path, "calibrate")
     vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
-    found = texts.chosen_text(texts.tokens(raw, checkpoint, vocabulary), FEWEST_TOKENS, path, "calibrate")
     length = min(texts.WINDOW_TOKENS, max_length)
     most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
-    return Text(path.name, sha256, found.windows(length)[:most])
+    found = texts.read_windows(
+        path, "calibrate", checkpoint, vocabulary, length, length * most, FEWEST_TOKENS, needs_tokenizer=True
+    )
+    return replace(found, windows=found.windows[:most])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from partita.errors import UsageError
@@ -93,39 +93,15 @@ class Reading:
 class AttentionCall:
     """One attention call that reads the keys its layer has just cached, so that one operator may write and attend.
 
-    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are new; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may
-    have larger head sizes than the new ones; the rest as in `Reading`.
+    past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'] may have larger head sizes than the new keys and values.
     """
 
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    reading: Reading
+    """The attention, with the new keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] only."""
     past_key: torch.Tensor
     past_value: torch.Tensor
-    positions: torch.Tensor
-    cursors: tuple[torch.Tensor, ...]
-    scale: float
-    softcap: float
-    window: int | None
-    mask: torch.Tensor | None = None
-    sink: torch.Tensor | None = None
     rolls: bool = False
     """N is the window: the operator drops older rows."""
-
-    def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
-        """The attention part of the call, over the cache with the new keys and values."""
-        return Reading(
-            self.query,
-            keys,
-            values,
-            self.positions,
-            self.cursors,
-            self.scale,
-            self.softcap,
-            self.window,
-            self.mask,
-            self.sink,
-        )
 
 
 Emit = Callable[[AttentionCall], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
@@ -151,9 +127,7 @@ class Lowering:
     domains: tuple[tuple[str, int], ...]
     """Contrib domains and their versions."""
     cursors: tuple[Cursor, ...]
-    emit: Emit
     write: Write
-    """For a layer whose keys are read by operators other than its own attention call."""
     attend: Attend
     takes_mask: bool
     """`emit` supports a mask tensor."""
@@ -168,3 +142,14 @@ class Lowering:
     grows: bool = False
     """Past states have one row per earlier token, present states one per token; a cursor has length T. Used on request
     only. False: both have N rows."""
+    fused_call: Emit | None = None
+    """Writes and attends in one operator; None: with `write` and `attend`, as for a layer whose keys others read."""
+
+    def emit(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Emit the nodes of a call. Returns output [B, S, H, Dv], present key, present value."""
+        if self.fused_call is not None:
+            return self.fused_call(call)
+        new = call.reading
+        key = self.write(call.past_key, new.keys, new.positions, new.cursors)
+        value = self.write(call.past_value, new.values, new.positions, new.cursors)
+        return self.attend(replace(new, keys=key, values=value)), key, value

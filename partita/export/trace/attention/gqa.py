@@ -28,36 +28,37 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     """Emit the node. Returns output [B, S, H, Dv], present key and value [B, Hkv, N, D]."""
     import torch.onnx.ops as onnx_ops
 
-    batch, heads, length, _ = call.query.shape
+    new = call.reading
+    batch, heads, length, _ = new.query.shape
     key_width, value_width = call.past_key.shape[-1], call.past_value.shape[-1]
     flat = [
         pad_last_axis(tensor, width).transpose(1, 2).reshape(batch, length, -1)
-        for tensor, width in ((call.query, key_width), (call.key, key_width), (call.value, value_width))
+        for tensor, width in ((new.query, key_width), (new.keys, key_width), (new.values, value_width))
     ]
     attributes: dict[str, Any] = {
         "num_heads": heads,
-        "kv_num_heads": call.key.shape[1],
-        "scale": call.scale,
+        "kv_num_heads": new.keys.shape[1],
+        "scale": new.scale,
     }
-    if call.softcap:
-        attributes["softcap"] = call.softcap
-    if call.window is not None:
-        attributes["local_window_size"] = call.window
+    if new.softcap:
+        attributes["softcap"] = new.softcap
+    if new.window is not None:
+        attributes["local_window_size"] = new.window
     if call.rolls:
         attributes["sliding_window_cache"] = 1
-    inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *call.cursors]
-    if call.sink is not None:
-        inputs += [None, None, None, None, call.sink]  # no cosines, sines, positions and bias
+    inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *new.cursors]
+    if new.sink is not None:
+        inputs += [None, None, None, None, new.sink]  # no cosines, sines, positions and bias
     output, present_key, present_value = onnx_ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         inputs,
         attributes,
-        dtypes=(call.query.dtype,) * 3,
+        dtypes=(new.query.dtype,) * 3,
         shapes=((batch, length, heads * value_width), call.past_key.shape, call.past_value.shape),
         version=1,
     )
     output = output.reshape(batch, length, heads, value_width)
-    return output[..., : call.value.shape[-1]], present_key, present_value
+    return output[..., : new.values.shape[-1]], present_key, present_value
 
 
 LOWERING = Lowering(
@@ -71,7 +72,6 @@ LOWERING = Lowering(
         Cursor("seqlens_k", "last_index", "int32", per_row=True),
         Cursor("total_sequence_length", "total_length", "int32", per_row=False),
     ),
-    emit=emit,
     write=primitives.write,
     attend=primitives.attend,
     takes_mask=False,
@@ -80,4 +80,5 @@ LOWERING = Lowering(
     # ONNX Runtime 1.31.1: "batch_size must be 1 when sequence_length > 1 and past context is given"
     appends_in_batches=False,
     rolls=True,
+    fused_call=emit,
 )

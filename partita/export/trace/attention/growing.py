@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.trace.attention import AttentionCall, Cursor, Lowering, Reading
-from partita.export.trace.attention.primitives import LOWEST, attention_mask, with_sink
-from partita.export.trace.operators import product, reshape
+from partita.export.trace.attention import Cursor, Lowering, Reading
+from partita.export.trace.attention.primitives import attend
 
 if TYPE_CHECKING:
     import torch
@@ -39,34 +38,7 @@ def _write(
 
 def _attend(reading: Reading) -> torch.Tensor:
     """Attention of [B, H, S, D] over the T rows of keys and values; returns [B, S, H, Dv]."""
-    import torch
-
-    batch, heads, length, width = reading.query.shape
-    kv_heads, total, value_width = reading.keys.shape[1], reading.keys.shape[2], reading.values.shape[-1]
-    rows = heads // kv_heads * length
-    query = reshape(reading.query * reading.scale, (batch, kv_heads, -1, width), (batch, kv_heads, rows, width))
-    scores = product(query, reading.keys.transpose(2, 3))
-    scores = reshape(scores, (batch, heads, -1, 0), (batch, heads, length, total))  # 0: T, as in the input
-    if reading.softcap:
-        scores = torch.tanh(scores / reading.softcap) * reading.softcap
-    seen = (reading.cursors[0] != 0)[:, None, None, :]
-    if reading.mask is not None:
-        scores = scores + reading.mask
-    else:
-        seen = seen & attention_mask(reading.positions, reading.window, total)
-    scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
-    weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
-    weights = reshape(weights, (batch, kv_heads, -1, 0), (batch, kv_heads, rows, total))
-    shape = (batch, heads, length, value_width)
-    output = reshape(product(weights, reading.values), (batch, heads, -1, value_width), shape)
-    return output.transpose(1, 2)
-
-
-def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, T, D], present value [B, Hkv, T, Dv]."""
-    present_key = _write(call.past_key, call.key, call.positions, call.cursors)
-    present_value = _write(call.past_value, call.value, call.positions, call.cursors)
-    return _attend(call.reading(present_key, present_value)), present_key, present_value
+    return attend(reading, reading.cursors[0])
 
 
 LOWERING = Lowering(
@@ -77,7 +49,6 @@ LOWERING = Lowering(
     min_opset=18,
     domains=(),
     cursors=(MASK,),
-    emit=_emit,
     write=_write,
     attend=_attend,
     takes_mask=True,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from partita.export.trace.attention import AttentionCall, Cursor, Lowering, Reading, primitives
+from partita.export.trace.attention import Cursor, Lowering, Reading, primitives
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +70,6 @@ def _attend(reading: Reading) -> torch.Tensor:
     return output.transpose(1, 2)
 
 
-def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
-    present_key = write(call.past_key, call.key, call.positions, call.cursors)
-    present_value = write(call.past_value, call.value, call.positions, call.cursors)
-    return _attend(call.reading(present_key, present_value)), present_key, present_value
-
-
 LOWERING = Lowering(
     name="onnx24",
     rank=1,
@@ -88,7 +81,6 @@ LOWERING = Lowering(
         Cursor("write_indices", "write_start", "int64", per_row=True),
         Cursor("nonpad_kv_seqlen", "valid_length", "int64", per_row=True),
     ),
-    emit=_emit,
     write=write,
     attend=_attend,
     takes_mask=True,

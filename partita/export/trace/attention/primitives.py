@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.trace.attention import AttentionCall, Lowering, Reading
+from partita.export.trace.attention import Lowering, Reading
 from partita.export.trace.operators import product, reshape
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ def write(
     )
 
 
-def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshape to four sizes, of which the third may be symbolic."""
-    return reshape(tensor, (*shape[:2], -1, shape[3]), shape)
-
-
 def attention_mask(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
     """Whether a query may see a key: positions [B, S] -> [B, 1, S, N]."""
     import torch
@@ -52,27 +47,35 @@ def attention_mask(positions: torch.Tensor, window: int | None, max_length: int)
     return seen if window is None else seen & (keys > queries - window)
 
 
-def attend(reading: Reading) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv]."""
+def attend(reading: Reading, padding: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv].
+
+    `padding` [B, N]: 0 for rows that are never visible; then N is symbolic.
+    """
     import torch
 
     batch, heads, length, width = reading.query.shape
-    kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
+    kv_heads, total, value_width = reading.keys.shape[1], reading.keys.shape[2], reading.values.shape[-1]
+    last = total if padding is None else 0  # 0: as in the input
     # Query heads of one KV head are rows of one product, so that keys and values are not repeated per query head.
     rows = heads // kv_heads * length
-    query = _split(reading.query * reading.scale, (batch, kv_heads, rows, width))
+    query = reshape(reading.query * reading.scale, (batch, kv_heads, -1, width), (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
-    scores = _split(scores, (batch, heads, length, max_length))
+    scores = reshape(scores, (batch, heads, -1, last), (batch, heads, length, total))
     if reading.softcap:
         scores = torch.tanh(scores / reading.softcap) * reading.softcap
+    seen = None if padding is None else (padding != 0)[:, None, None, :]
     if reading.mask is not None:
         scores = scores + reading.mask
     else:
-        seen = attention_mask(reading.positions, reading.window, max_length)
+        allowed = attention_mask(reading.positions, reading.window, total)
+        seen = allowed if seen is None else seen & allowed
+    if seen is not None:
         scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
     weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
-    weights = _split(weights, (batch, kv_heads, rows, max_length))
-    output = _split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
+    weights = reshape(weights, (batch, kv_heads, -1, last), (batch, kv_heads, rows, total))
+    shape = (batch, heads, length, value_width)
+    output = reshape(product(weights, reading.values), (batch, heads, -1, value_width), shape)
     return output.transpose(1, 2)
 
 
@@ -86,13 +89,6 @@ def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     return weights / (weights.sum(dim=-1, keepdim=True) + torch.exp(column - highest))
 
 
-def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
-    present_key = write(call.past_key, call.key, call.positions)
-    present_value = write(call.past_value, call.value, call.positions)
-    return attend(call.reading(present_key, present_value)), present_key, present_value
-
-
 LOWERING = Lowering(
     name="primitives",
     rank=2,
@@ -101,7 +97,6 @@ LOWERING = Lowering(
     min_opset=18,
     domains=(),
     cursors=(),
-    emit=_emit,
     write=write,
     attend=attend,
     takes_mask=True,

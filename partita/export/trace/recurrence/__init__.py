@@ -22,16 +22,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partita.export.trace.operators import Form
-
-if TYPE_CHECKING:
-    from partita.export.trace.operators import Form
-
 
 __all__ = ["Recurrence", "read_states", "recurrences", "replace_recurrences", "used_by"]
 
@@ -75,7 +72,7 @@ def _modelling_code(model: torch.nn.Module) -> list[ModuleType]:
 
 
 Function = Callable[..., Any]
-"""A function with the arguments and results of the replaced one."""
+"""A function with the arguments and results of the replaced one, after a form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +81,16 @@ class Recurrence:
 
     functions: tuple[str, ...]
     """Its names in transformers."""
-    contrib: Function
-    """For any number of tokens, in ONNX Runtime's operators."""
-    standard: Function
-    """For a fixed number of tokens, in standard operators."""
+    run: Function
+    """The form, and the arguments. `contrib`: ONNX Runtime's operators, for any number of tokens; `standard`: standard
+    operators, for a fixed number."""
     reads_state: bool = False
     """It reads the layer's last state itself: the model gets no state, and always takes its code path for several
     tokens."""
 
     def written(self, form: Form) -> Function:
         """The replacement in this form."""
-        return self.contrib if form == "contrib" else self.standard
+        return partial(self.run, form)
 
 
 def linear_attention(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
@@ -20,7 +21,8 @@ NORM_EPSILON = 1e-6
 """Epsilon of the norm of queries and keys, as in transformers (`l2norm` in its modelling code)."""
 
 
-def _contrib(
+def run(
+    form: Form,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -32,34 +34,17 @@ def _contrib(
     use_qk_l2norm_in_kernel: bool = False,
     **keywords: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One node. Returns [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32.
+    """Returns [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32. One node, or matrix products chunk by chunk.
 
     query, key [B, S, Hk, Dk], value [B, S, H, Dv], g [B, S, H] or [B, S, H, Dk], beta [B, S, H].
     """
-    heads, dtype = value.shape[2], query.dtype
-    query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
-    state = _initial(initial_state, key, heads, value.shape[-1])
-    output, final = linear_attention(query, key, value, state, g, beta, key.shape[-1] ** -0.5)
-    return output.to(dtype), final if output_final_state else None
-
-
-def standard(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    chunk_size: int = CHUNK,
-    initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    **keywords: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrix products, chunk by chunk, for a fixed number of tokens; otherwise as `_contrib`."""
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
     query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
-    state = _initial(initial_state, key, heads, value.shape[-1])
-    query = query * key.shape[-1] ** -0.5
+    state, scale = _initial(initial_state, key, heads, value.shape[-1]), key.shape[-1] ** -0.5
+    if form == "contrib":
+        output, state = linear_attention(query, key, value, state, g, beta, scale)
+        return output.to(dtype), state if output_final_state else None
+    query = query * scale
     if g.ndim == 3:
         g = g[..., None]
     outputs = []
@@ -146,6 +131,5 @@ def invert_triangular(system: torch.Tensor) -> torch.Tensor:
 
 RECURRENCE = Recurrence(
     functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"),
-    contrib=_contrib,
-    standard=standard,
+    run=run,
 )

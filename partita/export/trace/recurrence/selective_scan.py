@@ -15,10 +15,12 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace.hooks import last_state
+from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 
-def _contrib(
+def run(
+    form: Form,
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
     A: torch.Tensor,
@@ -31,45 +33,35 @@ def _contrib(
     return_last_state: bool = False,
     **keywords: Any,
 ) -> Any:
-    """One node, with one head per channel. Returns [B, H, S], and the state [B, H, N] if requested.
+    """Returns [B, H, S], and the state [B, H, N] if requested. One node with one head per channel, or token by token.
 
     hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D, delta_bias [H].
     """
-    step = _time_step(dt, delta_bias, softplus=delta_softplus).transpose(1, 2)
-    tokens = hidden_states.to(torch.float32).transpose(1, 2)
-    decay = A.to(torch.float32) * step[..., None]
-    ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
-    # Keys and queries are equal for all channels.
-    key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
-    state = _initial(hidden_states, A)[..., None]
-    output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
-    output = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype)
-    return _output(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
-
-
-def standard(
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **keywords: Any,
-) -> Any:
-    """Token by token, for a fixed number of tokens; otherwise as `_contrib`."""
-    step = _time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
-    decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
-    new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
-    state, outputs = _initial(hidden_states, A), []
-    for index in range(hidden_states.shape[2]):
-        state = decay[:, :, index] * state + new[:, :, index]
-        outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
-    output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
-    return _output(output, state, hidden_states, D, z, with_state=return_last_state)
+    step = _time_step(dt, delta_bias, softplus=delta_softplus)
+    if form == "contrib":
+        step = step.transpose(1, 2)
+        tokens = hidden_states.to(torch.float32).transpose(1, 2)
+        decay = A.to(torch.float32) * step[..., None]
+        ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
+        # Keys and queries are equal for all channels.
+        key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
+        state = _initial(hidden_states, A)[..., None]
+        output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
+        output, state = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype), final.squeeze(-1)
+    else:
+        step = step[..., None]
+        decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
+        new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
+        state, outputs = _initial(hidden_states, A), []
+        for index in range(hidden_states.shape[2]):
+            state = decay[:, :, index] * state + new[:, :, index]
+            outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
+        output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
+    if D is not None:
+        output = output + hidden_states * D[None, :, None]
+    if z is not None:
+        output = output * torch.nn.functional.silu(z)
+    return (output, state.to(hidden_states.dtype)) if return_last_state else output
 
 
 def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
@@ -91,25 +83,7 @@ def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     return state.to(torch.float32)
 
 
-def _output(
-    output: torch.Tensor,
-    state: torch.Tensor,
-    hidden_states: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    *,
-    with_state: bool,
-) -> Any:
-    """The output with the bypass D x and the gate."""
-    if D is not None:
-        output = output + hidden_states * D[None, :, None]
-    if z is not None:
-        output = output * torch.nn.functional.silu(z)
-    return (output, state.to(hidden_states.dtype)) if with_state else output
-
-
 RECURRENCE = Recurrence(
     functions=("mamba_selective_scan",),
-    contrib=_contrib,
-    standard=standard,
+    run=run,
 )

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from partita.export.trace.hooks import last_state
+from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
 
 
-def _contrib(
+def run(
+    form: Form,
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
     A: torch.Tensor,
@@ -35,36 +37,19 @@ def _contrib(
     return_final_states: bool = False,
     **keywords: Any,
 ) -> Any:
-    """One node. Returns [B, S, H, P], and the state [B, H, P, N] if requested, in float32.
+    """Returns [B, S, H, P], and the state [B, H, P, N] if requested, in float32. One node, or products by chunk.
 
     hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads each.
     """
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
-    state = _initial(initial_states, tokens, key).transpose(2, 3)
-    output, final = linear_attention(query, key, tokens * step[..., None], state, A.to(torch.float32) * step, None, 1.0)
-    return _output(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
-
-
-def standard(
-    hidden_states: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    chunk_size: int,
-    D: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-    initial_states: torch.Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    return_final_states: bool = False,
-    **keywords: Any,
-) -> Any:
-    """Matrix products, chunk by chunk, for a fixed number of tokens; otherwise as `_contrib`."""
-    tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
-    state, outputs = _initial(initial_states, tokens, key), []
+    state, decay = _initial(initial_states, tokens, key), A.to(torch.float32) * step
+    if form == "contrib":
+        value = tokens * step[..., None]
+        output, final = linear_attention(query, key, value, state.transpose(2, 3), decay, None, 1.0)
+        return _output(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
+    outputs = []
     by_head = [tensor.transpose(1, 2) for tensor in (tokens * step[..., None], key, query)]
-    decay = (A.to(torch.float32) * step).transpose(1, 2)
+    decay = decay.transpose(1, 2)
     for begin in range(0, hidden_states.shape[1], CHUNK):
         parts = [tensor[:, :, begin : begin + CHUNK] for tensor in by_head]
         output, state = chunk(parts[0], parts[1], parts[2], decay[:, :, begin : begin + CHUNK], state)
@@ -134,7 +119,6 @@ def _output(
 
 RECURRENCE = Recurrence(
     functions=("mamba2_chunk_scan",),
-    contrib=_contrib,
-    standard=standard,
+    run=run,
     reads_state=True,
 )

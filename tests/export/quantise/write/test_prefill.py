@@ -12,8 +12,7 @@ import pytest
 from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.options import check_options
-from partita.export.quantise.plan import make_plan
-from partita.export.quantise.write.prefill import prefill_plan
+from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.target import Kernels
 from partita.package.folder import check_files, read_manifest
 from partita.package.records import PrefillChoice

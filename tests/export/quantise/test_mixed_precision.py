@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,14 +16,13 @@ from partita.demo import heldout_path
 from partita.errors import ParityError, ResourceError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
-from partita.export.options import ExportOptions
-from partita.export.quantise import mixed_precision, sensitivity
+from partita.export.progress import SilentStage
+from partita.export.quantise import mixed_precision
 from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.forms import form
 from partita.export.quantise.keep_setting import Keep
-from partita.export.quantise.mixed_precision import Mixes
+from partita.export.quantise.mixed_precision import FULL, Mixes, Unit, keep_of, ordered_steps, units
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.sensitivity import FULL, Ladder, MixDivergence, Unit, ordered_steps, units
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import QuantisedSource
 from partita.export.target import Kernels
@@ -35,7 +32,7 @@ from partita.export.verify.texts import Text
 from partita.export.weights.origins import SlicedOrigin
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import QUALITY, WEIGHTS, read_manifest
-from partita.package.records import PackedWeights, Quality
+from partita.package.records import PackedWeights, Quality, TriedMix
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
@@ -59,13 +56,18 @@ def placed(folder: Path, names: tuple[str, ...] = NAMES, plan: Plan = PLAN) -> l
     return found
 
 
-def made(folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Ladder:
-    """The ladder of a tiny model on random tokens."""
+def measured(model: Any, folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Mixes:
+    """The mixes of a model on random tokens."""
     checkpoint = open_checkpoint(str(folder))
-    model = load(checkpoint)
     ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (4, 64))
     names = parameter_names(model, match_names(model, checkpoint.tensors))
-    return sensitivity.ladder(model, weights, names, plan, Text("text", "", ids), lambda _: None)
+    with torch.no_grad():
+        return Mixes(model, weights, names, plan, Text("text", "", ids), SilentStage())
+
+
+def made(folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Mixes:
+    """The mixes of a tiny model on random tokens."""
+    return measured(load(open_checkpoint(str(folder))), folder, weights, plan)
 
 
 def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -73,16 +75,18 @@ def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCh
     assert [step.bits for step in found.steps] == [8] * 4 + [FULL] * 4
     costs = [cost for _, cost in found.costs]
     assert costs == sorted(costs, reverse=True) and min(costs) > 0
-    none, eight, all_of_it = found.measure_mix(0), found.measure_mix(4), found.measure_mix(8)
+    with torch.no_grad():
+        none, eight, all_of_it = found.measure(0), found.measure(4), found.measure(8)
     assert none.kl_mean > 10 * eight.kl_mean > 0 == pytest.approx(all_of_it.kl_mean, abs=1e-9)
     assert all_of_it.perplexity_ratio == pytest.approx(1, abs=1e-6)
     assert 0.4 < none.kl_mean / sum(costs) < 2.5, "what weights cost alone about adds up"
     found.tried.clear()
-    assert found.measure_mix(0) == none, "weights go back and forth without a trace"
+    with torch.no_grad():
+        assert found.measure(0) == none, "weights go back and forth without a trace"
 
 
 def test_what_saves_most_for_a_byte_is_made_wider_first(tiny_checkpoint: TinyCheckpoint) -> None:
-    gate, down, *_ = (Unit((each,), (4, 8, FULL)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
+    gate, down, *_ = (Unit((each,)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
     assert [step.unit for step in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
     assert gate.size(4, PLAN) < gate.size(8, PLAN) < gate.size(FULL, PLAN) == 4 * 64 * 96
 
@@ -90,16 +94,16 @@ def test_what_saves_most_for_a_byte_is_made_wider_first(tiny_checkpoint: TinyChe
 def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None:
     plan = replace(PLAN, keep=(Keep("layers.0.mlp.down_proj", "int8"),))
     weights = placed(tiny_checkpoint("llama"), plan=plan)
-    assert [unit.name for unit in units(weights, plan)] == [NAMES[0], *NAMES[2:]]
+    assert [unit.patterns for unit in units(weights, plan)] == [(name,) for name in (NAMES[0], *NAMES[2:])]
     found = made(tiny_checkpoint("llama"), weights, plan)
-    assert found.keep(1) == (Keep(found.steps[0].unit.name, "int8"),)
-    assert {keep.precision for keep in found.keep(6)} == {"fp32"} and len(found.keep(6)) == 3
+    assert keep_of(found.steps[:1]) == (Keep(found.steps[0].unit.patterns[0], "int8"),)
+    every = keep_of(found.steps[:6])
+    assert {keep.precision for keep in every} == {"fp32"} and len(every) == 3
 
 
 def test_weights_of_eight_bits_have_one_wider_width(tiny_checkpoint: TinyCheckpoint) -> None:
     plan = replace(PLAN, bits=8)
     found = units(placed(tiny_checkpoint("llama"), plan=plan), plan)
-    assert {unit.widths for unit in found} == {(8, FULL)}
     assert [step.bits for step in ordered_steps([(unit, 1.0) for unit in found], plan)] == [FULL] * 4
 
 
@@ -120,10 +124,9 @@ def test_an_embedding_that_no_block_divides_keeps_its_own(tiny_checkpoint: TinyC
 
 def test_what_is_not_packed_has_the_type_of_the_graph(tiny_checkpoint: TinyCheckpoint) -> None:
     (gate,) = placed(tiny_checkpoint("llama"), NAMES[:1])
-    half = Unit((replace(gate, packed=replace(gate.packed, dtype=ir.DataType.FLOAT16)),), (4, 8, FULL))
-    assert half.unpacked == "fp16" and half.size(FULL, PLAN) == 2 * 64 * 96
-    steps = ordered_steps([(half, 1.0)], PLAN)
-    assert Ladder(steps, (), lambda count: MixDivergence(count, 0, 1)).keep(2) == (Keep(NAMES[0], "fp16"),)
+    half = Unit((replace(gate, packed=replace(gate.packed, dtype=ir.DataType.FLOAT16)),))
+    assert half.size(FULL, PLAN) == 2 * 64 * 96
+    assert keep_of(ordered_steps([(half, 1.0)], PLAN)) == (Keep(NAMES[0], "fp16"),)
 
 
 def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -133,10 +136,9 @@ def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tin
     packing = PLAN.packing(["lm_head"], 64)
     assert isinstance(source, FloatSource) and packing is not None
     before = model.get_input_embeddings().weight.detach().clone()
-    names = parameter_names(model, match_names(model, checkpoint.tensors))
     head = PlacedWeight(QuantisedSource.of(source, packing), ("lm_head",), ())
-    text = Text("text", "", np.random.Generator(np.random.PCG64(0)).integers(0, 60, (1, 64)))
-    sensitivity.ladder(model, [head], names, PLAN, text, lambda _: None).measure_mix(0)
+    with torch.no_grad():
+        measured(model, tiny_checkpoint("llama", tied=True), [head]).measure(0)
     assert torch.equal(model.get_input_embeddings().weight.detach(), before)
     assert not torch.equal(model.get_output_embeddings().weight.detach(), before)
 
@@ -144,49 +146,27 @@ def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tin
 def test_layers_go_together_where_there_would_be_too_many(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensitivity, "MOST_UNITS", 3)
+    monkeypatch.setattr(mixed_precision, "MOST_UNITS", 3)
     found = units(placed(tiny_checkpoint("llama")), PLAN)
     assert [unit.patterns for unit in found] == [(NAMES[0], NAMES[2]), (NAMES[1], NAMES[3])]
-    assert found[0].name == f"{NAMES[0]} and 1 more"
 
 
 def test_the_smallest_mix_is_found_by_measuring_few() -> None:
     asked: list[int] = []
 
-    def judge(count: int) -> MixDivergence:
-        asked.append(count)
-        return MixDivergence(count, math.exp(-count / 10), 1.0)
+    class Curve(Mixes):
+        """Each step divides the divergence."""
 
-    unit = Unit((), (4, 8, FULL))
-    steps = tuple(sensitivity.Step(unit, 8) for _ in range(100))
-    found = Ladder(steps, (), judge).smallest(math.exp(-3.75))
-    assert found == 38 and len(asked) <= 8
-    assert Ladder(steps, (), judge).smallest(1e-9) is None
+        def __init__(self) -> None:
+            asked.clear()
 
+        def measure(self, count: int) -> TriedMix:
+            asked.append(count)
+            return TriedMix(wider=count, kl_mean=math.exp(-count / 10), perplexity_ratio=1.0)
 
-def test_the_widest_mix_is_tried_last_and_none_twice() -> None:
-    """The package may be worse than the text of the search says."""
-
-    def judge(count: int) -> MixDivergence:
-        return MixDivergence(count, 0.0 if count >= 10 else 1.0, 1.0)
-
-    options = ExportOptions("checkpoint", Path("out"), precision="int4", max_perplexity_ratio=1.01)
-    draft: Any = SimpleNamespace(work=SimpleNamespace(options=options))
-    steps = tuple(sensitivity.Step(Unit((), (4, 8, FULL)), 8) for _ in range(100))
-    tried = {most: Mixes(draft)._counts(Ladder(steps, (), judge), most) for most in (100, 10, 5)}
-    assert tried == {100: [10, 55, 77, 100], 10: [10], 5: [5]}
-
-
-def test_a_size_holds_as_many_steps_as_fit(tiny_checkpoint: TinyCheckpoint) -> None:
-    found = units(placed(tiny_checkpoint("llama")), PLAN)
-    steps = ordered_steps([(unit, 1.0) for unit in found], PLAN)
-    ladder, base = (
-        Ladder(steps, (), lambda count: MixDivergence(count, 0, 1)),
-        sum(unit.size(4, PLAN) for unit in found),
-    )
-    one = steps[0].unit.size(8, PLAN) - steps[0].unit.size(4, PLAN)
-    assert [ladder.largest(base + room, base, PLAN) for room in (-1, 0, one - 1, one)] == [None, 0, 0, 1]
-    assert ladder.largest(sum(unit.size(FULL, PLAN) for unit in found), base, PLAN) == 8
+    assert Curve().smallest(math.exp(-3.75), 100) == 38 and len(asked) <= 8
+    assert Curve().smallest(math.exp(-3.75), 20) == 20, "no more than a size allows"
+    assert Curve().smallest(1e-9, 100) == 100
 
 
 def packed_of(package: Path) -> PackedWeights:
@@ -228,38 +208,29 @@ def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyC
     manifest, mix = checked(package), packed_of(package).mix
     assert mix is not None and manifest.quality is not None and 0 < mix.taken < mix.steps
     assert manifest.quality.perplexity_ratio <= ratio
-    if not mix.missed:
-        judged = {each.wider: each.kl_mean for each in mix.tried}
-        assert judged[mix.taken] <= divergence < judged[mix.taken - 1], "one step fewer was measured, and is not enough"
+    judged = {each.wider: each.kl_mean for each in mix.tried}
+    aim = mixed_precision.AIM * divergence
+    assert judged[mix.taken] <= aim < judged[mix.taken - 1], "one step fewer was measured, and is not enough"
 
 
 def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The widest mix is written, too; of all that are written, the best one is named."""
-    found, sizes = chain([1.3, 1.2], repeat(1.25)), list[int]()
+    stored = read_manifest(budgeted(tiny_checkpoint, exported)[0]).quality
+    assert stored is not None
 
     def measure(*given: object) -> Quality:
-        folder, ratio = given[2], next(found)
+        folder = given[2]
         assert isinstance(folder, Path)
         (folder / QUALITY).write_bytes(b"")
-        sizes.append((folder / WEIGHTS).stat().st_size)
-        return read_quality().model_copy(update={"perplexity_ratio": ratio})
+        return stored.model_copy(update={"perplexity_ratio": 1.2})
 
-    def read_quality() -> Quality:
-        stored = read_manifest(budgeted(tiny_checkpoint, exported)[0]).quality
-        assert stored is not None
-        return stored
-
-    read_quality()
     monkeypatch.setattr(quality, "measure", measure)
-    monkeypatch.setattr(mixed_precision, "SHARES", (1.0, 0.25))
     checkpoint, out = tiny_checkpoint("llama", tied=True, num_hidden_layers=1), tmp_path / "out" / "package"
-    said = r"`max_perplexity_ratio=1\.0005` cannot be met: the best of [23] mixes has 1\.2000 with"
+    said = r"`max_perplexity_ratio=1\.0005` is not met: the package has 1\.2000 with .*; nothing was published"
     with pytest.raises(ParityError, match=said):
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
-    assert sizes == sorted(sizes) and sizes[-1] > 0.95 * (checkpoint / "model.safetensors").stat().st_size
 
 
 @pytest.mark.heavy
@@ -281,7 +252,7 @@ def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, t
 
 @pytest.mark.heavy
 def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Once for the search, with all weights in int4, and again with the widths that were chosen."""
+    """With the widths that were chosen without its text."""
     checkpoint = tiny_checkpoint("llama", tied=True)
     size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
     options = {"precision": "int4", "block_size": 32, "max_weight_size": size}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.passes import expert_weights
+from partita.export.passes import transposed_weights
 from partita.export.weights.sources import StoredPart, checkpoint_weight, weight_part
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, check_equal, constant, graph, random, value
@@ -47,7 +47,7 @@ def test_a_stack_is_written_transposed(checkpoint: Checkpoint, tmp_path: Path) -
         turn = ir.node("Transpose", [w], {"perm": [0, 2, 1]})
         return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
 
-    model = check_equal(make, expert_weights.PASS, tmp_path, {"x": random(EXPERTS, 3, WIDTH)})
+    model = check_equal(make, transposed_weights.PASS, tmp_path, {"x": random(EXPERTS, 3, WIDTH)})
     assert [node.op_type for node in model.graph] == ["MatMul"]
     assert only_weight(model).shape == ir.Shape([EXPERTS, WIDTH, HIDDEN])
 
@@ -73,10 +73,10 @@ def test_halves_take_turns(checkpoint: Checkpoint, tmp_path: Path, source: str, 
         together = of_shape(ir.node("Reshape", [swap.outputs[0], joined]), *shape)
         return graph([x], [*first, apart, swap, together, ir.node("Add", [x, together.outputs[0]])], [w, split, joined])
 
-    model = make() if turned else check_equal(make, expert_weights.PASS, tmp_path, {"x": random(*shape)})
+    model = make() if turned else check_equal(make, transposed_weights.PASS, tmp_path, {"x": random(*shape)})
     if turned:
         wanted = kept.permuted((0, 2, 1)).interleaved(1)
-        assert expert_weights.run(model, NOTHING_KNOWN) == 2
+        assert transposed_weights.run(model, NOTHING_KNOWN) == 2
         assert only_weight(model).key == wanted.key
     assert [node.op_type for node in model.graph] == ["Add"]
 
@@ -90,7 +90,7 @@ def test_another_shape_is_the_same_bytes(checkpoint: Checkpoint, tmp_path: Path)
         flat = of_shape(ir.node("Reshape", [w, shape]), EXPERTS * HIDDEN, WIDTH)
         return graph([x], [flat, ir.node("Gemm", [x, flat.outputs[0]], {"transB": 1})], [w, shape])
 
-    model = check_equal(make, expert_weights.PASS, tmp_path, {"x": random(3, WIDTH)})
+    model = check_equal(make, transposed_weights.PASS, tmp_path, {"x": random(3, WIDTH)})
     assert [node.op_type for node in model.graph] == ["Gemm"]
     found = only_weight(model)
     assert found.shape == ir.Shape([EXPERTS * HIDDEN, WIDTH])
@@ -102,7 +102,7 @@ def test_what_is_read_elsewhere_stays(checkpoint: Checkpoint) -> None:
     turn = ir.node("Transpose", [w], {"perm": [0, 2, 1]})
     product = ir.node("MatMul", [x, turn.outputs[0]])
     model = graph([x], [turn, product, ir.node("MatMul", [product.outputs[0], w])], [w])
-    assert expert_weights.run(model, NOTHING_KNOWN) == 0
+    assert transposed_weights.run(model, NOTHING_KNOWN) == 0
     assert [node.op_type for node in model.graph] == ["Transpose", "MatMul", "MatMul"]
 
 
@@ -120,7 +120,7 @@ def test_what_only_resembles_an_interleaving(checkpoint: Checkpoint, tmp_path: P
         together = of_shape(ir.node("Reshape", [swap.outputs[0], flat]), EXPERTS * HIDDEN * WIDTH)
         return graph([x], [apart, swap, together, ir.node("Add", [x, together.outputs[0]])], [w, split, flat])
 
-    assert expert_weights.run(make(), NOTHING_KNOWN) == 0
+    assert transposed_weights.run(make(), NOTHING_KNOWN) == 0
 
 
 def test_axes_of_a_reshaped_weight_are_gone(checkpoint: Checkpoint) -> None:
