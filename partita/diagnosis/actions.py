@@ -21,9 +21,9 @@ CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 Known = Literal["shown", "shown of some", "untested", "says"]
 """Of a step: a probe shows that it helps; it was not tried; or it changes no placement and only gives information."""
 SUFFIXES: Mapping[Known, str] = {
-    "shown": "; in an experiment {provider} accepts the node so",
-    "shown of some": "; in experiments {provider} accepts some of the nodes so",
-    "untested": "; untried",
+    "shown": "; in an experiment {provider} then supports the node",
+    "shown of some": "; in experiments {provider} then supports some of the nodes",
+    "untested": "; not tested",
     "says": "",
 }
 
