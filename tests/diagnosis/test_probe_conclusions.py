@@ -459,11 +459,11 @@ def test_what_was_not_tried_is_told_where_nothing_helped():
 def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
     part = RejectedPart((DET,), "failed", True, 2, untested="the type of its input 'h' is not known")
     evidence = explain(context(rejected=part))[1].evidence
-    assert f"of the parts that could be tried (the type of its input 'h' is not known), is {DET}" in evidence
-    assert "and it is not known whether the graph has others" in evidence
+    assert f"of the parts that could be tested (the type of its input 'h' is not known), is {DET}" in evidence
+    assert "whether the graph has other failing parts is unknown" in evidence
     whole = RejectedPart((DET, GATHER), "failed", False, 0, whole=True, untested="the time was up")
     evidence = explain(context(rejected=whole))[1].evidence
-    assert "parts of it not tried: the time was up" in evidence and "no part" not in evidence
+    assert "parts of it not tested: the time was up" in evidence and "no part" not in evidence
 
 
 def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
