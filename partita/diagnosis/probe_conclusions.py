@@ -1,4 +1,4 @@
-"""Conclusions from the probes of a node: the changes with which the provider supports it, or a reason without one. Pure.
+"""Conclusions from the probes of a node: the changes with which the provider supports it, else a reason. Pure.
 
 The `factors` of a reason name the changes that show it.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from partita.diagnosis.explanation import passed_over
+from partita.diagnosis.explanation import preferred_entries
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.diff.node_matching import (
     CopyPairs,
@@ -300,7 +300,7 @@ def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, SkippedProv
     """Skipped preferred provider -> reason; None in older reports, which explain the first provider only."""
     if entry is None:
         return {}
-    passed = (each.provider for each in passed_over(report.chain, entry.provider))
+    passed = (each.provider for each in preferred_entries(report.chain, entry.provider))
     return {name: entry.about(name) for name in (entry.preferred_provider, *passed)}
 
 

@@ -119,8 +119,7 @@ def test_an_operator_that_the_provider_has_in_other_types_has_no_kernel_for_thes
     )
     assert shown is not None and shown.code == "no_kernel_type"
     assert (
-        "supports other nodes of this operator (e.g. T float32), but none of 2 nodes with the types"
-        in shown.evidence
+        "supports other nodes of this operator (e.g. T float32), but none of 2 nodes with the types" in shown.evidence
     )
     assert "1 variation (other types) made no difference" in shown.evidence, "which are not changes of the node"
 
@@ -443,8 +442,7 @@ def test_an_error_is_no_difference_that_was_not_made():
     others = (changed("opset", "rejected"), changed("input", "failed"), changed("opset", "timed_out"))
     shown = conclude(probe(LEFT, *others, changed("attribute", "invalid"), changed("type", "supported")))
     assert shown is not None and shown.evidence.endswith(
-        "1 other variation made no difference; 1 other variation failed; "
-        "1 other variation timed out"
+        "1 other variation made no difference; 1 other variation failed; 1 other variation timed out"
     )
 
 

@@ -13,7 +13,7 @@ DECLARE = (
     "graph output); otherwise use a provider that supports sizes that depend on values"
 )
 RANKS = (
-    "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); the sizes may stay "
+    "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may stay "
     "symbolic"
 )
 REASON = Reason(

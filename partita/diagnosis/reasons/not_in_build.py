@@ -11,7 +11,7 @@ from partita.observations.records import ChainEntry
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """The provider is unavailable for this reason; without other evidence, its absence from the list is the evidence."""
+    """The provider is unavailable for this reason; the default evidence is its absence from the list."""
     entry = context.skipped
     if not context.started and entry.reason == "not_in_build":
         evidence = entry.evidence or f"{entry.provider} is not among the providers of this build"
