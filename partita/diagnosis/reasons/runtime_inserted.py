@@ -17,7 +17,7 @@ def find(context: Context) -> Iterator[Finding]:
     absent = f"the ONNX file has no {context.op_type}"
     if context.rewritten_with:
         rewritten = name_some(context.rewritten_with, 3)
-        evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten} for their provider"
+        evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
     else:
         evidence = f"{absent} of this name; its name has the form of nodes that ONNX Runtime inserts"
     yield Finding("derived", "origin", evidence)
