@@ -14,8 +14,8 @@ from partita.support.measurements import Kind, Outcome
 
 SCHEMA = "partita.support/1"
 SupportLevel = Literal["supported", "partly", "rejected", "invalid", "untested"]
-"""supported: every valid tested variant is supported; partly: some; rejected: none; invalid: no tested variant is a valid
-model; untested: nothing was tested."""
+"""supported: every valid tested variant is supported; partly: some; rejected: none; invalid: no tested variant is a
+valid model; untested: nothing was tested."""
 
 
 class ProviderFacts(Record):
