@@ -217,7 +217,7 @@ def taken(trials: list[dict[str, Any]]) -> bool:
     [
         (
             "Sigmoid",
-            "no_kernel_type: with float32, float16 or float64 in place of bfloat16 the provider accepts this node",
+            "no_kernel_type: with float32, float16 or float64 in place of bfloat16 the provider supports this node",
         ),
         ("com.microsoft.GroupNorm", "no_kernel_op: tested in isolation, the provider does not support it"),
     ],

@@ -107,7 +107,7 @@ def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_
     assert half not in told(report, "no_kernel_type", *trials(type__float16="rejected"))
     entries = [entry.model_copy(update={"variants": trials(type__float16="supported")}) for entry in report.fallbacks]
     said = {action.title: action.does for action in for_reason(report, "no_kernel_type", entries)}
-    assert said[half].endswith("in an experiment webgpu accepts the node so")
+    assert said[half].endswith("in an experiment webgpu then supports the node")
 
 
 def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> None:

@@ -280,7 +280,7 @@ answer(
 """
     )
     one, two = found["one"]["out"], found["two"]["out"]
-    assert "alpha_is_not_two" in one and "with alpha=2 the provider accepts this node" in one, found["one"]
+    assert "alpha_is_not_two" in one and "with alpha=2 the provider supports this node" in one, found["one"]
     assert "try again later" in one
     assert "with float16 in place of float32 and alpha=2" in two, "it is combined with the factors that were there"
     assert "no_kernel_type" in two, "of which the first row decides"

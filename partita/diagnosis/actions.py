@@ -1,7 +1,4 @@
-"""Which steps of a reason make sense for what was run, as commands with everything filled in that is known.
-
-A package can be exported anew, and not as it is. Pure.
-"""
+"""The applicable steps of a reason, as commands with all known values filled in. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from partita.observations.text_format import short_provider
 from partita.remedies import Remedy
 
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
-"""Stand for what is not known."""
-Known = Literal["shown", "shown of some", "untested", "says"]
-"""Of a step: a probe shows that it helps; it was not tried; or it changes no placement and only gives information."""
+"""Placeholders for unknown values."""
+Known = Literal["shown", "shown of some", "untested", "informs"]
+"""Certainty of a step: probes show that it helps all or some nodes; it was not tested; or it changes no placement."""
 SUFFIXES: Mapping[Known, str] = {
-    "shown": "; in an experiment {provider} accepts the node so",
-    "shown of some": "; in experiments {provider} accepts some of the nodes so",
-    "untested": "; untried",
-    "says": "",
+    "shown": "; in an experiment {provider} then supports the node",
+    "shown of some": "; in experiments {provider} then supports some of the nodes",
+    "untested": "; not tested",
+    "informs": "",
 }
 
 
@@ -35,121 +32,122 @@ class Action:
     title: str
     remedy: Remedy
     exports: bool = False
-    """It makes the package anew."""
+    """It exports the package again."""
     queries_provider: bool = False
     """It queries the provider for the lowerings that it supports."""
-    known: Known = "says"
+    known: Known = "informs"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command as the shell splits it."""
+        """The words of the command."""
         return self.remedy.command
 
     @property
     def does(self) -> str:
-        """What the command does, and how sure it is that this helps."""
+        """The effect of the command, and whether experiments show that it helps."""
         return self.remedy.text
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was run, and where it was to run."""
+    """The model that ran, its provider chain and options."""
 
     package: PackageFacts | None
     path: str | None
     chain: tuple[str, ...]
     """ONNX Runtime's names."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Provider options as the command line writes them: webgpu.enableInt64, and the value."""
+    """Provider options by their names on the command line, e.g. webgpu.enableInt64, with their values."""
     device: str = ""
-    """The device that a dry run simulated; empty when it was none."""
+    """The device that a dry run simulated; empty for a real run."""
     pins: tuple[str, ...] = ()
-    """`PROVIDER:MODULE`, as the command line has them."""
+    """Pins as `PROVIDER:MODULE`."""
     libraries: tuple[str, ...] = ()
-    """`NAME=PATH` of plugin libraries that the user brought."""
+    """Plugin libraries of the user as `NAME=PATH`."""
     opened: tuple[str, ...] = ()
-    """Options of the command that describe the model: sizes and values of inputs of an ONNX file, contract and variant
-    of a folder."""
+    """Options that describe the model: sizes and values of inputs of an ONNX file, contract and variant of a folder."""
 
     def needed(self) -> tuple[str, ...]:
-        """Words without which a command does not run it, or not there."""
+        """Options that every command on this model and provider needs."""
         dry = ("--dry-run", "--device", self.device) if self.device else ()
         return (*dry, *each("--provider-library", self.libraries), *self.opened)
 
     def setting(self, but: str) -> tuple[str, ...]:
-        """Words of a command that runs it so again. `but`: an option, with its value, that is given otherwise."""
-        kept = [f"{name}={value}" for name, value in self.options.items() if name != but.partition("=")[0]]
-        return (*each("--pin", self.pins), *each("--provider-option", kept))
+        """Pins and provider options of the run. `but`: an option with its value that the command sets differently."""
+        options = [f"{name}={value}" for name, value in self.options.items() if name != but.partition("=")[0]]
+        return (*each("--pin", self.pins), *each("--provider-option", options))
 
     def library(self, provider: str) -> tuple[str, ...]:
-        """Words that bring the library of one provider, by the name that a command has for it."""
+        """The option with the plugin library of one provider (its name on the command line); empty without one."""
         own = [text for text in self.libraries if provider_name(text.partition("=")[0]) == provider]
         return each("--provider-library", own)
 
 
 def each(option: str, values: Iterable[str]) -> tuple[str, ...]:
-    """An option that is given once for each value, as words."""
+    """The words of an option that is repeated for each value."""
     return tuple(word for value in values for word in (option, value))
 
 
 def steps_for(
     situation: Situation,
     code: str,
-    wanted: str,
+    preferred: str,
     *,
     unprobed: bool = False,
     trials: Sequence[Sequence[VariantRecord]] = (),
 ) -> list[Action]:
-    """The steps of a reason, for nodes that are not on `wanted` (ONNX Runtime's name). `unprobed`: experiments are
-    missing. `trials`: those on each of the nodes; what they tried in vain is not among the steps.
+    """The applicable steps of a reason, for nodes that are not on `preferred` (ONNX Runtime's name).
+
+    `unprobed`: experiments are missing. `trials`: the experiments on each node; steps that helped no node are omitted.
     """
     steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
     found = []
     for step in steps:
-        if not _makes_sense(situation.package, step, wanted, unprobed):
+        if not _is_applicable(situation.package, step, preferred, unprobed):
             continue
         tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]
         helped = [{trial.now: None for trial in each if trial.outcome == "supported"} for each in tried]
         nodes = sum(map(bool, helped))
         if tried and all(tried) and not nodes:
-            continue  # tried in vain on every node
+            continue  # it helped no node
         names = dict.fromkeys(now for each in helped for now in each)
         for now in names if "{now}" in step.remedy.command else ("",):
             count = sum(now in each for each in helped) if now else nodes
-            found.append(_fill(situation, wanted, step, now=now, known=_known(step, count, len(trials))))
+            found.append(_fill(situation, preferred, step, now=now, known=_known(step, count, len(trials))))
     return found
 
 
 def _is_of(step: Step, trial: VariantRecord) -> bool:
-    """Whether an experiment changed what the step changes, and was answered: in a dry run, by a run on the CPU."""
+    """Whether an experiment made the change of the step and has a conclusive outcome."""
     change = step.change
     answered = trial.outcome not in ("invalid", "timed_out", "placed")
     return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.now)
 
 
 def _known(step: Step, helped: int, nodes: int) -> Known:
-    """The certainty that the step helps, from the number of nodes that it helped in probes. A step that queries the
-    provider tests its own result.
+    """The certainty that the step helps, from the number of nodes that it helped in probes.
+
+    A step that queries the provider verifies its own result.
     """
     if not step.changes or step.chooses_lowering:
-        return "says"
+        return "informs"
     return "untested" if not helped else "shown" if helped == nodes else "shown of some"
 
 
-def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:
-    """Whether a step can be taken, and changes something."""
+def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unprobed: bool) -> bool:
+    """Whether a step is possible and has an effect."""
     if step.exports and package is None:
         return False
-    if step.chooses_lowering and package is not None and package.target == provider_name(wanted):
+    if step.chooses_lowering and package is not None and package.target == provider_name(preferred):
         return False
     if package is not None and any(getattr(package, field) == same for field, same in step.unless):
         return False
     return unprobed or not step.probes
 
 
-def _fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known: Known = "says") -> Action:
-    """The step with the blanks filled in. `now`: what took the place in an experiment."""
-    provider, package = provider_name(wanted), situation.package
+def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", known: Known = "informs") -> Action:
+    """The step with its placeholders filled. `now`: the new value in an experiment."""
+    provider, package = provider_name(preferred), situation.package
     source = package.checkpoint if package is not None and "/" in package.checkpoint else ""
     blanks = {
         "checkpoint": source or CHECKPOINT,
@@ -164,20 +162,20 @@ def _fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known
         "libraries": each("--provider-library", situation.libraries),
     }
     action = _written(step, blanks)
-    told = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
-    return replace(action, remedy=told, known=known)
+    remedy = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
+    return replace(action, remedy=remedy, known=known)
 
 
 def _written(step: Step, blanks: Mapping[str, object]) -> Action:
-    """The step with its blanks filled in, word by word."""
+    """The action of a step with its placeholders filled."""
     return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
 
 
 def steps_for_provider(situation: Situation, code: str | None, provider: str) -> Sequence[Action]:
-    """The steps of a reason for which `provider` (ONNX Runtime's name) is not there."""
+    """The steps of a reason for which `provider` (ONNX Runtime's name) is unavailable."""
     return steps_for(situation, code or "", provider)
 
 
 def provider_name(provider: str) -> str:
-    """A name that --provider takes, for one of ONNX Runtime's."""
+    """The name for --provider of a provider with ONNX Runtime's name."""
     return short_provider(provider).lower()

@@ -15,10 +15,10 @@ from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU
 
 COMPILED = "CompiledSubgraph"
-"""Operator under which a compiled subgraph is counted. ONNX Runtime gives each an operator with a running number."""
+"""Operator name for all compiled subgraphs. ONNX Runtime gives each an operator with a running number."""
 NUMBER = re.compile(r"_(\d+)$")
 Listed = Mapping[str, tuple[AssignedNode, ...]]
-"""Compiled node -> the nodes that the assignment list has in it."""
+"""Compiled node -> its nodes in the assignment list."""
 
 
 def compiled_subgraphs(
@@ -26,8 +26,8 @@ def compiled_subgraphs(
 ) -> dict[str, tuple[AssignedNode, ...]]:
     """The listed nodes in each compiled node of the plan, by its name.
 
-    A compiled node is called `<provider>_<name>_<number>`, numbered in the order in which the assignment list has its
-    entries. Empty for a provider whose nodes and entries differ in number, as with subgraphs inside control flow.
+    A compiled node is called `<provider>_<name>_<number>`, numbered in the order of the assignment list. Omits a
+    provider with different numbers of nodes and entries, e.g. with subgraphs inside control flow.
     """
     entries: dict[str, dict[int, list[AssignedNode]]] = {}
     for node in assigned:
@@ -51,9 +51,8 @@ def file_nodes(
 ) -> dict[str, tuple[str, ...]]:
     """The file nodes in each compiled node that are not executed themselves.
 
-    The list may have a node that ONNX Runtime fused before: its name begins with that of a file node. Nodes that were
-    fused with their neighbours and are not listed are inside when all nodes that they read from or that read from them
-    are.
+    A listed node may be the result of an earlier fusion: its name begins with the name of a file node. Fused nodes that
+    are not listed belong to the compiled node if all their producers and consumers do.
     """
     listed: dict[str, list[str]] = {}
     for name, nodes in compiled.items():

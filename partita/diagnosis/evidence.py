@@ -1,7 +1,6 @@
-"""What there is to go by for one node and one provider that it is not on, and the findings that all reasons have alike.
+"""The facts about one node and one provider that does not run it, and the findings common to all reasons.
 
-A finding has a ground: where it comes from. Which ground of which reason goes before which is `precedence`'s alone, so
-nothing here, and no reason, knows another reason.
+The ground of a finding is its source. Only `precedence` ranks grounds and reasons; reasons do not refer to each other.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ Ground = Literal[
 """Source of a finding; `GROUNDS` describes each."""
 GROUNDS: Mapping[Ground, str] = {
     "pin": "a pin covers the node",
-    "nowhere": "no source has the node's provider",
+    "nowhere": "no source shows the node's provider",
     "line": "a log line names the node",
-    "vague_line": "a log line names the node, without the detail",
-    "blank_line": "a log line with an empty node name",
+    "vague_line": "a log line names the node, but not the cause",
+    "blank_line": "a log line without the node's name",
     "graph_line": "a log line about the graph",
     "alone": "an experiment on the node in isolation",
     "together": "an experiment with several changes of the node",
     "forms": "experiments with other nodes of the operator",
     "alone_said": "the provider's error for the node in isolation",
-    "alone_left": "the provider fails on the graph, and does not support the node in isolation",
+    "alone_left": "the provider fails on the graph and does not support the node in isolation",
     "part": "bisection of the graph",
-    "budget": "a budget, and no other cause",
+    "budget": "a memory budget, without another cause",
     "origin": "the ONNX file has no such node",
     "entry": "the provider did not start",
     "nothing": "no evidence",
 }
 MARK = re.compile(r"""\\?[:'"\],;](?![?*{])""")
-"""What can follow a name in a pattern, and is there always."""
+"""A character in a pattern that always follows a name."""
 OWN_NAMES = {
     "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
     "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
@@ -66,23 +65,21 @@ OWN_NAMES = {
     "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
     "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
 }
-"""Names that ONNX Runtime gives to nodes it inserts, by operator."""
-
-
-PLACED = "place the model on a device of this kind: in a dry run the changed node could not be run"
-"""Of a change that is not known to work."""
+"""Names of nodes that ONNX Runtime inserts, by operator."""
+PLACED = "confirm it on a device of this kind: the dry run could not run the changed node"
+"""Remedy for a change that was placed but not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a reason may look at: one node, and one provider of the chain that was preferred and skipped."""
+    """The input of a reason: one node, and one preferred provider of the chain that does not run it."""
 
     node: str
     op_type: str | None
     skipped: ChainEntry
     """The preferred provider that the node is not on."""
     provider: str = CPU
-    """ONNX Runtime's name of the provider the node is on."""
+    """The node's provider, by ONNX Runtime's name."""
     exported: bool = True
     """The ONNX file has a node of this name."""
     replaces: tuple[str, ...] = ()
@@ -90,56 +87,56 @@ class Context:
     log: tuple[str, ...] = ()
     """Native log lines that mention the node or one that it replaces."""
     patterns: tuple[LogPattern, ...] = ()
-    """How such lines, and those of `session_log`, give a reason away: the skipped provider's patterns."""
+    """Patterns of the skipped provider for `log` and `session_log`; each gives a reason."""
     session_log: tuple[str, ...] = ()
-    """Native log lines that a pattern without a node's name fits: they are about a whole graph."""
+    """Native log lines that match a pattern without a node name; they are about the whole graph."""
     pin: str | None = None
-    """The user's pin that covers the node, as it was written, e.g. cpu:lm_head."""
+    """The user's pin that covers the node, as written, e.g. cpu:lm_head."""
     probe: NodeProbe | None = None
-    """Experiments on the node, or on one that it replaces, on the skipped provider."""
+    """Experiments with the skipped provider on the node, or on a node that it replaces."""
     rejected: RejectedPart | None = None
     """The smallest part of the graph that the skipped provider does not open."""
     fails_alone: bool = False
-    """A node of that part makes the provider fail by itself."""
+    """The provider fails on a node of that part in isolation."""
     budget: str = ""
-    """The memory budget that the user gave the skipped provider, e.g. cuda.memory_budget_kb=1000."""
+    """The user's memory budget for the skipped provider, e.g. cuda.memory_budget_kb=1000."""
     nameless: bool = False
-    """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
+    """ONNX Runtime gave it no name, so lines of `log` may have a blank in its place."""
     copied_as: tuple[str, ...] = ()
-    """Names by which the log has a node in the body of a function that ONNX Runtime unfolded."""
+    """The log's names of a node in a function that ONNX Runtime inlined."""
     rewritten_with: tuple[str, ...] = ()
-    """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
+    """File nodes that ONNX Runtime rewrote together when it added this node."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The node, and those of the file whose work it does."""
+        """The node, the file nodes that it replaces, and their names in the log."""
         return (self.node, *self.replaces, *self.copied_as)
 
     @property
     def started(self) -> bool:
-        """The skipped provider was there, and looked at the graph."""
+        """Whether the skipped provider started and received the graph."""
         return self.skipped.status == "active"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """That a reason applies, and what shows it."""
+    """A reason applies, with its evidence."""
 
     kind: EvidenceKind
     ground: Ground
     evidence: str
     remedy: str | None = None
-    """Only when this case needs another remedy than the reason's own."""
+    """Replaces the remedy of the reason; None: the reason's own."""
     factors: tuple[Factor, ...] = ()
-    """Of experiments: what was changed."""
+    """Changed factors, for evidence from experiments."""
 
 
 def usual(
     context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged", factors: Sequence[Factor] = ()
 ) -> Iterator[Finding]:
-    """What shows any reason: what became of the provider, a line about the node, experiments on the node.
+    """Findings common to all reasons: the provider's status, log lines about the node, experiments on the node.
 
-    `entry_kind`: how it is known when a provider is not there for this reason. `factors`: see `alone`.
+    `entry_kind`: kind of the evidence when the provider is unavailable for this reason. `factors`: see `alone`.
     """
     entry = context.skipped
     if not context.started and entry.reason == code and entry.evidence:
@@ -149,11 +146,9 @@ def usual(
 
 
 def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """The line about the node that fits a pattern which gives `code`, the most telling one, and the first with a blank
-    for its name.
+    """The most specific log line about the node that matches a pattern of `code`, and the first line with a blank name.
 
-    The pattern's group `node` must be one of the node's names as a whole, not the beginning of a longer one. A provider
-    that did not start has looked at no node.
+    The pattern's group `node` must match a complete name of the node. Empty for a provider that did not start.
     """
     patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
     if not context.started or not patterns:
@@ -177,9 +172,9 @@ def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 
 
 def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) -> Iterator[Finding]:
-    """A finding when experiments on the node show this very reason: its code, or a change in one of `factors`.
+    """A finding when experiments on the node show this reason: by its code, or by a change of one of `factors`.
 
-    They count for a provider that failed over the graph, too, when this node is what it failed over.
+    For a provider that failed on the graph, the node must be the cause or in the rejected part.
     """
     culprit = is_culprit(context)
     left = rejected_alone(context)
@@ -189,7 +184,9 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
             if left and context.rejected is not None:
-                whole = f"the provider leaves this node and then fails on the whole graph: {context.rejected.message}; "
+                whole = (
+                    f"the provider rejects this node and then fails on the whole graph: {context.rejected.message}; "
+                )
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
             remedy = PLACED if shown.not_run else None
             yield Finding("probed", ground, f"{whole}{shown.evidence}", remedy, shown.factors)
@@ -197,10 +194,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
 
 
 def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """The first line about the whole graph that fits a pattern which gives `code`.
-
-    It names no node: that this one is in what it speaks of only follows from where it runs.
-    """
+    """The first line about the whole graph that matches a pattern of `code`. It names no node: a derived finding."""
     for pattern in context.patterns if context.started else ():
         if pattern.reason == code and not names_a_node(pattern):
             line = next((line for line in context.session_log if re.search(pattern.pattern, line)), None)
@@ -210,14 +204,14 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 
 
 def is_culprit(context: Context) -> bool:
-    """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
+    """Whether the provider fails on the graph, and on this node of the rejected part in isolation."""
     part, probe = context.rejected, context.probe
     inside = part is not None and not {*part.nodes, *part.inside}.isdisjoint(context.names)
     return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome in FAILED
 
 
 def rejected_alone(context: Context) -> bool:
-    """Whether the provider fails over a graph because it rejects this node and no other, and logs it."""
+    """Whether the provider fails on a graph because it rejects only this node, and logs the rejection."""
     part, probe = context.rejected, context.probe
     single = part is not None and len(part.nodes) == 1 and part.nodes[0] in context.names and not part.inside
     if not single or probe is None or not probe.variants or probe.variants[0].outcome != "rejected":
@@ -225,12 +219,12 @@ def rejected_alone(context: Context) -> bool:
     lines = (
         probe.variants[0].message,
         f"{probe.variants[0].message} node name: {context.node}",
-    )  # cut off in experiments
+    )  # experiments omit the node name
     return any(re.search(each.pattern, line) for each in context.patterns if names_a_node(each) for line in lines)
 
 
 def _rejected_in_part(context: Context) -> bool:
-    """Whether the node is left when alone, in a part over which the provider fails, and over no node of it alone."""
+    """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it."""
     part, probe = context.rejected, context.probe
     several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
     inside = several and not context.fails_alone
@@ -238,16 +232,16 @@ def _rejected_in_part(context: Context) -> bool:
 
 
 def inserted(context: Context) -> bool:
-    """Whether the file has no such node, and that ONNX Runtime added it is clear by its neighbours or its name."""
+    """Whether the file has no such node, and its neighbours or its name show that ONNX Runtime added it."""
     name = OWN_NAMES.get(context.op_type or "")
     own = name is not None and name.fullmatch(context.node) is not None
     return not context.exported and (own or bool(context.rewritten_with))
 
 
 def operator_outcome(context: Context, code: ReasonCode) -> str:
-    """What became of the node as it is, where the provider names the operator as it fails and a pattern gives `code`.
+    """The outcome of the unchanged node, if the provider's message names the operator and matches a pattern of `code`.
 
-    Empty when there is no such line.
+    Empty without such a message.
     """
     probe = context.probe
     if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:
@@ -261,15 +255,15 @@ def operator_outcome(context: Context, code: ReasonCode) -> str:
 
 
 def names_a_node(pattern: LogPattern) -> bool:
-    """True when the lines that it fits are about one node."""
+    """Whether the pattern has the group `node`, so its lines are about one node."""
     return "(?P<node>" in pattern.pattern
 
 
 def name_in(line: str, pattern: LogPattern, name: str) -> bool:
-    """True when `pattern` finds this very name in `line`."""
+    """Whether the group `node` of `pattern` matches exactly this name in `line`."""
     if NODE_GROUP in pattern.pattern:
-        # What follows the name ends it: the end of the line where the pattern ends too, a mark that the pattern has
-        # there, else a blank or a bracket.
+        # The name ends at the end of the line if the pattern ends there, at a mark of the pattern, else at a blank or
+        # bracket.
         after = pattern.pattern.partition(NODE_GROUP)[2]
         end = r"\s*$" if not after else "" if MARK.match(after) else r"(?![^\s,;)}])"
         exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")

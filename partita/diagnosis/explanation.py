@@ -1,4 +1,4 @@
-"""Why a node is not on a provider that the chain prefers to the node's provider."""
+"""Reasons why a node is not on the preferred providers of the chain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diagnosis.records import Fallback, SkippedProvider
-from partita.diagnosis.records import VariantRecord as TrialRecord
+from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.facts import FAILED, AssignedNode, RejectedPart
 from partita.observations.names import INLINED, UNKNOWN
@@ -19,7 +18,7 @@ from partita.observations.records import ChainEntry, PhaseName
 
 
 def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
-    """Nodes off the first provider of `chain`, in execution order. A node whose provider is unknown counts."""
+    """Nodes that are not on the first provider of `chain`, in execution order; an unknown provider counts."""
     if not chain:
         return ()
     main = [
@@ -28,16 +27,17 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     inner = [(node.name, node.op_type, node.provider) for node in _subgraph_nodes(index)]
     there = {(name, provider) for name, _, provider in main}
     return tuple(
-        explain_node(index, phase, name, op_type, provider, chain, twin=twin)
-        for nodes, twin in ((main, False), (inner, True))
+        explain_node(index, phase, name, op_type, provider, chain, in_subgraph=in_subgraph)
+        for nodes, in_subgraph in ((main, False), (inner, True))
         for name, op_type, provider in nodes
-        if provider != chain[0].provider and not (twin and (name, provider) in there)
+        if provider != chain[0].provider and not (in_subgraph and (name, provider) in there)
     )
 
 
 def _subgraph_nodes(index: SessionIndex) -> tuple[AssignedNode, ...]:
-    """Nodes in control-flow subgraphs, each name once for each provider. They are in no plan and run an unknown number
-    of times, so they are not in a phase's figures.
+    """Nodes in control-flow subgraphs, once per name and provider.
+
+    The plan does not include them, and their number of executions is unknown, so a phase's figures omit them.
     """
     fused = {name.partition("/")[0].rpartition("_")[0] for name in index.order if name.endswith("/")}
     counted = [
@@ -49,17 +49,17 @@ def _subgraph_nodes(index: SessionIndex) -> tuple[AssignedNode, ...]:
 
 
 def _was_fused(name: str, fused: Collection[str]) -> bool:
-    """Whether a listed node of a function was fused into another node of the main graph, by the names of both.
+    """Whether a listed node of a function was fused into a node of the main graph later.
 
-    What ONNX Runtime fuses, after the list is taken, is called after one of its nodes and ends with a slash.
+    The name of a fused node begins with the name of one of its nodes and ends with a slash.
     """
     return name.startswith(INLINED) and name.rpartition("_")[0] in fused
 
 
-def passed_over(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
-    """The entries of `chain` that were preferred to `provider`, in order; only the first when it is not known.
+def preferred_entries(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
+    """The entries of `chain` before `provider`, in order.
 
-    A node may be on a provider that is not in the chain: then, too, the first.
+    Only the first entry for an unknown provider, and for a provider that is not in the chain.
     """
     if provider == UNKNOWN:
         return tuple(chain[:1])
@@ -74,37 +74,45 @@ def explain_node(
     provider: str,
     chain: Sequence[ChainEntry],
     *,
-    twin: bool = False,
+    in_subgraph: bool = False,
 ) -> Fallback:
-    """Why the node `name` is on `provider` and on none of the entries of `chain` that were preferred to it.
+    """Why the node `name` is on `provider` and not on the preferred entries of `chain`.
 
-    `chain` begins with a provider that the node is not on. With the flag, the node is in a control-flow subgraph and
-    may have the name of a node of the main graph.
+    The node is not on the first provider of `chain`. `in_subgraph`: the node is in a control-flow subgraph and may have
+    the name of a node of the main graph.
     """
-    twin = twin and name in index.same_name_nodes
-    passed = passed_over(chain, provider)
-    wanted, *others = [explain_provider(index, name, op_type, provider, entry, twin=twin) for entry in passed]
-    names = (name, *index.replaces(name, twin=twin))
-    known = (index.of_file(each, twin=twin) or index.inner.get(each) for each in names)
+    in_subgraph = in_subgraph and name in index.same_name_nodes
+    first, *others = [
+        explain_provider(index, name, op_type, provider, entry, in_subgraph=in_subgraph)
+        for entry in preferred_entries(chain, provider)
+    ]
+    names = (name, *index.replaces(name, in_subgraph=in_subgraph))
+    known = (index.of_file(each, in_subgraph=in_subgraph) or index.inner.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback.copy_of(
-        wanted,
+        first,
         phase=phase,
         node=name,
         op_type=op_type,
-        preferred_provider=wanted.provider,
+        preferred_provider=first.provider,
         provider=provider,
-        module=index.module(name, twin=twin),
+        module=index.module(name, in_subgraph=in_subgraph),
         source_line=next((origin for origin in origins if origin), None),
         skipped=tuple(others),
     )
 
 
 def explain_provider(
-    index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry, *, twin: bool = False
+    index: SessionIndex,
+    name: str,
+    op_type: str | None,
+    provider: str,
+    skipped: ChainEntry,
+    *,
+    in_subgraph: bool = False,
 ) -> SkippedProvider:
     """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
-    context = _context_of(index, name, op_type, provider, skipped, twin=twin)
+    context = _context_of(index, name, op_type, provider, skipped, in_subgraph=in_subgraph)
     found = [
         SkippedProvider(
             provider=skipped.provider,
@@ -119,7 +127,7 @@ def explain_provider(
     probe = context.probe
     return found[0].model_copy(
         update={
-            "variants": tuple(map(TrialRecord.copy_of, probe.variants)) if probe is not None else (),
+            "variants": tuple(map(VariantRecord.copy_of, probe.variants)) if probe is not None else (),
             "missing_probes": probe.missing_probes if probe is not None else "",
             "lost": tuple(each for each in found[1:] if each.evidence_kind != "none"),
         }
@@ -127,16 +135,22 @@ def explain_provider(
 
 
 def _context_of(
-    index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry, *, twin: bool = False
+    index: SessionIndex,
+    name: str,
+    op_type: str | None,
+    provider: str,
+    skipped: ChainEntry,
+    *,
+    in_subgraph: bool = False,
 ) -> Context:
-    """Everything that the reasons may look at, of one node and one provider that it is not on.
+    """The input of the reasons for one node and one provider that it is not on.
 
-    Of two nodes of one name, in the main graph and in a control-flow subgraph, log lines may be about either; pins and
-    experiments are about the main graph's node.
+    If a control-flow subgraph has a node of the same name, log lines may be about either node; pins and experiments are
+    about the node of the main graph.
     """
     facts = index.facts.of(skipped.provider)
-    names = index.probed_as(name, twin=twin)
-    blank = () if twin else index.blank_log.get(skipped.provider, {}).get(name, ())
+    names = index.probed_as(name, in_subgraph=in_subgraph)
+    blank = () if in_subgraph else index.blank_log.get(skipped.provider, {}).get(name, ())
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
     return Context(
@@ -144,33 +158,33 @@ def _context_of(
         op_type=op_type,
         provider=provider,
         skipped=skipped,
-        exported=name in index.inner or (not twin and name in index.exported),
+        exported=name in index.inner or (not in_subgraph and name in index.exported),
         replaces=tuple(each for each in names if each != name),
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
         session_log=index.graph_log,
-        pin=_pin_of(index, name, twin=twin),
+        pin=_pin_of(index, name, in_subgraph=in_subgraph),
         probe=fullest(facts.probes, names),
         rejected=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
-        nameless=not twin and name in index.parts,
+        nameless=not in_subgraph and name in index.parts,
         copied_as=index.copied_as.get(name, ()),
-        rewritten_with=() if twin else index.rewritten_with.get(name, ()),
+        rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
 
 
-def _pin_of(index: SessionIndex, name: str, *, twin: bool) -> str | None:
-    """The pin that covers a node, or one that it replaces; None where there is none.
+def _pin_of(index: SessionIndex, name: str, *, in_subgraph: bool) -> str | None:
+    """The pin of a node, or of a node that it replaces; None without one.
 
-    A node that ONNX Runtime added while it rewrote pinned ones, before it placed them, has their mark: it is in the
-    list, as the Reshapes around the Gemm that it makes of a MatMul and an Add. Others follow what they were added to.
+    A listed node that ONNX Runtime added when it rewrote pinned nodes has their pin, e.g. the Reshapes around the Gemm
+    that replaces a MatMul and an Add. Nodes added after the list have no pin.
     """
     pins = index.facts.pins
-    names = index.probed_as(name, twin=True) if twin else (name, *index.replaces(name))
+    names = index.probed_as(name, in_subgraph=True) if in_subgraph else (name, *index.replaces(name))
     own = next((pins[each] for each in names if each in pins), None)
     around = set(index.rewritten_with.get(name, ()))
-    if twin or own is not None or not pins or not around or name not in index.listed:
+    if in_subgraph or own is not None or not pins or not around or name not in index.listed:
         return own
     works = [other for other in index.file_nodes_of if not around.isdisjoint(index.replaces(other))]
     found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}
@@ -178,7 +192,7 @@ def _pin_of(index: SessionIndex, name: str, *, twin: bool) -> str | None:
 
 
 def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPart | None:
-    """The rejected part that a node is in, by its own name or one that it replaces, with the others; else the first."""
+    """The rejected part with a node or a node that it replaces, and the other parts; else the first part."""
     if rejected is None:
         return None
     own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.inside}), rejected)
@@ -187,10 +201,9 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
 
 
 def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:
-    """Nodes of the file, in execution order, that are not on the preferred provider `entry` of `chain` for a reason
-    that only experiments show.
+    """Nodes, in execution order, that are not on the preferred provider `entry` of `chain` for an undecided reason.
 
-    A fused node stands for the nodes that it replaces, a node without a name for itself.
+    A fused node is replaced by its file nodes; a node without a name stays.
     """
     placed = [
         (name, index.op_type(name), choose_provider(index.providers_by_source[name]), False) for name in index.order
@@ -200,14 +213,16 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     ]
     undecided = {reason.code for reason in load_reasons() if reason.undecided}
     found: list[str] = []
-    for name, op_type, provider, twin in placed:
-        if provider is not None and provider != entry.provider and entry in passed_over(chain, provider):
-            reason, finding = explain(_context_of(index, name, op_type, provider, entry, twin=twin))
+    for name, op_type, provider, in_subgraph in placed:
+        if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):
+            reason, finding = explain(_context_of(index, name, op_type, provider, entry, in_subgraph=in_subgraph))
             if reason.code in undecided or finding.ground == "vague_line":
-                found += [each for each in index.probed_as(name, twin=twin) if _can_be_tried(index, each)]
+                found += [
+                    each for each in index.probed_as(name, in_subgraph=in_subgraph) if _can_be_probed(index, each)
+                ]
     return tuple(dict.fromkeys(found))
 
 
-def _can_be_tried(index: SessionIndex, name: str) -> bool:
-    """Whether the file has the node, or a function that ONNX Runtime has the node from."""
+def _can_be_probed(index: SessionIndex, name: str) -> bool:
+    """Whether the file contains the node, or a function that contains it."""
     return name in index.exported or name in index.inner or name in index.parts or name.startswith(INLINED)

@@ -1,4 +1,4 @@
-"""The file's graph and the optimised graph by tensor: which nodes make and read each. Pure.
+"""The producer and the consumers of each tensor, in the file's graph and in the optimised graph. Pure.
 
 In the optimised graph a copied tensor has two names, one per memory: `hidden` and `hidden_WebGpuExecutionProvider`.
 """
@@ -12,25 +12,25 @@ from partita.observations.facts import GraphNode
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
 FOLDED = frozenset({"Constant", "Shape", "Size"})
-"""Operators that ONNX Runtime computes before a run. If a node of these is gone, no other node does its work."""
+"""Operators that ONNX Runtime computes before a run; no executed node replaces them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimisedGraph:
-    """Nodes and tensors of the graph that a session runs."""
+    """Nodes and tensors of the optimised graph of a session."""
 
     nodes: dict[str, GraphNode]
     makers: dict[str, str]
-    """Node that makes each tensor; graph inputs and constants have none."""
+    """Tensor -> node that produces it; graph inputs and constants have none."""
     readers: dict[str, tuple[str, ...]]
-    """Nodes that read each tensor."""
+    """Tensor -> nodes that read it."""
     unnamed_node_outputs: frozenset[str]
-    """Tensors that nodes without a name make."""
+    """Output tensors of nodes without a name."""
     names: dict[str, str]
-    """Name of a tensor in the optimised graph -> another name of it, in the ONNX file where the file has it."""
+    """Name of a tensor in the optimised graph -> its other name, that of the ONNX file if it has the tensor."""
 
     def original(self, tensor: str) -> str:
-        """The name of a tensor in the ONNX file, where it has one there."""
+        """The name of a tensor in the ONNX file; unchanged if the file has no such tensor."""
         return self.names.get(tensor, tensor)
 
     def with_file_tensors(self, names: Collection[str]) -> dict[str, GraphNode]:
@@ -48,7 +48,7 @@ class OptimisedGraph:
 
 
 def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> OptimisedGraph:
-    """Sort the nodes of an optimised graph. `file`: nodes of the ONNX file."""
+    """Index the nodes of an optimised graph. `file`: nodes of the ONNX file."""
     exported = list(file)
     known = {tensor for node in exported for tensor in (*node.inputs, *node.outputs)}
     by_name, unnamed = dict[str, GraphNode](), frozenset[str]()
@@ -57,7 +57,7 @@ def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> Optimi
         unnamed = unnamed.union(() if node.name else node.outputs)
     makers = {tensor: node.name for node in by_name.values() for tensor in node.outputs if tensor}
     readers: dict[str, list[str]] = {}
-    # The outputs of a Split that ONNX Runtime makes of Slices are called after the Slices.
+    # The outputs of a Split that replaces Slices have the names of the Slices.
     split = {tensor for tensor, maker in makers.items() if maker != tensor}.difference(known)
     names = {node.name: node.outputs[0] for node in exported if node.name in split}
     for node in by_name.values():
@@ -69,7 +69,7 @@ def index_graph(nodes: Iterable[GraphNode], file: Iterable[GraphNode]) -> Optimi
 
 
 def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
-    """The common name for both sides of a copy: the file's, else the shorter name."""
+    """The common name of both sides of a copy: the name in the file, else the shorter name."""
     sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
     if not sides:
         return {}
@@ -80,7 +80,7 @@ def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]
 
 
 def edges(nodes: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The name of the node that makes each tensor, and the names of the nodes that read it."""
+    """Tensor -> name of the node that produces it, and tensor -> names of the nodes that read it."""
     makers: dict[str, str] = {}
     readers: dict[str, list[str]] = {}
     for name, node in nodes.items():

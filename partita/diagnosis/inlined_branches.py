@@ -1,9 +1,8 @@
-"""Branches of an If whose condition is a constant: ONNX Runtime puts the nodes of one in its place. Pure.
+"""Inlined branches: ONNX Runtime replaces an If with a constant condition by the nodes of one branch. Pure.
 
-They are named `_if_then_branch_`, their operator, and a number where that name is taken
-(`_if_then_branch_Mul_token_0`); another If has its number before the operator (`_if_then_branch_token_1_Mul`). What
-they make is called as in the file, with the same words before it, but for the outputs of the If (seen with 1.27 and
-1.31.1).
+Their names are `_if_then_branch_`, the operator, and a number if the name exists (`_if_then_branch_Mul_token_0`); a
+further If has its number before the operator (`_if_then_branch_token_1_Mul`). Their outputs have the names of the file
+with the same prefix, except the outputs of the If (ONNX Runtime 1.27 and 1.31.1).
 """
 
 from __future__ import annotations
@@ -20,32 +19,34 @@ INLINED_NODE = re.compile(rf"(?P<branch>{PREFIX})(?P<op>[A-Za-z]\w*?)(_token_\d+
 
 
 def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The file node of each executed node of an inlined branch; no entry where it is not known."""
+    """The file node of each executed node of an inlined branch, if known."""
     listed = (*order, *(node.name for node in facts.assigned or ()))
     names = {name: match for name in dict.fromkeys(listed) if (match := INLINED_NODE.fullmatch(name))}
     if not names:
         return {}
     gone = removed_nodes(facts.inner, facts, order)
     found = _by_tensors(facts.optimised or (), names, gone)
-    taken = set(found.values())
+    joined = set(found.values())
     groups: dict[tuple[str, str], list[str]] = {}
     for name, match in names.items():
         if name not in found:
             groups.setdefault((match["branch"], match["op"]), []).append(name)
     for (branch, op), alike in groups.items():
-        left = [node.name for node in gone if node.op_type == op and node.name not in taken and _is_in(node, branch)]
+        open_nodes = [
+            node.name for node in gone if node.op_type == op and node.name not in joined and _is_in(node, branch)
+        ]
         rivals = [each for each, ops in groups if ops == op and _side(each) == _side(branch)]
-        if len(left) == len(alike) and len(rivals) == 1:
-            found |= dict(zip(alike, left, strict=True))
+        if len(open_nodes) == len(alike) and len(rivals) == 1:
+            found |= dict(zip(alike, open_nodes, strict=True))
     return {name: (inner,) for name, inner in found.items()}
 
 
 def branches_in_subgraphs(
     facts: SessionFacts, order: Sequence[str], names: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The same by tensors alone, for nodes in control-flow subgraphs with `names` that the main graph has as well.
+    """The file node of each inlined node in a control-flow subgraph, by tensors only. `names`: also in the main graph.
 
-    An If within a subgraph may have a constant condition, too. A name that two subgraphs have is left out.
+    An If in a subgraph may have a constant condition, too. Names of several subgraphs are omitted.
     """
     inside = [node for holder in facts.optimised or () for node in holder.inside if node.name in names]
     once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
@@ -58,12 +59,12 @@ def _count(nodes: Iterable[GraphNode], name: str) -> int:
 
 
 def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequence[GraphNode]) -> dict[str, str]:
-    """Nodes whose outputs have a name that one node of the file gives to its own."""
-    wanted = frozenset(names)
+    """Executed nodes -> the only file node with the same output names."""
+    inlined = frozenset(names)
     found: dict[str, str] = {}
     for node in optimised:
         made = {WORDS.sub("", output): words[0] for output in node.outputs if (words := WORDS.match(output))}
-        if node.name in wanted and made:
+        if node.name in inlined and made:
             behind = [
                 each.name
                 for each in gone
@@ -75,7 +76,7 @@ def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequ
 
 
 def _is_in(node: GraphNode, name: str) -> bool:
-    """Whether a file node is in the branch of an executed name; of branches within branches in the innermost."""
+    """Whether a file node is in the (innermost) branch in an executed name."""
     return node.body == f"{_side(name)}_branch"
 
 

@@ -1,11 +1,11 @@
-"""Nodes that ONNX Runtime puts in the place of a function: an operator that it has only as one, or a local one. Pure.
+"""Nodes of inlined functions: operators that ONNX Runtime implements as functions, and model-local functions. Pure.
 
-Nodes of a local function are named `_inlfunc_`, the function, a number where it is called again, and their own name
-(`Graph::InlineFunctionProto` in onnxruntime/core/graph/graph.cc). All others have no name.
+A node of a local function is named `_inlfunc_`, the function, a number for repeated calls, and its own name
+(`Graph::InlineFunctionProto` in onnxruntime/core/graph/graph.cc). Nodes of other functions have no name.
 
-The plan calls them by operator and a running number (HardSigmoid0) in the order of the graph, the profile by operator
-and the number of the node (HardSigmoid_3) in the order of execution, the log, the assignment list and the optimised
-graph not at all. The order of the graph and that of execution differ as soon as there are several streams.
+The plan names an unnamed node by operator and running number (HardSigmoid0) in graph order. The profile names it by
+operator and node index (HardSigmoid_3) in the order of execution. The log, the assignment list and the optimised graph
+have no name for it. With several streams, graph order and execution order differ.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from partita.observations.names import INLINED
 NUMBERED = re.compile(r"(?P<op>[A-Za-z](\w*?[A-Za-z])?)(?P<number>\d+)")
 INDEXED = re.compile(r"(?P<op>[A-Za-z]\w*)_(?P<number>\d+)")
 MOST_WAYS = 64
-"""So many ways to lay providers on streams are looked at; a run has two or three of each."""
+"""Maximum number of tested assignments of providers to streams; a run has two or three of each."""
 NODE_GROUP = r"(?P<node>\S+)"
-"""How most patterns spell a node's name, which may hold blanks in truth."""
+"""The group for a node's name in most patterns; a real name may contain blanks."""
 Parts = Mapping[str, tuple[str, ...]]
 
 
@@ -37,9 +37,9 @@ class FallbackNode:
 
 
 def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts:
-    """The facts with the plan's names for nodes that other sources call otherwise, where it is clear which is which.
+    """The facts with the plan's names for nodes with other names in other sources, where the match is unique.
 
-    `events`: those of the main graph, in order.
+    `events`: of the main graph, in order.
     """
     plan = {name for stream in facts.plan or () for name in stream}
     planned = by_operator(plan - {node.name for node in facts.graph} - {event.name for event in facts.events})
@@ -66,9 +66,9 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
 def _by_stream(
     plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Names of the plan by those of the profile: a stream runs in order, and all nodes of a provider are in one stream.
+    """Profile name -> plan name: a stream runs in order, and all nodes of a provider are in one stream.
 
-    Empty when no way of laying providers on streams fits, or when two ways give other names.
+    Empty if no assignment of providers to streams fits, or if several give different names.
     """
     nameless = {name: op for op, names in planned.items() for name in names}
     providers = sorted({event.provider for event in events})
@@ -88,7 +88,7 @@ def _by_stream(
 def _join_stream(
     stream: Sequence[str], events: Sequence[NodeEvent], nameless: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Names of one stream by those of the profile; None when its nodes are not these."""
+    """Profile name -> plan name in one stream; None if the nodes do not match."""
     if len(stream) != len(events):
         return None
     names: dict[str, str] = {}
@@ -101,16 +101,16 @@ def _join_stream(
 
 
 def _by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
-    """The same for operators whose nodes are all on one provider, where the plan has as many of them as ran."""
+    """Profile name -> plan name for operators with all nodes on one provider and equal numbers in plan and run."""
     names: dict[str, str] = {}
-    for op, wanted in planned.items():
+    for op, in_plan in planned.items():
         ran = [
             event
             for event in events
             if event.op_type == op and event.name not in plan and INDEXED.fullmatch(event.name)
         ]
-        if len(ran) == len(wanted) and len({event.provider for event in ran}) == 1:
-            names.update(zip((event.name for event in ran), wanted, strict=True))
+        if len(ran) == len(in_plan) and len({event.provider for event in ran}) == 1:
+            names.update(zip((event.name for event in ran), in_plan, strict=True))
     return names
 
 
@@ -120,11 +120,11 @@ def _name_assigned(
     providers: Mapping[str, str],
     inside: Collection[tuple[str, str]],
 ) -> tuple[AssignedNode, ...]:
-    """The assignment list with names where it has as many nodes of an operator on a provider as ran there.
+    """The assignment list with names, where it has as many nodes of an operator on a provider as ran there.
 
-    Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider; there may
-    be more nodes than names then, because some were fused or folded away after they had been assigned. `inside`:
-    operators and providers of nodes that ran in control-flow subgraphs, which the list has as well.
+    Nodes of one operator on one provider are interchangeable. Without a run, all nodes of an operator must be on one
+    provider; the list may then have more nodes than names, because some were fused or folded later. `inside`: operators
+    and providers of nodes that ran in control-flow subgraphs, which are also listed.
     """
     named = list(assigned)
     for op, names in planned.items():
@@ -134,15 +134,15 @@ def _name_assigned(
             ran = [name for name in names if providers.get(name) == provider]
             if not any(name in providers for name in names) and len(here) == len(nameless) >= len(names):
                 here, ran = here[: len(names)], names
-            bodies = any((op, provider) == each for each in inside)
-            if len(here) == len(ran) or (bodies and ran and len(here) > len(ran)):
+            in_subgraphs = (op, provider) in inside
+            if len(here) == len(ran) or (in_subgraphs and ran and len(here) > len(ran)):
                 for position, name in zip(here, ran, strict=False):
                     named[position] = replace(named[position], name=name)
     return tuple(named)
 
 
 def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
-    """The optimised graph, in the order in which the plan counts, with names where the numbers match."""
+    """The optimised graph, in graph order, with names for operators with equal numbers in the plan."""
     named = list(optimised)
     for op, names in planned.items():
         nameless = [position for position, node in enumerate(optimised) if not node.name and node.op_type == op]
@@ -153,7 +153,7 @@ def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[s
 
 
 def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names that are an operator and a number, by operator, in the order of their numbers."""
+    """Operator -> names of the form operator and number, in the order of the numbers."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         match = NUMBERED.fullmatch(name)
@@ -163,7 +163,7 @@ def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
-    """Nodes of the order that have their name from the plan alone."""
+    """Nodes of the order that only the plan names."""
     known = {node.name for node in facts.graph}
     made = {node.name: node.op_type for node in facts.optimised or ()}
     made |= {event.name: event.op_type for event in facts.events}
@@ -172,24 +172,24 @@ def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str,
 
 
 def functions_expanded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each node of a function, the file nodes that it may be a part of, without an optimised graph.
+    """Node of a function -> the file nodes whose function may contain it, without an optimised graph.
 
-    The function in the name of a node is enough where one node calls it. Nodes without a name come from the file nodes
-    that are gone and that the log rejects, if these are of one operator.
+    The function in the name of a node identifies a single caller. A node without a name comes from the removed file
+    nodes that the log rejects, if they have one operator.
     """
     parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
     left = removed_nodes(facts.graph, facts, order)
-    return {**_callers(local, left), **_turned_down(facts, parts, left)}
+    return {**_callers(local, left), **_rejected_owners(facts, parts, left)}
 
 
 def _of_local_functions(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
-    """Nodes of the order that ONNX Runtime named after a local function."""
+    """Nodes of the order with the name of a local function."""
     known = {node.name for node in facts.graph}
     return tuple(name for name in order if name.startswith(INLINED) and name not in known)
 
 
 def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
-    """The exported node that calls the function of each node, where no other calls one of that name."""
+    """Node of a local function -> its file node, if only one calls a function of that name."""
     found: dict[str, tuple[str, ...]] = {}
     for name in local:
         calls = [node for node in left if name.startswith(f"{INLINED}{node.op_type}_")]
@@ -201,36 +201,38 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
 
 
 def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
-    """The same for nodes in control-flow subgraphs with `names` that the main graph has as well."""
+    """`_callers` for nodes in control-flow subgraphs; `names` are also in the main graph."""
     local = [name for name in names if name.startswith(INLINED)]
     return _callers(local, removed_nodes(facts.inner, facts, order)) if local else {}
 
 
-def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
-    """For all nodes without a name, those nodes of one operator that are gone and that the log turns down."""
-    told = [
+def _rejected_owners(
+    facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]
+) -> dict[str, tuple[str, ...]]:
+    """Node without a name -> the removed nodes that the log rejects, if they have one operator."""
+    rejected = [
         node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
     ]
-    if len({node.op_type for node in told}) != 1:
+    if len({node.op_type for node in rejected}) != 1:
         return {}
-    return dict.fromkeys(parts, tuple(node.name for node in told))
+    return dict.fromkeys(parts, tuple(node.name for node in rejected))
 
 
 def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Nodes that came from functions, and the file nodes that each may come from: all that are gone."""
+    """Node of an inlined function -> all removed file nodes, one of which contains it."""
     parts = (*_nodes_without_name(facts, order), *_of_local_functions(facts, order))
     left = tuple(node.name for node in removed_nodes(facts.graph, facts, order)) if parts else ()
     return dict.fromkeys(parts, left)
 
 
 def removed_nodes(nodes: Iterable[GraphNode], facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
-    """Those of `nodes` of the file that no provider was given, and that do not run."""
-    there = {*order, *(node.name for node in facts.assigned or ())}
-    return [node for node in nodes if node.name and node.name not in there]
+    """The file nodes in `nodes` that are neither executed nor in the assignment list."""
+    present = {*order, *(node.name for node in facts.assigned or ())}
+    return [node for node in nodes if node.name and node.name not in present]
 
 
 def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
-    """The pattern for lines with a blank in place of the name; None when it is not about one node."""
+    """The pattern for lines with a blank in place of the name; None if the pattern has no node name."""
     if pattern.pattern.endswith(f" {NODE_GROUP}"):
         return re.compile(pattern.pattern.removesuffix(f" {NODE_GROUP}") + r"\s*$")
     if f" {NODE_GROUP} " in pattern.pattern:
@@ -239,20 +241,20 @@ def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
 
 
 def blank_lines(
-    lines: Iterable[str], patterns: Iterable[LogPattern], strays: Sequence[FallbackNode]
+    lines: Iterable[str], patterns: Iterable[LogPattern], fallbacks: Sequence[FallbackNode]
 ) -> dict[str, tuple[str, ...]]:
-    """Log lines with a blank in place of the name, by the node without a name that they are about.
+    """Node without a name -> log lines about it, which have a blank in place of the name.
 
-    Lines with an operator are about the nodes of this operator, when there are enough of them. The others are about the
-    nodes that are left, when they are as many, or twice as many: ONNX Runtime queries a provider more than once.
+    Lines with an operator are about its nodes, if there is a line for each. Other lines are about the remaining nodes,
+    if their number is a multiple of the number of nodes: ONNX Runtime queries a provider more than once.
     """
-    said = list(lines) if strays else []
+    candidates = list(lines) if fallbacks else []
     spelled = [blank for pattern in patterns if (blank := with_blank(pattern)) is not None]
     found: dict[str, tuple[str, ...]] = {}
     for pattern in sorted(spelled, key=lambda each: "op" not in each.groupindex):
-        fitting = [(match.groupdict().get("op"), line) for line in said if (match := pattern.search(line))]
+        fitting = [(match.groupdict().get("op"), line) for line in candidates if (match := pattern.search(line))]
         for op in dict.fromkeys(op for op, _ in fitting):
-            nodes = [each.name for each in strays if each.name not in found and op in (None, each.op_type)]
+            nodes = [each.name for each in fallbacks if each.name not in found and op in (None, each.op_type)]
             about = [line for each, line in fitting if each == op]
             enough = len(about) >= len(nodes) if op else bool(nodes) and len(about) % len(nodes) == 0
             found.update(dict.fromkeys(nodes if enough else (), (about[0],)))

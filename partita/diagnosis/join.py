@@ -1,10 +1,10 @@
-"""The join of the file's graph with the executed nodes: which file nodes each executed node does the work of. Pure.
+"""The join of the file's graph with the executed nodes: the file nodes that each executed node replaces. Pure.
 
 Both graphs are cut at the tensors that they share. A region with several executed nodes (`ReorderInput` -> `pool_nchwc`
--> `ReorderOutput` in the place of one MaxPool) is divided by name, then by operator, then by which node reads from
-which. A result that does not fit the tensors of both graphs is dropped.
+-> `ReorderOutput` for one MaxPool) is divided by name, then by operator, then by data flow. A result that contradicts
+the tensors of both graphs is dropped.
 
-A provider that compiles leaves no optimised graph. Then nodes are joined by their names and the order of execution.
+With a compiling provider there is no optimised graph. Then nodes are joined by name and order of execution.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
 MARKS = ("_", "/")
-"""Characters that ONNX Runtime puts after a name that it takes over."""
+"""Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
-"""Operators that ONNX Runtime removes where they change nothing: readers of the output then read the input."""
+"""Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
-"""File node -> the executed node that does its work."""
+"""File node -> the executed node that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,25 @@ class ExecutedNode:
 
     name: str
     op_type: str | None
-    """None where neither a graph nor a profile has the node."""
+    """None if neither a graph nor a profile has the node."""
     provider: str | None
 
     def is_related(self, file_node: GraphNode) -> bool:
-        """Whether the operator is the file node's or a form of it, as NhwcMaxPool is of MaxPool."""
+        """Whether the operator is that of the file node or a variant, e.g. NhwcMaxPool of MaxPool."""
         operators = (self.op_type or "", file_node.op_type)
         return self.op_type is not None and (operators[0].endswith(operators[1]) or operators[1].endswith(operators[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedNodes:
-    """Executed nodes that are not the file's, or that do more than the file's node of the same name."""
+    """The join for executed nodes that are not in the file, or replace more than the file node of their name."""
 
     file_nodes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node -> file nodes whose work it does."""
+    """Executed node -> file nodes that it replaces."""
     rewritten_with: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node that does no file node's work -> file nodes that ONNX Runtime rewrote when it added the node."""
+    """Executed node that replaces no file node -> file nodes that ONNX Runtime rewrote when it added the node."""
     undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Executed node of a region that could not be divided -> file nodes of which it does some work."""
+    """Executed node of a region that could not be divided -> file nodes that it may replace in part."""
 
 
 def join_graphs(
@@ -70,8 +70,8 @@ def join_graphs(
         order: Executed nodes in the order of execution.
         exported: Nodes of the file's main graph.
         inputs: Names of the graph's inputs.
-        known: File nodes of executed nodes that another source joined.
-        candidates: Executed nodes that need no join, or come from one of these file nodes.
+        known: Executed node -> file nodes, from other sources.
+        candidates: Executed node -> file nodes that may contain it; empty: it needs no join.
     """
     nodes = [ExecutedNode(name, graph.nodes[name].op_type if name in graph.nodes else None, None) for name in order]
     owners = _owners(order, exported, known)
@@ -98,20 +98,20 @@ def join_in_order(
 
 
 def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
-    """The executed node of each file node that is executed under its own name or is `known`."""
+    """The executed node of each file node that is `known` or executed under its own name."""
     owners = {each: name for name, behind in known.items() for each in behind}
     return owners | {name: name for name in order if name in exported}
 
 
 def _by_prefix(names: Iterable[str], exported: Nodes, owners: Owners) -> dict[str, tuple[str, ...]]:
-    """File nodes without an owner whose name an executed node begins with, before a slash: `NAME/GeluFusion/`."""
+    """Executed node -> file nodes without an owner whose names are prefixes of its name: `NAME/GeluFusion/`."""
     found = {name: naming.replaced_by(name, exported) for name in names if name not in exported}
     left = {name: tuple(each for each in behind if each not in owners) for name, behind in found.items()}
     return {name: behind for name, behind in left.items() if behind}
 
 
 class _File:
-    """The file's graph, and what is known of its nodes before the join."""
+    """The file's graph, and the known owners of its nodes."""
 
     def __init__(self, nodes: Nodes, order: Sequence[ExecutedNode], owners: Owners) -> None:
         self.nodes = nodes
@@ -122,41 +122,41 @@ class _File:
         self.heads = edges(nodes)[0] | {name: name for name in nodes}
 
     def before(self, name: str) -> dict[str, str]:
-        """The tensors that a node reads from other nodes, and those nodes."""
+        """Inputs of a node -> their producers."""
         return {tensor: self.makers[tensor] for tensor in self.nodes[name].inputs if tensor in self.makers}
 
     def after(self, name: str) -> list[str]:
-        """The nodes that read from a node."""
+        """The consumers of a node."""
         return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
 
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """File nodes to join, and the executed nodes that may do their work, both in order."""
+    """File nodes to join, and the executed nodes that may replace them, both in order."""
 
     file: _File
     names: Sequence[str]
     executed: Sequence[ExecutedNode]
     executed_by_file_node: dict[str, str] = field(default_factory=dict)
-    """Executed node by file node, filled step by step."""
+    """File node -> executed node, filled step by step."""
 
     @property
     def left(self) -> list[str]:
-        """File nodes that are not joined."""
+        """File nodes without an executed node."""
         return [name for name in self.names if name not in self.executed_by_file_node]
 
     @property
     def free(self) -> list[ExecutedNode]:
-        """Executed nodes that are not joined."""
+        """Executed nodes without a file node."""
         used = set(self.executed_by_file_node.values())
         return [node for node in self.executed if node.name not in used]
 
     def owner(self, name: str) -> str | None:
-        """The executed node that does the work of a file node; None where that is not known."""
+        """The executed node that replaces a file node; None if unknown."""
         return self.executed_by_file_node.get(name) or self.file.owners.get(name)
 
     def called_after(self) -> dict[str, list[ExecutedNode]]:
-        """File nodes that are not joined, and the executed nodes called after each or its output, as `a_nchwc` is."""
+        """Unjoined file node -> executed nodes with its name or its output's as a prefix, e.g. `a_nchwc`."""
         found: dict[str, list[ExecutedNode]] = {name: [] for name in self.left}
         for node in self.free:
             cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
@@ -166,22 +166,22 @@ class _Region:
         return {name: nodes for name, nodes in found.items() if nodes}
 
     def pair_in_order(self, ours: Sequence[ExecutedNode], theirs: Sequence[str]) -> None:
-        """Join executed nodes with file nodes in order, where there are as many of one as of the other."""
+        """Join executed nodes with file nodes in order, if their numbers are equal."""
         if len(ours) == len(theirs):
             self.executed_by_file_node.update(zip(theirs, (node.name for node in ours), strict=True))
 
     def merge(self, names: Sequence[str], targets: Collection[str], proven: bool) -> None:
-        """Join each file node with the executed node of what it reads, else with that of its readers.
+        """Join each file node with the executed node of its inputs, else with that of its consumers.
 
-        Of several executed nodes that it reads from with the last, which can read what the others make. An executed
-        node does no more when another one needs what it makes so far: the Sigmoid of a SiLU is not computed in the Conv
-        before it, for the Mul reads the output of the Conv as well.
+        Of several producers, the last executed node is chosen, because it can read the outputs of the others. An
+        executed node replaces no further node if another node reads its present output: the Sigmoid of a SiLU is not
+        computed in the Conv before it, because the Mul also reads the output of the Conv.
 
         Args:
             names: File nodes in order.
-            targets: Executed nodes that may do more.
-            proven: Whether the executed nodes compute all of the file nodes. If not, what a file node reads must be
-                made by joined nodes, or be read by the executed node of its readers as well.
+            targets: Executed nodes that may replace further nodes.
+            proven: Whether the executed nodes replace all of the file nodes. If not, the inputs of a file node must be
+                outputs of joined nodes, or inputs of the executed node of its consumers.
         """
         place = self.file.places.__getitem__
         clear = set(names) if proven else set[str]()
@@ -204,11 +204,11 @@ class _Region:
                 self.executed_by_file_node[name] = first
 
     def _readers(self, tensor: str, name: str) -> set[str | None]:
-        """The executed nodes of the file nodes that read a tensor, without the file node `name`."""
+        """The executed nodes of the consumers of a tensor, without the file node `name`."""
         return {self.owner(each) for each in self.file.readers.get(tensor, ()) if each != name}
 
     def shares(self) -> dict[str, tuple[str, ...]]:
-        """Executed node -> the file nodes joined with it that are not executed under their own name."""
+        """Executed node -> file nodes joined with it, without file nodes that are executed themselves."""
         found: dict[str, tuple[str, ...]] = {}
         for name in self.names:
             if name in self.executed_by_file_node and name not in self.file.places:
@@ -224,9 +224,9 @@ def _join_regions(
     candidates: Names,
     owners: Owners,
 ) -> JoinedNodes:
-    """Divide the regions between the tensors that both graphs have.
+    """Divide the regions between the shared tensors.
 
-    `candidates`: file nodes that some executed nodes come from. `owners`: executed nodes of file nodes, where known.
+    `candidates`: executed node -> file nodes that may contain it. `owners`: known executed nodes of file nodes.
     """
     file, by_name = _File(exported, order, owners), {node.name: node for node in order}
     cut = Cut(exported, graph.with_file_tensors(by_name), inputs)
@@ -251,7 +251,7 @@ def _join_regions(
             names=[name for name in part.file if owners.get(name, name) == name],
             executed=[by_name[name] for name in part.executed if name not in candidates],
         )
-        if added:  # otherwise nodes were only moved, beside file nodes that were removed
+        if added:  # otherwise nodes were only moved or removed
             _divide(region, added, set().union(*come_from.values()))
         moved = {
             name: own for name, own in region.executed_by_file_node.items() if exported[name].op_type not in REMOVABLE
@@ -291,9 +291,9 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
 
 
 def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Collection[str]) -> list[str]:
-    """The file node that `node` is called after, and those before it up to one of the operator of `node`.
+    """The file node `end` that gives `node` its name, and its producers up to the operator of `node`.
 
-    The Conv of a Conv and a Relu is called after the output of the Relu.
+    A fused Conv and Relu is a Conv with the name of the Relu's output.
     """
     path = [end]
     while not node.is_related(region.file.nodes[path[-1]]):
@@ -308,9 +308,9 @@ def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Col
 def _join_in_order(
     order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
 ) -> JoinedNodes:
-    """Join file nodes that were placed and are not executed with executed nodes that the file does not have.
+    """Join assigned file nodes that are not executed with executed nodes that are not in the file.
 
-    By name, then by operator where one file node and one executed node alone fit between their neighbours.
+    By name, then by operator if exactly one file node and one executed node match between their neighbours.
     """
     file = _File(exported, order, owners)
     gone = [
@@ -322,7 +322,7 @@ def _join_in_order(
     )
 
     def between(name: str, free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
-        """Executed nodes of a file node's provider between the nodes that it reads from and its readers."""
+        """Executed nodes of a file node's provider between its producers and its consumers."""
         before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
         after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
@@ -330,12 +330,12 @@ def _join_in_order(
         return [node for node in near if node.provider in (None, listed[name])]
 
     def related() -> dict[str, list[ExecutedNode]]:
-        """Free executed nodes that may do the work of each file node alone, by place and operator."""
+        """File node -> free executed nodes that may replace it, by position and operator."""
         free = region.free
         return {name: [node for node in between(name, free) if node.is_related(exported[name])] for name in region.left}
 
     def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
-        """Join file nodes with one executed node that is no other's; whether there were any."""
+        """Join file nodes with a single unshared candidate; return whether there were any."""
         counts = Counter(node for nodes in found.values() for node in nodes)
         single = {name: nodes[0].name for name, nodes in found.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
         region.executed_by_file_node.update(single)
@@ -354,11 +354,13 @@ def _join_in_order(
         pass
     region.merge(region.left, {node.name for node in new}.union(known), proven=False)
     shares = region.shares()
-    beside: dict[str, set[str]] = {}
+    rewritten: dict[str, set[str]] = {}
     free = region.free
     for name in listed:
         owner = region.owner(name) if name in exported else None
         if owner in shares and None not in map(region.owner, file.after(name)):
             for node in between(name, free):
-                beside.setdefault(node.name, set()).update(shares[owner or ""])
-    return JoinedNodes(shares, {name: tuple(each for each in gone if each in found) for name, found in beside.items()})
+                rewritten.setdefault(node.name, set()).update(shares[owner or ""])
+    return JoinedNodes(
+        shares, {name: tuple(each for each in gone if each in found) for name, found in rewritten.items()}
+    )

@@ -1,10 +1,10 @@
-"""Entries of the assignment list by graph: the main graph, or its control-flow subgraphs. Pure.
+"""Assigns the entries of the assignment list to the main graph or its control-flow subgraphs. Pure.
 
-The list does not name the graph. A node name is unique in one graph alone: a name that ONNX Runtime makes of an
-operator, a function or a fusion (`_if_then_branch_Clip`, `_inlfunc_F_clip`, `gemm_input_reshape`) may be in the main
-graph and in every subgraph. So the entries of a name are counted: as many as the main graph has are its own, and the
-others are in subgraphs. The optimised graph includes the subgraphs; an entry that it has nowhere was fused or removed
-after the list was made. An entry without evidence counts as in a subgraph: a limit that passes must be true.
+The list does not name the graph, and a node name is unique only within a graph: a name that ONNX Runtime derives from
+an operator, a function or a fusion (`_if_then_branch_Clip`, `_inlfunc_F_clip`, `gemm_input_reshape`) may be in the main
+graph and in every subgraph. So the entries of a name are counted: as many as the main graph has belong to it, and the
+others to subgraphs. The optimised graph includes the subgraphs; an entry that is not in it was fused or removed later.
+An entry without evidence counts as in a subgraph, so that a check never passes wrongly.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """The list in two parts. An entry without evidence is in both."""
+    """The list in two parts; an entry without evidence is in both."""
 
     main: tuple[AssignedNode, ...]
-    """Entries that the main graph has, or had before it was optimised further."""
+    """Entries of the main graph, before or after later optimisations."""
     inside: tuple[AssignedNode, ...]
-    """Entries that are in control-flow subgraphs, or may be."""
+    """Entries that are or may be in control-flow subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MainGraph:
-    """What is known of the main graph as it runs, by the names of its nodes."""
+    """The executed main graph, by node name."""
 
     counts: Mapping[str, int]
     op_types: Mapping[str, str | None]
     providers: Mapping[str, str]
-    """Where sources other than the list have a node: the profile, or the devices of the plan."""
+    """Provider of a node by other sources than the list: the profile, or the devices of the plan."""
     ran_on: Mapping[str, str]
-    """Where the profile has one."""
+    """Provider of a node by the profile."""
     compiled: Collection[AssignedNode]
-    """Entries behind its compiled nodes."""
+    """Entries in its compiled subgraphs."""
     has_subgraphs: bool
-    """False only when no node of it can be control flow."""
+    """Whether a node of it may be control flow."""
     control_flow: Collection[str]
     """Operators that have subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """Names of nodes in control-flow subgraphs that are known without counting."""
+    """Names of nodes that are certainly in control-flow subgraphs."""
 
     certain: Collection[str]
-    """Names given to entries without one, because they are in subgraphs."""
+    """New names of unnamed entries in subgraphs."""
     ran: Collection[str]
-    """Names of nodes that ran in subgraphs alone."""
+    """Names of nodes that ran only in subgraphs."""
     copies: Mapping[str, str]
-    """Name of an executed node of a subgraph -> its name in the list."""
+    """Executed name of a subgraph's node -> its name in the list."""
 
 
 def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeList:
@@ -70,7 +70,7 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
             compiled.add(place)
         elif node.name and node.name in named.certain:
             certain.add(place)
-        else:  # nodes without a name are told apart by their operator
+        else:  # nodes without a name are distinguished by operator
             groups.setdefault(_key(node.name, node.op_type), []).append(place)
     file = _File.of(facts, main, named)
     if facts.optimised is None:
@@ -86,14 +86,14 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
 
 
 Key = tuple[str, str]
-"""A name, or of nodes without one the operator."""
+"""The name and an empty operator, or for unnamed nodes an empty name and the operator."""
 Share = tuple[Collection[int], Collection[int]]
-"""Places in the list: the entries of one name in the main graph, and in subgraphs."""
+"""Positions in the list of entries of one name: in the main graph, and in subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Names of the file's nodes, and how many have each."""
+    """Names of the file's nodes, with their numbers."""
 
     graph: Counter[str]
     """In the main graph, without the nodes in compiled subgraphs."""
@@ -103,7 +103,7 @@ class _File:
     """Names of control-flow nodes and of the nodes in them."""
     ran: Collection[str]
     names: Collection[str]
-    """All names that nodes of the file have."""
+    """All node names of the file."""
 
     @classmethod
     def of(cls, facts: SessionFacts, main: MainGraph, named: KnownNames) -> _File:
@@ -113,17 +113,16 @@ class _File:
         return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
 
     def made_of_main(self, name: str) -> bool:
-        """Whether ONNX Runtime made a node of nodes of the main graph: its name begins with the name of a node that no
-        subgraph has.
-        """
+        """Whether the name of a new node begins with the name of a node that only the main graph has."""
         if name in self.inner or name in self.ran:
             return False
         known = naming.replaced_by(name, self.names)
         return bool(known) and known[-1] not in self.subgraph_names
 
     def on_main_provider(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
-        """The entries of a name on the provider that the main graph's node ran on, where a subgraph may have the name:
-        the list can leave out nodes of a provider that prefers another layout.
+        """The entries of a name on the provider of the main graph's node; all entries if only the main graph has it.
+
+        The list may lack nodes of a provider that prefers another layout.
         """
         name = listed[places[0]].name
         provider = main.ran_on.get(name)
@@ -135,10 +134,10 @@ class _File:
 def _by_name(
     listed: Sequence[AssignedNode], main: MainGraph, file: _File, groups: Mapping[Key, Sequence[int]]
 ) -> list[Share]:
-    """The shares without an optimised graph: by the number of nodes of a name in the file and in the plan."""
+    """The shares without an optimised graph, from the numbers of nodes of a name in the file and in the plan."""
     shares: list[Share] = []
     for (name, _), places in groups.items():
-        chosen, claimed = _main_share(
+        chosen, similar = _main_share(
             listed, file.on_main_provider(listed, places, main), main.counts.get(name, 0), main
         )
         rest = [place for place in places if place not in chosen]
@@ -148,13 +147,13 @@ def _by_name(
             inside = min(len(rest), file.inner[name])
         else:
             inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
-        shares.append(({*claimed, *rest[inside:]}, rest[:inside]))
+        shares.append(({*similar, *rest[inside:]}, rest[:inside]))
     return shares
 
 
 @dataclass(frozen=True, slots=True)
 class NameMatches:
-    """Entries of one name that the optimised graph has, and entries that it does not have."""
+    """Entries of one name in the optimised graph (main graph, subgraphs), and entries that are not in it."""
 
     matched: Collection[int]
     inside: Collection[int]
@@ -164,25 +163,25 @@ class NameMatches:
 def _by_graph(
     facts: SessionFacts, main: MainGraph, named: KnownNames, file: _File, groups: Mapping[Key, Sequence[int]]
 ) -> list[Share]:
-    """The shares by the nodes in subgraphs of the optimised graph."""
+    """The shares from the subgraphs of the optimised graph."""
     listed, optimised = facts.assigned or (), facts.optimised or ()
-    bodies = _in_subgraphs(listed, optimised, named)
+    in_subgraphs = _in_subgraphs(listed, optimised, named)
     there = Counter(_key(node.name, node.op_type) for node in optimised)
-    made = any(key not in groups for key in bodies)
-    """Whether subgraphs have a node that was made after the list."""
+    made = any(key not in groups for key in in_subgraphs)
+    """Whether a subgraph has a node that was added after the list."""
     found: dict[Key, NameMatches] = {}
     for key, places in groups.items():
-        within = bodies.get(key, [])
+        within = in_subgraphs.get(key, [])
         count = max(there[key], main.counts.get(key[0], 0))
-        chosen, claimed = _main_share(listed, file.on_main_provider(listed, places, main), count, main)
+        chosen, similar = _main_share(listed, file.on_main_provider(listed, places, main), count, main)
         rest = [place for place in places if place not in chosen]
         inside = _matching(listed, rest, within)
         made = made or bool(Counter(within) - Counter(listed[place].op_type for place in inside))
         gone = [place for place in rest if place not in inside]
-        if len(inside) < len(within):  # one of the graphs has a node that is not listed, and nothing tells which
+        if len(inside) < len(within):  # one of the graphs has an unlisted node; which one is unknown
             alike = [place for place in chosen if listed[place].op_type in within]
             inside |= set(alike[: len(within) - len(inside)])
-        found[key] = NameMatches(claimed, inside, gone)
+        found[key] = NameMatches(similar, inside, gone)
     known = {name for name, _ in groups}
     after = {name for node in optimised if node.name not in known for name in _called_after(node.name)}
     shares: list[Share] = []
@@ -199,14 +198,14 @@ def _by_graph(
 def _in_subgraphs(
     listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: KnownNames
 ) -> dict[Key, list[str]]:
-    """Operators of the nodes in subgraphs of the optimised graph that the list may have, by their key in the list."""
-    bodies: dict[Key, list[str]] = {}
+    """Key in the list -> operators of nodes in subgraphs of the optimised graph that may be listed."""
+    in_subgraphs: dict[Key, list[str]] = {}
     for node in (each for holder in optimised for each in holder.inside if each.op_type not in MEMCPY_OPS):
-        bodies.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
+        in_subgraphs.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
     for op in (node.op_type for node in listed if node.name and node.name in named.certain):
-        if bodies.get(_key("", op)):
-            bodies[_key("", op)].pop()
-    return {key: operators for key, operators in bodies.items() if operators}
+        if in_subgraphs.get(_key("", op)):
+            in_subgraphs[_key("", op)].pop()
+    return {key: operators for key, operators in in_subgraphs.items() if operators}
 
 
 def _key(name: str, op_type: str) -> Key:
@@ -216,11 +215,10 @@ def _key(name: str, op_type: str) -> Key:
 def _main_share(
     listed: Sequence[AssignedNode], places: Sequence[int], count: int, main: MainGraph
 ) -> tuple[set[int], set[int]]:
-    """The most similar entries of a name, as many as the main graph has nodes; and these together with entries that are
-    as similar and on another provider.
+    """The most similar entries of a name, as many as the main graph has; and these with equally similar entries.
 
-    ONNX Runtime goes through the subgraphs of a graph before the graph, for one provider after the other, so that of
-    entries on one provider the last is the main graph's.
+    ONNX Runtime partitions the subgraphs before the graph, one provider after the other, so the last entry on a
+    provider is in the main graph.
     """
     if not count or not places:
         return set(), set()
@@ -239,7 +237,7 @@ def _main_share(
 
 
 def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: Sequence[str]) -> set[int]:
-    """Entries that are nodes of these operators: others only when there are too few, as a fusion may keep a name."""
+    """Entries with these operators; if there are too few, also others, because a fusion may preserve a name."""
     left = Counter(operators)
     same = set[int]()
     for place in places:
@@ -251,7 +249,7 @@ def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: 
 
 
 def _called_after(made: str) -> Iterator[str]:
-    """Names that the name of a node made after the list may contain: `NAME/GeluFusion/`, `fused NAME`."""
+    """Listed names in the name of a node that was added after the list: `NAME/GeluFusion/`, `fused NAME`."""
     yield from naming.heads(made)
     blank = made.find(" ")
     while blank >= 0:

@@ -1,11 +1,11 @@
-"""Information in a node's name: its module, its layer, and the exported nodes whose work it does.
+"""Information in a node's name: its module, its layer, and the file nodes that it replaces.
 
-Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. torch's older exporter, and the builder of
-onnxruntime-genai, have a slash before and between modules: `/model/layers.1/mlp/MatMul_2`. TensorFlow's scopes have one
-between them alone: `model/layers/1/mlp/MatMul`.
+Partita's names are `<module path>/<Op>` or `<module path>/<Op>_<n>`. torch's older exporter and the builder of
+onnxruntime-genai write a slash before and between modules: `/model/layers.1/mlp/MatMul_2`. TensorFlow's scopes have
+slashes only between modules: `model/layers/1/mlp/MatMul`.
 
-ONNX Runtime names the nodes it makes after the nodes they replace (`<exported name>/QuickGeluFusion/`) or after their
-operator (`Transpose_token_4`). Knows no facts and no report.
+ONNX Runtime names new nodes after the nodes that they replace (`<exported name>/QuickGeluFusion/`) or after their
+operator (`Transpose_token_4`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LAYER_ITSELF = "layer (no submodule)"
 
 
 def module_in(name: str) -> str | None:
-    """The module path in the name of a node, with dots: `model.layers.1.mlp` of all forms; None where it has none."""
+    """The module path in the name of a node, with dots: `model.layers.1.mlp`; None if the name has none."""
     if name.startswith("/") or _is_path(name):
         return dotted(name.rpartition("/")[0]) or None
     head, slash, _ = name.partition("/")
@@ -26,10 +26,9 @@ def module_in(name: str) -> str | None:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name without a slash before it is a path all the same, as TensorFlow's scopes are.
+    """Whether a name without a leading slash is a path, like TensorFlow's scopes.
 
-    What ONNX Runtime fuses ends with a slash (`Mul/QuickGeluFusion/`), and a module of torch that has others in it has
-    dots.
+    Names of fused nodes end with a slash (`Mul/QuickGeluFusion/`), and paths of nested torch modules have dots.
     """
     return "." not in name.partition("/")[0] and name.count("/") > 1 and not name.endswith("/")
 
@@ -40,7 +39,7 @@ def dotted(path: str) -> str:
 
 
 def module_of(name: str, modules: Collection[str]) -> str | None:
-    """The longest beginning of `name`, up to one of its slashes, that is one of the known `modules`."""
+    """The longest prefix of `name` before a slash that is one of `modules`; None if there is none."""
     cut = [name[:position] for position, letter in enumerate(name) if letter == "/"]
     if not name.startswith("/") and not _is_path(name):
         cut = cut[:1]
@@ -48,7 +47,7 @@ def module_of(name: str, modules: Collection[str]) -> str | None:
 
 
 def common_module(modules: Iterable[str | None]) -> str | None:
-    """The path that all of `modules` begin with; None when there is none, or one of them is unknown."""
+    """The common path prefix of `modules`; None without one, or if a module is unknown."""
     paths = [module.split(".") if module else [] for module in modules]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return ".".join(parts[0] for parts in alike) or None
@@ -63,7 +62,7 @@ def layer_of(module: str | None) -> int | None:
 
 
 def module_group(module: str | None) -> str:
-    """The name a module goes by over all layers: self_attn for model.layers.3.self_attn.q_proj, norm for model.norm."""
+    """The layer-independent name of a module: self_attn for model.layers.3.self_attn.q_proj, norm for model.norm."""
     if not module:
         return NO_MODULE
     parts = module.split(".")
@@ -74,12 +73,12 @@ def module_group(module: str | None) -> str:
 
 
 def replaced_by(name: str, exported: Collection[str]) -> tuple[str, ...]:
-    """Names in `exported` that `name` begins with, cut at a slash; `name` itself does not count."""
+    """Names in `exported` that are prefixes of `name` before a slash, without `name` itself."""
     return tuple(head for head in heads(name) if head in exported)
 
 
 def heads(name: str) -> Iterator[str]:
-    """Every part of `name` that ends before one of its slashes, shortest first."""
+    """Every prefix of `name` before a slash, shortest first."""
     position = name.find("/")
     while position >= 0:
         if position:
@@ -88,5 +87,5 @@ def heads(name: str) -> Iterator[str]:
 
 
 def _is_index(part: str) -> bool:
-    """True for a component like 0 or 17; other scripts' digits are names."""
+    """Whether a component is an ASCII integer like 0 or 17."""
     return part.isascii() and part.isdigit() and len(part) < 10

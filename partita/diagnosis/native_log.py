@@ -1,6 +1,6 @@
-"""Log lines of ONNX Runtime about nodes: the provider of each node, and the lines that mention each node.
+"""Parses ONNX Runtime's session log: the provider of each node, and the lines about each node.
 
-Knows the wording of ONNX Runtime's session log; the reasons interpret a line for a fallback.
+The patterns of providers interpret a line for a fallback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_INFO = re.compile(r"^\[I:")
 
 @dataclass(frozen=True, slots=True)
 class MemcpyLine:
-    """A copy node that ONNX Runtime logged as inserted."""
+    """A log line about an inserted copy."""
 
     op_type: str
     tensor: str
@@ -31,7 +31,7 @@ class MemcpyLine:
 def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
     """Provider per node from the verbose `Node placements` block; empty when the log has none.
 
-    `All nodes placed on [X]` is about every node of `plan` only when the counts match.
+    `All nodes placed on [X]` applies to the nodes of `plan` only if the counts match.
     """
     placed: dict[str, str] = {}
     current: str | None = None
@@ -51,12 +51,12 @@ def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
 
 
 def is_at_info(lines: Iterable[str]) -> bool:
-    """True when the log was kept at INFO, so that a line at that level which is not there was not written."""
+    """Whether the log includes INFO, so that a missing line was not written."""
     return any(AT_INFO.match(line) for line in lines)
 
 
 def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Log lines that mention a node as a word of its own, per node."""
+    """Log lines that contain a node's name as a separate word, by node."""
     wanted = frozenset(name for name in names if name)
     spaced = [name for name in wanted if len(name.split()) > 1]  # a word has no blanks in it
     found: dict[str, list[str]] = {}
@@ -66,21 +66,20 @@ def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tup
         about = wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;:()[]") for word in words))
         for name in about.union(name for name in spaced if name in text):
             found.setdefault(name, []).append(line)
-    return {name: tuple(said) for name, said in found.items()}
+    return {name: tuple(each) for name, each in found.items()}
 
 
 def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) -> tuple[str, ...]:
-    """Log lines that fit a pattern which names no node."""
-    wanted = [re.compile(pattern.pattern) for pattern in patterns if "(?P<node>" not in pattern.pattern]
-    return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted)) if wanted else ()
+    """Log lines that match a pattern without a node name."""
+    expressions = [re.compile(pattern.pattern) for pattern in patterns if "(?P<node>" not in pattern.pattern]
+    return tuple(line for line in lines if any(each.search(line) for each in expressions)) if expressions else ()
 
 
 def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[str, str]) -> dict[str, MemcpyLine]:
-    """What was logged about each Memcpy node of the execution order `order`; `op_types` are those of nodes that ran,
-    and of those of the file.
+    """The log line about each Memcpy node of `order`. `op_types`: of executed nodes and of file nodes.
 
-    A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0 and so on. Empty
-    when lines and nodes do not go together, as with copies inside control flow.
+    A line does not name its node, but nodes are numbered in the order of insertion: Memcpy, Memcpy_token_0 and so on.
+    Empty when the numbers of lines and nodes differ, e.g. with copies inside control flow.
     """
     added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
     named = [
@@ -97,8 +96,7 @@ def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[s
 
 
 def inserted_copies(order: Iterable[str], op_types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Nodes of the order that are named like copies; one whose operator is known must be one, since a file may have the
-    name as well."""
+    """Nodes of the order with the name of a copy, unless their known operator is another one."""
     return tuple(
         name for name in order if MEMCPY_NAME.fullmatch(name) and (op_types.get(name) or "Memcpy").startswith("Memcpy")
     )

@@ -1,7 +1,7 @@
-"""Which reason a node gets when several apply: one ordered table, each row with why it stands where it stands.
+"""The precedence of reasons: one ordered table, with the ground for the place of a row as a comment.
 
-A reason is its file in `reasons/` and its code in `partita.observations.codes`, whose order decides within a row.
-Reasons state what they find and on which ground; only this table compares them.
+Within a row, the order of `partita.observations.codes` decides. Reasons only yield findings with their grounds; this
+table compares them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from partita.observations.records import ChainEntry
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Findings of these codes by this ground, before all rows below; the first code before the others."""
+    """Findings of these codes on this ground; they precede all later rows, and the first code precedes the others."""
 
     ground: Ground
     codes: tuple[ReasonCode, ...] = ()
-    """Empty: every code that is found on this ground and is in no other row of it, in the order of the codes."""
+    """Empty: every code with this ground that is in no other row of it, in the order of the codes."""
 
 
 PRECEDENCE: tuple[Rank, ...] = (
     Rank("pin"),
     # The node may be on the preferred provider.
     Rank("nowhere"),
-    # The line names node and cause, and comes from the provider itself.
+    # The provider itself names node and cause.
     Rank("line"),
     Rank("blank_line"),
-    # One change isolates the cause; a line with `no kernel` does not name operator, version or type.
+    # One change isolates the cause; a log line `no kernel` does not distinguish operator, version and type.
     Rank("alone"),
     Rank("together"),
-    # Sizes are fixed along with every other change.
+    # Fixed sizes may accompany every other change.
     Rank("together", ("dynamic_shape",)),
     Rank("vague_line"),
     Rank("forms"),
@@ -45,7 +45,7 @@ PRECEDENCE: tuple[Rank, ...] = (
     Rank("part"),
     # A provider that did not start has placed no node.
     Rank("entry"),
-    # A node that ONNX Runtime added has no operator in the model.
+    # A node that ONNX Runtime added is not in the model.
     Rank("origin"),
     Rank("alone", ("no_kernel_op",)),
     Rank("line", ("no_kernel_op",)),
@@ -54,7 +54,7 @@ PRECEDENCE: tuple[Rank, ...] = (
     Rank("budget"),
     Rank("alone", ("not_claimed",)),
     Rank("line", ("not_claimed",)),
-    # A line without a node name may be about another node of the operator.
+    # A log line without a node name may be about another node of the operator.
     Rank("blank_line", ("no_kernel_op", "subgraph_rejected", "not_claimed")),
     Rank("graph_line"),
     Rank("nothing"),
@@ -63,7 +63,7 @@ PRECEDENCE: tuple[Rank, ...] = (
 
 @cache
 def rows() -> tuple[Rank, ...]:
-    """The table with the codes of every row. Raises ValueError when a code has no row, or a row no code."""
+    """The table with the codes of every row. Raises ValueError for a finding without a row and vice versa."""
     found = {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
     named = {(code, rank.ground) for rank in PRECEDENCE for code in rank.codes}
     table = tuple(
@@ -73,38 +73,38 @@ def rows() -> tuple[Rank, ...]:
         for rank in PRECEDENCE
     )
     placed = {(code, rank.ground) for rank in table for code in rank.codes}
-    for pairs, problem in ((found - placed, "has no rank"), (placed - found, "has a rank and is never found")):
+    for pairs, problem in ((found - placed, "has no rank"), (placed - found, "has a rank, but no reason finds it")):
         if pairs:
-            listed = ", ".join(f"{code} by {ground}" for code, ground in sorted(pairs))
+            listed = ", ".join(f"{code} on ground {ground}" for code, ground in sorted(pairs))
             raise ValueError(f"{listed} {problem} in {__name__}.PRECEDENCE")
     return table
 
 
 @cache
 def ranks() -> dict[tuple[ReasonCode, Ground], int]:
-    """The place of every finding in the table. Raises ValueError when one has two, and the errors of `rows`."""
+    """The rank of every code and ground. Raises ValueError for one with two ranks, and the errors of `rows`."""
     places: dict[tuple[ReasonCode, Ground], int] = {}
     for code, ground in ((code, rank.ground) for rank in rows() for code in rank.codes):
         if (code, ground) in places:
-            raise ValueError(f"{code} by {ground} has two ranks")
+            raise ValueError(f"{code} on ground {ground} has two ranks")
         places[code, ground] = len(places)
     return places
 
 
 def findings(context: Context) -> list[tuple[Reason, Finding]]:
-    """Every reason that applies, with its finding, in the order of the table: the first one decides.
+    """Every reason that applies, with its finding, in the order of the table; the first decides.
 
-    Raises LookupError when no reason answers, which `unexplained` rules out, or when one finds what it does not list in
-    `found_on`.
+    Raises LookupError without any reason (`unexplained` always applies), and for a finding on a ground that is not in
+    `found_on` of its reason.
     """
-    answers = [(reason, finding) for reason in load_reasons() for finding in reason.findings(context)]
-    if not answers:
+    applying = [(reason, finding) for reason in load_reasons() for finding in reason.findings(context)]
+    if not applying:
         raise LookupError(f"{context.node}: no reason applies")
     places = ranks()
-    for reason, finding in answers:
+    for reason, finding in applying:
         if (reason.code, finding.ground) not in places:
-            raise LookupError(f"{reason.code} by {finding.ground} has no rank in {__name__}.PRECEDENCE")
-    return sorted(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+            raise LookupError(f"{reason.code} on ground {finding.ground} has no rank in {__name__}.PRECEDENCE")
+    return sorted(applying, key=lambda pair: places[pair[0].code, pair[1].ground])
 
 
 def explain(context: Context) -> tuple[Reason, Finding]:
@@ -115,19 +115,17 @@ def explain(context: Context) -> tuple[Reason, Finding]:
 def describe_rank(code: str, ground: str) -> str:
     """A finding's rank and ground as text, e.g. `rank 5: an experiment on the node in isolation`.
 
-    Empty for a finding that the table does not have, as in reports of other versions.
+    Empty for a finding that is not in the table, e.g. in a report of another version.
     """
     for number, rank in enumerate(rows(), 1):
         if rank.ground == ground and code in rank.codes:
-            within = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
-            return f"rank {number}{within}: {GROUNDS[rank.ground]}"
+            position = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
+            return f"rank {number}{position}: {GROUNDS[rank.ground]}"
     return ""
 
 
 def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
-    """The reason that experiments on a node with `provider` show, with nothing else to go by, and their evidence; None
-    where they show none.
-    """
+    """The reason and evidence from experiments on a node with `provider` alone; None if they show no reason."""
     skipped = ChainEntry(provider=provider, status="active")
     reason, finding = explain(Context(probe.node, None, skipped, probe=probe))
     return None if finding.ground == "nothing" else (reason.code, finding.evidence)

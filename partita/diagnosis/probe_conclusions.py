@@ -1,4 +1,4 @@
-"""Conclusions from the probes of a node: the changes that made a difference, and what follows where none did. Pure.
+"""Conclusions from the probes of a node: the changes with which the provider supports it, else a reason. Pure.
 
 The `factors` of a reason name the changes that show it.
 """
@@ -24,73 +24,77 @@ from partita.observations.native_text import NO_ROOM
 from partita.observations.text_format import listing, plural
 
 Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
-"""What follows when no change made a difference."""
+"""Reasons that apply when no change made a difference."""
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
     "rejected": "it does not support it",
     "failed": "it fails on it",
     "crashed": "it crashes on it",
-    "timed_out": "it never returns",
+    "timed_out": "it does not respond in time",
 }
-TOLD: Mapping[str, str] = {
+FIRST_OUTCOME: Mapping[str, str] = {
     "rejected": "the provider does not support it",
     "failed": "it makes the provider fail",
     "crashed": "it crashes the provider",
-    "timed_out": "the provider gives no answer in time",
+    "timed_out": "the provider does not respond in time",
 }
+"""The outcome of the unchanged node."""
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
-"""Declarations in the file that change nothing about the node: another change that helps is the cause."""
-ACCEPTS: Mapping[str, str] = {
-    "supported": "the provider accepts this node",
-    "placed": "the provider accepts this node (placed, not run)",
+"""Changes of declarations only. If another change helps, too, that one is the cause."""
+SUPPORTS: Mapping[str, str] = {
+    "supported": "the provider supports this node",
+    "placed": "the provider supports this node (placed, not run)",
 }
-IN_VAIN = "made no difference"
+NO_EFFECT = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
-    IN_VAIN: frozenset({"rejected"}),
-    "ended in an error": frozenset({"failed", "crashed"}),
-    "got no answer in time": frozenset({"timed_out"}),
+    NO_EFFECT: frozenset({"rejected"}),
+    "failed": frozenset({"failed", "crashed"}),
+    "timed out": frozenset({"timed_out"}),
     "were placed and not run": frozenset({"placed"}),
-    "could not be tried": frozenset({"invalid"}),
+    "could not be tested": frozenset({"invalid"}),
 }
-"""How experiments end that do not help."""
+"""Text -> outcomes of experiments that do not help."""
 ANSWERED = frozenset({"rejected", "failed", "crashed"})
 ALONE = "tested in isolation"
-IN_COMPANY = "tested with only an added Neg"
-"""Of a provider that compiles: it may take no partition of a single node."""
+SAME_TYPES = "with the types of this node, so its attributes, inputs or shapes are the cause"
+WITH_NEG = "tested with only an added Neg"
+"""For a compiling provider, which may reject a partition of a single node."""
 
 
-Accepted = Callable[[ProbeRun], bool]
-"""Whether a changed node is accepted."""
+IsSupported = Callable[[ProbeRun], bool]
+"""Whether the provider supports a changed node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """One thing that experiments show of one node."""
+    """One conclusion from the experiments on a node."""
 
     evidence: str
     factors: tuple[Factor, ...] = ()
-    """What was changed, all of it together, when that made the provider take the node."""
+    """The factors of the change with which the provider supports the node; several: changed together."""
     code: Code | None = None
     """The reason, when no change made a difference."""
     inferred: bool = False
-    """It follows from other nodes of the operator, and no experiment with this one isolates it."""
+    """It follows from experiments with other nodes of the operator, not with this node."""
     not_run: bool = False
     """The changed node was placed in a dry run, and the CPU provider could not run it either."""
     accepted: bool = False
-    """The provider takes the node as it is, in isolation."""
+    """The provider supports the unchanged node in isolation."""
 
 
 def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
-    """Everything that the experiments show, in the order in which they were made; nothing when they show nothing."""
+    """The conclusions in the order of the experiments; empty when there are none."""
     if probe is None or not probe.variants:
         return ()
     first, *rest = probe.variants
     others = [trial for trial in rest if trial.factor != NEIGHBOURS]
     if first.outcome == "supported":
-        taken = "accepts the nodes of its function, not the operator itself" if first.function_inlined else "accepts it"
-        evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {taken}"
+        support = (
+            "supports the nodes of its function, not the operator itself" if first.function_inlined else "supports it"
+        )
+        evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {support}"
         around = f"{evidence}{_neighbour_conclusion(rest)}"
         options = [trial for trial in others if trial.factor == OPTION and helps(trial)]
         if options:
@@ -98,116 +102,114 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
         return (Conclusion(around, code="not_claimed", accepted=True),)
     if first.outcome == "invalid":
         return ()
-    shut = next((trial for trial in rest if trial.factor == NEIGHBOURS and trial.outcome == "rejected"), None)
-    if shut is not None:
-        return tuple(_only_in_main_graph(first, others, shut))
-    for accepted in (helps, dry_run_outcome):
-        found = tuple(_by_one_change(first, others, accepted)) or tuple(_by_several(first, others, accepted))
+    in_subgraph = next((trial for trial in rest if trial.factor == NEIGHBOURS and trial.outcome == "rejected"), None)
+    if in_subgraph is not None:
+        return tuple(_only_in_main_graph(first, others, in_subgraph))
+    for supported in (helps, dry_run_outcome):
+        found = tuple(_by_one_change(first, others, supported)) or tuple(_by_several(first, others, supported))
         if found:
             return found
-    return tuple(_in_vain(probe))
+    return tuple(_without_effect(probe))
 
 
-def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], shut: ProbeRun) -> Iterator[Conclusion]:
-    """A change helps the node in the main graph, but not in the control-flow subgraph that it is in."""
-    helped = [trial for trial in others if helps(trial) and (trial.parts or (trial.factor,)) == shut.parts]
+def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Iterator[Conclusion]:
+    """With a change, the provider supports the node in the main graph, but not in its control-flow subgraph."""
+    helped = [trial for trial in others if helps(trial) and (trial.parts or (trial.factor,)) == in_subgraph.parts]
     change = _choice(helped[:1]) if helped else "with a change"
-    said = f" ({shut.message})" if shut.message else ""
-    evidence = f"{change} the provider accepts this node in a main graph, and not in {shut.change}{said}"
+    message = f" ({in_subgraph.message})" if in_subgraph.message else ""
+    evidence = f"{change} the provider supports this node in a main graph, and not in {in_subgraph.change}{message}"
     yield Conclusion(f"{evidence}{without(first)}", code="not_claimed")
 
 
 def _neighbour_conclusion(trials: Sequence[ProbeRun]) -> str:
-    """With which of the nodes next to it the provider no longer takes a node that it takes when it is alone."""
+    """The neighbours with which the provider no longer supports a node that it supports in isolation."""
     with_neighbours = [
         trial for trial in trials if trial.factor == NEIGHBOURS and trial.outcome in ANSWERED | {"supported"}
     ]
-    left = next((trial for trial in with_neighbours if trial.outcome == "rejected"), None)
+    rejected = next((trial for trial in with_neighbours if trial.outcome == "rejected"), None)
     failed = next((trial for trial in with_neighbours if trial.outcome in ANSWERED), None)
-    if left is not None:
-        said = f" ({left.message})" if left.message else ""
-        return f"; together with {left.change} {UNCHANGED[left.outcome]}{said}"
-    if failed is not None:  # which of them is at fault nobody knows
-        said = f" ({failed.message})" if failed.message else ""
-        return f"; a model of it and {failed.change} makes the provider fail{said}"
-    return "; also together with the nodes around it that were tried" if with_neighbours else ""
+    if rejected is not None:
+        message = f" ({rejected.message})" if rejected.message else ""
+        return f"; together with {rejected.change} {UNCHANGED[rejected.outcome]}{message}"
+    if failed is not None:  # the cause may be any node of this model
+        message = f" ({failed.message})" if failed.message else ""
+        return f"; a model of it and {failed.change} makes the provider fail{message}"
+    return "; also together with the tested neighbours" if with_neighbours else ""
 
 
-def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], accepted: Accepted) -> Iterator[Conclusion]:
-    """One for each factor in which a change made the provider take the node."""
-    single = [trial for trial in others if trial.factor != COMBINED and accepted(trial)]
+def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Conclusion]:
+    """One for each factor with a change with which the provider supports the node."""
+    single = [trial for trial in others if trial.factor != COMBINED and supported(trial)]
     found = dict.fromkeys(trial.factor for trial in single)
     for factor in [each for each in found if each not in DECLARED] or found:
         helped = [trial for trial in single if trial.factor == factor]
-        evidence = f"{_choice(helped)} {ACCEPTS[helped[0].outcome]}{without(first)}{_rest(others, factor)}"
+        evidence = f"{_choice(helped)} {SUPPORTS[helped[0].outcome]}{without(first)}{_rest(others, factor)}"
         yield Conclusion(evidence, (factor,), not_run=dry_run_outcome(helped[0]))
 
 
-def _by_several(first: ProbeRun, others: Sequence[ProbeRun], accepted: Accepted) -> Iterator[Conclusion]:
-    """The first changes that did so together."""
-    trial = next((trial for trial in others if trial.factor == COMBINED and accepted(trial)), None)
+def _by_several(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSupported) -> Iterator[Conclusion]:
+    """The first combined change with which the provider supports the node."""
+    trial = next((trial for trial in others if trial.factor == COMBINED and supported(trial)), None)
     if trial is not None:
         change = _with_change(trial.change, removes=trial.removes)
         tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
-        single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
-        evidence = f"{change} {ACCEPTS[trial.outcome]}{single}{without(first)}"
+        single = f"; with one change at a time ({tried} tested) it does not" if tried else ""
+        evidence = f"{change} {SUPPORTS[trial.outcome]}{single}{without(first)}"
         yield Conclusion(evidence, trial.parts, not_run=dry_run_outcome(trial))
 
 
 def dry_run_outcome(trial: ProbeRun) -> bool:
-    """Whether a dry run supports the changed node, which could not be run on the CPU provider."""
+    """Whether a dry run placed the changed node on the provider, and the CPU provider could not run it."""
     return trial.outcome == "placed" and trial.factor != OTHER_FORM
 
 
 def helps(trial: ProbeRun) -> bool:
-    """Whether the changed node is taken, and not only what it is made of."""
+    """Whether the provider supports the changed node itself, not only the nodes of its function."""
     return trial.outcome == "supported" and not trial.function_inlined and trial.factor != OTHER_FORM
 
 
-def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
-    """What follows when nothing helped; nothing does from experiments that are not complete."""
+def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
+    """The conclusions when no change helped; incomplete experiments show only a failure of the unchanged node."""
     first, *rest = probe.variants
     changes = [trial for trial in rest if trial.factor != OTHER_FORM]
     forms = [trial for trial in rest if trial.factor == OTHER_FORM and trial.outcome != "invalid"]
-    taken = [trial for trial in forms if trial.outcome == "supported" and not trial.function_inlined]
+    supported = [trial for trial in forms if trial.outcome == "supported" and not trial.function_inlined]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
-        alike = [trial for trial in taken if "type" not in trial.parts]
+        alike = [trial for trial in supported if "type" not in trial.parts]
         if alike and not probe.missing_probes and not NO_ROOM.search(first.message):
-            decides = "in the types of this one, so its attributes, inputs or shapes decide"
-            yield Conclusion(f"{_supports_other_forms(alike)} {decides}; {opening(first)}", FORM, inferred=True)
+            yield Conclusion(f"{_supports_other_forms(alike)} {SAME_TYPES}; {opening(first)}", FORM, inferred=True)
     elif not probe.missing_probes and all(trial.outcome != "timed_out" for trial in (first, *changes)):
-        more = f"; {plural(probe.omitted, 'more combination')} of changes not tried" if probe.omitted else ""
+        more = f"; {plural(probe.omitted, 'more combination')} of changes not tested" if probe.omitted else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
-        alike = [trial for trial in taken if "type" not in trial.parts]
-        # With another option of the provider the same nodes are tried again.
-        also = ", with another option neither" if any(OPTION in trial.parts for trial in forms) else ""
+        alike = [trial for trial in supported if "type" not in trial.parts]
+        # The same nodes are tested again with another provider option.
+        also = ", also with another option" if any(OPTION in trial.parts for trial in forms) else ""
         forms = [trial for trial in forms if OPTION not in trial.parts]
         own = sum(not trial.parts for trial in forms)
         # A crash does not show that the provider has the operator: its neighbour or ONNX Runtime may be the cause.
         failed = [trial for trial in forms if trial.outcome in FAILED - {"crashed"}]
         if alike:
-            # Operator, version and types are the same: what is left are attributes, inputs and shapes.
-            decides = "in the types of this one, so its attributes, inputs or shapes decide"
-            yield Conclusion(f"{_supports_other_forms(alike)} {decides}; {tried}", FORM, inferred=True)
-        elif taken and own:
-            none = f"and none of {plural(own, 'node')} of it in the types of this one"
-            yield Conclusion(f"{_supports_other_forms(taken)}, {none}; {tried}", TYPE, inferred=True)
-        elif taken:
-            none = "and none could be tried in the types of this one, so types, attributes, inputs or shapes decide"
-            yield Conclusion(f"{_supports_other_forms(taken)}, {none}; {tried}", FORM, inferred=True)
+            # Operator, version and types are equal; attributes, inputs and shapes may differ.
+            yield Conclusion(f"{_supports_other_forms(alike)} {SAME_TYPES}; {tried}", FORM, inferred=True)
+        elif supported and own:
+            none = f"but none of {plural(own, 'node')} with the types of this node"
+            yield Conclusion(f"{_supports_other_forms(supported)}, {none}; {tried}", TYPE, inferred=True)
+        elif supported:
+            none = "but none could be tested with its types, so its types, attributes, inputs or shapes are the cause"
+            yield Conclusion(f"{_supports_other_forms(supported)}, {none}; {tried}", FORM, inferred=True)
         elif failed:
             over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}; {over} ({failed[0].message or failed[0].outcome})", FORM, inferred=True)
         else:
-            others = f"; nor does it support any of {plural(len(forms), 'other node')} of this operator{also}"
+            others = f"; it supports none of {plural(len(forms), 'other node')} of this operator{also}"
             yield Conclusion(f"{tried}{others if forms else ''}", code="no_kernel_op")
 
 
-def _supports_other_forms(taken: Sequence[ProbeRun]) -> str:
-    """That the provider has the operator, by an example."""
-    example = f" (e.g. {taken[0].change})" if taken[0].change else ""
-    return f"the provider accepts other nodes of this operator{example}"
+def _supports_other_forms(supported: Sequence[ProbeRun]) -> str:
+    """A clause with an example of a supported node of the operator."""
+    example = f" (e.g. {supported[0].change})" if supported[0].change else ""
+    return f"the provider supports other nodes of this operator{example}"
 
 
 def _with_change(change: str, *, removes: bool) -> str:
@@ -216,19 +218,19 @@ def _with_change(change: str, *, removes: bool) -> str:
 
 
 def _setting(first: ProbeRun) -> str:
-    """What stood around the node when it was tried."""
-    return IN_COMPANY if first.neg_added else ALONE
+    """The nodes in the model of the experiment, as text."""
+    return WITH_NEG if first.neg_added else ALONE
 
 
 def opening(first: ProbeRun) -> str:
-    """What became of the node as it is."""
-    return f"{_setting(first)}, {TOLD[first.outcome]}{f' ({first.message})' if first.message else ''}"
+    """The outcome of the unchanged node."""
+    return f"{_setting(first)}, {FIRST_OUTCOME[first.outcome]}{f' ({first.message})' if first.message else ''}"
 
 
 def without(first: ProbeRun) -> str:
-    """What becomes of the node without a change."""
-    said = f" ({first.message})" if first.message else ""
-    return f"; unchanged, {UNCHANGED[first.outcome]}{said}"
+    """The outcome of the unchanged node, as the end of a sentence."""
+    message = f" ({first.message})" if first.message else ""
+    return f"; unchanged, {UNCHANGED[first.outcome]}{message}"
 
 
 def _choice(trials: Sequence[ProbeRun]) -> str:
@@ -249,8 +251,8 @@ def _alike(trials: Sequence[ProbeRun]) -> str:
         str(Swap(_alternatives(now), before, where)) if before else _alternatives(now)
         for (before, where), now in together.items()
     ]
-    told = f"{parts[0]} (or {_alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
-    return _with_change(told, removes=(whole or trials)[0].removes)
+    text = f"{parts[0]} (or {_alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
+    return _with_change(text, removes=(whole or trials)[0].removes)
 
 
 def _alternatives(names: Sequence[str]) -> str:
@@ -263,27 +265,27 @@ def _alternatives(names: Sequence[str]) -> str:
 
 
 def _rest(others: Sequence[ProbeRun], factor: Factor) -> str:
-    """How much of other kinds was tried, and did not help."""
+    """The experiments with other factors that did not help, counted by outcome."""
     tried = [trial for trial in others if trial.factor != factor and trial.outcome != "invalid"]
     return "".join(f"; {text}" for text in _outcome_counts(tried, "other variation"))
 
 
 def _summary(others: Sequence[ProbeRun]) -> str:
-    """How much was tried in vain."""
-    return "; ".join(_outcome_counts(others, "variation", kinds=True)) or "nothing about it could be varied"
+    """The experiments that did not help, counted by outcome."""
+    return "; ".join(_outcome_counts(others, "variation", kinds=True)) or "no variation is possible"
 
 
-def _outcome_counts(trials: Sequence[ProbeRun], what: str, *, kinds: bool = False) -> Iterator[str]:
-    """How many experiments ended in which way, those aside in which the node was taken. `kinds`: and of which kind."""
+def _outcome_counts(trials: Sequence[ProbeRun], noun: str, *, kinds: bool = False) -> Iterator[str]:
+    """Number of experiments by outcome, without supported variants. `kinds`: name the kinds of rejected variations."""
     ended = [(end, [trial for trial in trials if trial.outcome in outcomes]) for end, outcomes in ENDS.items()]
     for end, found in ended:
         if found:
             named = listing(list(dict.fromkeys(trial.kind or trial.factor for trial in found)))
-            yield f"{plural(len(found), what)}{f' ({named})' if kinds and 'rejected' in ENDS[end] else ''} {end}"
+            yield f"{plural(len(found), noun)}{f' ({named})' if kinds and 'rejected' in ENDS[end] else ''} {end}"
 
 
 def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe | None:
-    """The probe of the first of several nodes that shows something; else of the first that was probed at all."""
+    """The first probe of these nodes with a conclusion; else the first probe; None without any."""
     known = [probes[name] for name in names if name in probes]
     return next((probe for probe in known if conclusions(probe)), known[0] if known else None)
 

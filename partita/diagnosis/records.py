@@ -1,4 +1,4 @@
-"""What a diagnosis is on disk: a node that is not on its provider, why, what was tried, and what it costs."""
+"""Records of a diagnosis in a report: a fallback with its reasons, experiments and cost."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from partita.observations.records import Code, PhaseName, Record
 
 
 class VariantRecord(Record):
-    """One experiment: a model of this one node, opened on one provider with only the CPU provider behind it."""
+    """One experiment: a model of this node, opened on one provider and the CPU provider."""
 
     factor: Factor
-    """What was changed."""
+    """The changed factor."""
     change: str
-    """In words, e.g. `float32 in place of int64`; empty for as_is."""
+    """The change as text, e.g. `float32 in place of int64`; empty for as_is."""
     outcome: Outcome
     message: str
-    """What was logged or raised; empty when nothing was."""
+    """The log line or error; empty without one."""
     cached: bool
-    """Known from an earlier run with the same ONNX Runtime, device and options."""
+    """The outcome is from an earlier run with the same ONNX Runtime, device and options."""
     now: str = ""
-    """What took the place of something else, e.g. `float32`, or `webgpu.enableInt64=1`; empty for other changes."""
+    """The new value, e.g. `float32` or `webgpu.enableInt64=1`; empty for a change without a replaced value."""
     before: str = ""
-    """What that took the place of."""
+    """The replaced value."""
     neg_added: bool = False
     """A Neg was added to the node: a compiling provider may reject a partition of a single node."""
 
 
 class FallbackCost(Record):
-    """What it costs that a node is not on the preferred provider."""
+    """The cost of a fallback."""
 
     copies: tuple[str, ...]
-    """Memcpy nodes that are there because of this node; one copy can have several causes."""
+    """Memcpy nodes caused by this node; a copy can have several causes."""
     copy_bytes_per_run: int | None
-    """Null when the size of one of them is not known."""
+    """Null when the size of a copy is unknown."""
     copy_wait_us_per_run: float | None
-    """Wait and copy together."""
+    """Wait and copy time."""
     host_us_per_run: float | None
     """Time of the node itself."""
     time_share: float | None
-    """Part of the phase's node time, 0 .. 1."""
+    """Fraction of the phase's node time, 0 .. 1."""
     harmless: bool | None
-    """It causes no copy and takes almost no time; null if unknown."""
+    """It causes no copy and almost no time; null if unknown."""
     why: str
-    """The ground for `harmless`, in words."""
+    """The reason for `harmless`, as text."""
 
 
 class SkippedProvider(Record):
-    """A provider between the preferred provider and the node's provider in the chain, and why the node is not on it."""
+    """A provider of the chain before the node's provider, and why it does not run the node."""
 
     provider: str
     """ONNX Runtime's name."""
@@ -60,15 +60,15 @@ class SkippedProvider(Record):
     variants: tuple[VariantRecord, ...] = ()
     """Probes of this node with this provider, the unchanged node first."""
     missing_probes: str = ""
-    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
     lost: tuple[SkippedProvider, ...] = ()
-    """The other reasons that evidence was found for, in the order of precedence; without probes of their own."""
+    """Other reasons with evidence, in the order of precedence, without probes."""
 
 
 class Fallback(Record):
-    """A node that is not on the preferred provider, and why."""
+    """A node that is not on the preferred provider, with the reason."""
 
     phase: PhaseName
     node: str
@@ -76,7 +76,7 @@ class Fallback(Record):
     preferred_provider: str
     provider: str
     reason: Code
-    """A provider-level one when the preferred provider is not there at all."""
+    """A provider-level reason when the preferred provider is unavailable."""
     evidence_kind: EvidenceKind
     evidence: str
     remedy: str
@@ -85,19 +85,19 @@ class Fallback(Record):
     variants: tuple[VariantRecord, ...] = ()
     """Probes of this node, the unchanged node first."""
     missing_probes: str = ""
-    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
     lost: tuple[SkippedProvider, ...] = ()
-    """The other reasons that evidence was found for with the preferred provider, in the order of precedence."""
+    """Other reasons with evidence for the preferred provider, in the order of precedence."""
     skipped: tuple[SkippedProvider, ...] = ()
     """The other providers of the chain before the node's provider, in order."""
     cost: FallbackCost | None = None
-    """Null for a node of a refusal, which never ran, and for one in a control-flow subgraph."""
+    """Null for a node of a refused chain, which never ran, and for a node in a control-flow subgraph."""
 
     @property
     def preferred(self) -> tuple[SkippedProvider, ...]:
-        """Every provider of the chain before the node's provider, and why the node is not on it."""
+        """Every provider of the chain before the node's provider, and why it does not run the node."""
         first = SkippedProvider(
             provider=self.preferred_provider,
             reason=self.reason,
@@ -113,27 +113,25 @@ class Fallback(Record):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The reason of every provider that was preferred and skipped, in the order of the chain."""
+        """The reason of every preferred provider, in the order of the chain."""
         return tuple(entry.reason for entry in self.preferred)
 
     def about(self, provider: str | None) -> SkippedProvider | None:
-        """Why the node is not on `provider`; None without a reason for it."""
+        """Why `provider` does not run the node; None if it is not a preferred provider."""
         return next((entry for entry in self.preferred if entry.provider == provider), None)
 
     def decisive(self, active: Container[str]) -> SkippedProvider:
-        """The first preferred provider among the `active` providers of the chain; without one, the first.
+        """The first preferred provider that is `active`; the first preferred provider if none is.
 
-        A provider that did not start has one reason for all nodes.
+        A provider that did not start has the same reason for all nodes.
         """
         return next((entry for entry in self.preferred if entry.provider in active), self.preferred[0])
 
     def among(self, active: Container[str]) -> Fallback:
-        """The same with nothing but the providers of the chain that were there: the first of them is `wanted`. As it is
-        where none was.
-        """
-        there = [entry for entry in self.preferred if entry.provider in active]
-        if not there or len(there) == len(self.preferred):
+        """The record with only the `active` preferred providers; unchanged if none is active."""
+        available = [entry for entry in self.preferred if entry.provider in active]
+        if not available or len(available) == len(self.preferred):
             return self
-        first, *others = there
+        first, *others = available
         own = {name: getattr(first, name) for name in SkippedProvider.model_fields if name != "provider"}
         return self.model_copy(update={**own, "preferred_provider": first.provider, "skipped": tuple(others)})

@@ -1,6 +1,6 @@
-"""Nodes that no provider of the chain takes: what a refusal has to show.
+"""Nodes that would leave the provider chain, for the error of a refused chain. Pure.
 
-From the facts of a permissive opening (the chain, and the CPU provider behind it), which need no run. Pure.
+The facts are those of a session with the CPU provider appended to the chain; no run is needed.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import ChainEntry
 
 FallbackNode = tuple[str, str | None, str, bool]
-"""Name, operator and provider of a node that is not on the chain, and whether it is in a control-flow subgraph and has
-the name of a node of the main graph.
+"""Name, operator and provider of a node outside the chain, and whether it is a control-flow subgraph's node with a name
+of the main graph.
 """
 
 
 def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
-    """Every node that is on no active provider of `chain`, in execution order, with the reason of each
-    provider of the chain and its evidence.
+    """Every node that is on no active provider of `chain`, in execution order, with reason and evidence per provider.
 
-    `provider` of a row is the provider that would take the node. Memcpy nodes follow from the others and are left out.
+    `provider` of a row is the provider that would run the node. Memcpy nodes are omitted: they follow from the others.
     """
     index = index_session(facts)
     if not chain:
         return ()
     allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
-    strays = _in_order(index, [*_assigned_outside_chain(index, allowed), *_placed_outside_chain(index, allowed)])
+    fallbacks = _in_order(index, [*_assigned_outside_chain(index, allowed), *_placed_outside_chain(index, allowed)])
     phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
     return tuple(
-        explain_node(index, phase, name, op_type, provider, chain, twin=twin)
-        for name, op_type, provider, twin in strays
+        explain_node(index, phase, name, op_type, provider, chain, in_subgraph=in_subgraph)
+        for name, op_type, provider, in_subgraph in fallbacks
     )
 
 
 def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
-    """Entries of the assignment list outside the chain. Nodes without a name have an entry each, so they all count."""
+    """Entries of the assignment list outside the chain, including each node without a name."""
     inside = set(map(id, index.inside)) - set(map(id, index.doubtful))
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
@@ -48,30 +47,31 @@ def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Ite
 
 
 def _placed_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
-    """Nodes without an entry: another source has them on a provider that is not allowed, or the log rejects them."""
+    """Nodes without an entry that another source places on a provider outside the chain, or that the log rejects."""
     for name in index.order:
         if name in index.listed:
             continue
         providers = frozenset().union(*index.providers_by_source[name].values())
         if providers and not providers & allowed:
             yield name, index.op_type(name), min(providers), False
-        elif not providers and _turned_down(index, name):
+        elif not providers and _is_rejected(index, name):
             yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN, False
 
 
-def _turned_down(index: SessionIndex, name: str) -> bool:
-    """True when a log line that a pattern knows names the node."""
+def _is_rejected(index: SessionIndex, name: str) -> bool:
+    """Whether a log line that matches a pattern of a provider names the node."""
     known = index.facts.providers.values()
     patterns = [pattern for each in known for pattern in each.patterns if names_a_node(pattern)]
     return any(name_in(line, pattern, name) for line in index.log.get(name, ()) for pattern in patterns)
 
 
-def _in_order(index: SessionIndex, strays: list[FallbackNode]) -> list[FallbackNode]:
-    """Nodes in execution order, each name once in the main graph and once in control-flow subgraphs; nodes that are not
-    in the plan come last, as listed.
+def _in_order(index: SessionIndex, nodes: list[FallbackNode]) -> list[FallbackNode]:
+    """Nodes in execution order, each name once in the main graph and once in control-flow subgraphs.
+
+    Nodes that are not in the plan come last, in the given order.
     """
     position = {name: number for number, name in enumerate(index.order)}
-    named = {(name, twin): (name, op_type, home, twin) for name, op_type, home, twin in reversed(strays) if name}
-    nameless = [stray for stray in strays if not stray[0]]
+    named = {(node[0], node[3]): node for node in reversed(nodes) if node[0]}
+    nameless = [node for node in nodes if not node[0]]
     last = len(position)
-    return [*sorted(named.values(), key=lambda stray: last if stray[3] else position.get(stray[0], last)), *nameless]
+    return [*sorted(named.values(), key=lambda node: last if node[3] else position.get(node[0], last)), *nameless]

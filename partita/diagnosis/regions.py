@@ -1,7 +1,7 @@
 """The file's graph and the executed graph, cut at the tensors that they share. Pure.
 
-ONNX Runtime keeps the names of tensors through fusion and changes of layout, but not those of nodes. The nodes between
-the cuts are a region: its executed nodes compute what its file nodes compute.
+Fusion and changes of layout preserve the names of tensors, but not the names of nodes. The nodes between the cuts are a
+region: its executed nodes compute the same tensors as its file nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Region:
 
 
 class Cut:
-    """The nodes of both graphs in topological order, and the tensors that both graphs make.
+    """The nodes of both graphs in topological order, and the tensors that both graphs produce.
 
     Args:
         file: Nodes of the file.
@@ -47,7 +47,7 @@ class Cut:
     def regions(self) -> Iterator[Region]:
         """The regions with nodes of both graphs in which ONNX Runtime changed nodes.
 
-        A region is left out where its executed nodes do not read all tensors that its file nodes need.
+        A region is omitted if its executed nodes do not read all inputs of its file nodes.
         """
         for file, executed in self._connected():
             added = [name for name in executed if is_other(self.executed[name], self.file.get(name))]
@@ -62,7 +62,7 @@ class Cut:
         return self.executed[name].outputs != self.file[name].outputs
 
     def _computed(self) -> dict[str, GraphNode]:
-        """File nodes that a run computes from shared tensors, or from what a changed node reads; not constants."""
+        """File nodes that depend on shared tensors or on inputs of a changed node, without constants."""
         makers, _ = edges(self.file)
         known = {*self.sources}
         for name, node in self.executed.items():
@@ -76,7 +76,7 @@ class Cut:
         return found
 
     def _connected(self) -> Iterator[tuple[list[str], list[str]]]:
-        """Nodes that are connected by tensors that one graph alone has, or by tensors that both make."""
+        """Groups of nodes connected by tensors of only one graph, or by tensors that both graphs produce."""
         tensors: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for side, nodes in (("file", self._computed()), ("executed", self.executed)):
             own = edges(nodes)[0].keys() - self.shared
@@ -87,7 +87,7 @@ class Cut:
             yield [name for side, name in group if side == "file"], [name for side, name in group if side == "executed"]
 
     def fits(self, region: Region, owners: Mapping[str, str]) -> bool:
-        """Whether executed nodes read from each other, and make, what the file nodes joined with them do.
+        """Whether the executed nodes have the same dependencies and outputs as the file nodes joined with them.
 
         `owners`: file node -> executed node. Nodes without an owner are passed through.
         """
@@ -95,7 +95,7 @@ class Cut:
         return self._flow(region.executed, self.executed, works) == self._flow(region.file, self.file, owners)
 
     def _flow(self, names: Iterable[str], nodes: Nodes, owners: Mapping[str, str]) -> dict[str, set[str]]:
-        """The owners that each owner reads from, and the owner that each shared tensor comes from."""
+        """The owners whose outputs each owner reads, and the owner that produces each shared tensor."""
         found: dict[str, set[str]] = {}
         made: dict[str, set[str]] = {}
         for name in names:
@@ -108,7 +108,7 @@ class Cut:
 
 
 def is_other(node: GraphNode, before: GraphNode | None) -> bool:
-    """True for a node that the file does not have, or has with another operator."""
+    """Whether the file has no such node, or has it with another operator."""
     return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
 
 

@@ -1,8 +1,8 @@
-"""Graphs that the file gives to a function of ONNX: SequenceMap, the only function that takes a graph. Pure.
+"""Nodes in the graph attribute of SequenceMap, the only ONNX function with a graph attribute. Pure.
 
-ONNX Runtime lists their nodes twice: as the file has them, before it unfolds the function, and then in the loop that
-it is unfolded into, under a name that begins with the function's (`_inlfunc_SequenceMap_inner`). They are one node,
-which is called as in the file, and is where the later entry has it.
+ONNX Runtime lists these nodes twice: under their names in the file before it inlines the function, and then in the
+resulting loop with the function's name as a prefix (`_inlfunc_SequenceMap_inner`). Both entries are one node: it has
+the name of the file and the provider of the later entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Copies:
     names: Mapping[str, str]
     """Executed name -> name in the file."""
     owners: Mapping[str, tuple[str, ...]]
-    """Name in the file -> the functions of the main graph that its graph may be given to."""
+    """Name in the file -> the function nodes of the main graph whose graph attribute may contain the node."""
 
     @property
     def copied_as(self) -> dict[str, tuple[str, ...]]:
@@ -38,7 +38,7 @@ class Copies:
 
 
 def has_graph_attribute(node: GraphNode) -> bool:
-    """Whether a file node is a function that takes a graph."""
+    """Whether a file node is a function with a graph attribute."""
     return node.op_type in TAKES_A_GRAPH and node.domain in OF_ONNX
 
 
@@ -68,7 +68,7 @@ def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
 
 
 def log_lines(log: Mapping[str, Sequence[str]], copies: Copies) -> dict[str, tuple[str, ...]]:
-    """Log lines by node. Lines with an executed name are among the lines of the file's name."""
+    """Log lines by node; lines with an executed name belong to the node's name in the file."""
     found = {name: tuple(lines) for name, lines in log.items() if name not in copies.names}
     for copy, name in copies.names.items():
         found[name] = tuple(dict.fromkeys((*log.get(copy, ()), *found.get(name, ()))))

@@ -1,4 +1,4 @@
-"""The facts of one session, sorted for look-up by node name. Joins sources, draws no conclusion."""
+"""The facts of one session, indexed by node name. Joins the sources and draws no conclusion."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from partita.observations.names import CPU, INLINED
 from partita.observations.records import PhaseName, Source
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"})
-"""Operators with graphs in them that ONNX Runtime runs node by node: ONNX's own, and those of com.microsoft."""
+"""Operators of ONNX and com.microsoft with subgraphs that ONNX Runtime runs node by node."""
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
 HOST_DEVICE = "0"
-"""ONNX Runtime's number of the CPU among the kinds of devices."""
+"""ONNX Runtime's device type of the CPU."""
 EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
 ProvidersBySource = dict[Source, frozenset[str]]
-"""Providers that each source names for one node; one source may contradict itself."""
+"""Source -> providers that it names for one node; a source may name several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class SessionIndex:
     """Nodes in control-flow subgraphs."""
     modules: frozenset[str]
     assigned: dict[str, AssignedNode]
-    """Of a name that the main graph and a control-flow subgraph have, the node of the main graph."""
+    """Entry of the assignment list by name; for a name of several graphs, the entry of the main graph."""
     listed: frozenset[str]
-    """Names of the list's nodes that are in the main graph, or may be."""
+    """Names of listed nodes that are or may be in the main graph."""
     inside: tuple[AssignedNode, ...]
-    """Nodes of the list that are in control-flow subgraphs, or may be."""
+    """Listed nodes that are or may be in control-flow subgraphs."""
     doubtful: tuple[AssignedNode, ...]
-    """Nodes of `inside` that may be in the main graph as well."""
+    """Nodes of `inside` that may also be in the main graph."""
     same_name_nodes: dict[str, tuple[str, ...]]
-    """Name that a node of the order and a node of `inside` have -> the file nodes, in control-flow subgraphs, that
-    the node of `inside` stands for."""
+    """Name of both a node of the order and a node of `inside` -> file nodes in control-flow subgraphs that the node of
+    `inside` replaces."""
     events: tuple[NodeEvent, ...]
-    """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are left out."""
+    """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
     """Nodes that ran only in control-flow subgraphs."""
     ran: dict[str, NodeEvent]
@@ -71,29 +71,28 @@ class SessionIndex:
     graph_log: tuple[str, ...]
     """Native log lines with a reason and no node."""
     memcpy: dict[str, native_log.MemcpyLine]
-    """The copy of each Memcpy node of the order, from the optimised graph, else from the native log; empty when neither
-    can be matched with the nodes."""
+    """Memcpy node of the order -> its copy, from the optimised graph or the native log; empty if neither matches."""
     optimised: OptimisedGraph | None
-    """The graph as it runs; None when it is not known."""
+    """The executed graph; None if unknown."""
     compiled: dict[str, tuple[AssignedNode, ...]]
-    """Listed nodes behind each node of the order that is a compiled subgraph."""
+    """Compiled subgraph of the order -> its listed nodes."""
     file_nodes_of: dict[str, tuple[str, ...]]
-    """Executed node -> the file nodes whose work it does."""
+    """Executed node -> the file nodes that it replaces."""
     rewritten_with: dict[str, tuple[str, ...]]
     """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
     ambiguous: dict[str, tuple[str, ...]]
-    """File node that is executed, but not known as which node -> executed nodes that may do its work."""
+    """File node that is executed under an unknown name -> executed nodes that may replace it."""
     parts: dict[str, tuple[str, ...]]
-    """Executed node without a name -> the file nodes, functions, that it may come from."""
+    """Executed node without a name -> the file nodes (functions) that may contain it."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
     """Provider -> node of `parts` -> native log lines about it that have a blank in place of the name."""
     function_of: dict[str, tuple[str, ...]]
-    """Node of a graph that the file gives to a function, as to SequenceMap -> the functions that it may be given to."""
+    """Node in a graph attribute of a function such as SequenceMap -> the function nodes that may contain it."""
     copied_as: dict[str, tuple[str, ...]]
-    """Node of `within` -> its names in the executed graph."""
+    """Node of `function_of` -> its names in the executed graph."""
 
     def op_type(self, name: str) -> str | None:
-        """Operator of a node: as run, else as optimised, as exported or as assigned."""
+        """Operator of a node: from the run, else from the optimised graph, the file, the assignment list or the log."""
         if name in self.compiled:
             return COMPILED
         optimised = self.optimised.nodes.get(name) if self.optimised else None
@@ -106,70 +105,71 @@ class SessionIndex:
         node = self.exported.get(name) or self.inner.get(name)
         return node.op_type if node is not None else "unknown"
 
-    def module(self, name: str, *, twin: bool = False) -> str | None:
+    def module(self, name: str, *, in_subgraph: bool = False) -> str | None:
         """Module path of a node: from the file, else from the name, else the common path of its file nodes.
 
-        With the flag, here and in the methods below, the node of this name is in a control-flow subgraph.
+        `in_subgraph`, here and in other methods: the node with this name in a control-flow subgraph.
         """
-        node = self.of_file(name, twin=twin)
+        node = self.of_file(name, in_subgraph=in_subgraph)
         if node is not None:
             return node.module
         by_name = naming.module_of(name, self.modules)
-        known = (self.of_file(each, twin=twin) or self.inner.get(each) for each in self.replaces(name, twin=twin))
+        replaced = self.replaces(name, in_subgraph=in_subgraph)
+        known = (self.of_file(each, in_subgraph=in_subgraph) or self.inner.get(each) for each in replaced)
         return by_name or naming.common_module(node.module for node in known if node is not None)
 
-    def of_file(self, name: str, *, twin: bool = False) -> GraphNode | None:
-        """The file node of a name, in the main graph or, with the flag, in a control-flow subgraph."""
-        return self.inner.get(name) if twin else self.exported.get(name)
+    def of_file(self, name: str, *, in_subgraph: bool = False) -> GraphNode | None:
+        """The file node of a name; None without one."""
+        return self.inner.get(name) if in_subgraph else self.exported.get(name)
 
     @property
     def has_subgraphs(self) -> bool:
-        """Whether a control-flow node is executed. ONNX Runtime replaces an If of a constant condition by a branch."""
+        """Whether a control-flow node is executed. ONNX Runtime replaces an If with constant condition by a branch."""
         return any(self.op_type(name) in CONTROL_FLOW for name in self.order)
 
     def in_subgraphs(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes of the assignment list in control-flow subgraphs; None when there is no control flow.
+        """Nodes of the assignment list in control-flow subgraphs; None without control flow in the file or the run.
 
-        Functions can contain control flow, which is in the executed graph alone.
+        Control flow inside functions is only in the executed graph.
         """
         operators = (node.op_type for node in self.exported.values())
         if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
             return None
         return self.inside
 
-    def replaces(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
-        """File nodes whose work an executed node does, without the file node of its own name."""
-        return self.same_name_nodes.get(name, ()) if twin else self.file_nodes_of.get(name, ())
+    def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
+        """File nodes that an executed node replaces, without the file node of its own name."""
+        return self.same_name_nodes.get(name, ()) if in_subgraph else self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
-        """Whether ONNX Runtime added an executed node: it does no file node's work."""
+        """Whether ONNX Runtime added an executed node, which replaces no file node."""
         if not self.exported:
             return self.op_type(name) in MEMCPY_OPS
         known = name in self.exported or self.file_nodes_of.get(name)
         return not known and not any(name in nodes for nodes in self.ambiguous.values())
 
-    def probed_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
-        """Nodes whose experiments apply to a node: itself and the file nodes whose work it does.
+    def probed_as(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
+        """Nodes whose experiments apply to a node: itself and the file nodes that it replaces.
 
-        Experiments on a function do not apply to a node that comes from it. With the flag, the name itself is not
-        included, for experiments under it are about the main graph's node.
+        Experiments on a function do not apply to its nodes. With `in_subgraph`, the name itself is excluded, because
+        its experiments are about the node of the main graph.
         """
-        if twin:
-            return () if name.startswith(INLINED) else self.replaces(name, twin=True)
+        if in_subgraph:
+            return () if name.startswith(INLINED) else self.replaces(name, in_subgraph=True)
         return (name,) if name in self.parts or name.startswith(INLINED) else (name, *self.replaces(name))
 
 
 def index_session(facts: SessionFacts) -> SessionIndex:
-    """Sort the facts of one session for look-up by node name."""
+    """Index the facts of one session by node name."""
     facts, copies = sequence_map.with_file_names(facts)
     facts = inlined_nodes.with_names(facts, _main_graph_events(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
-    events, bodies = _main_graph_events(facts.events)
+    events, subgraph_nodes = _main_graph_events(facts.events)
     order, order_source = _execution_order(facts, events)
     if facts.inner:
-        inside = [event for event in facts.events if event.name in bodies and event.name not in order]
+        inside = [event for event in facts.events if event.name in subgraph_nodes and event.name not in order]
         facts = unnamed_subgraph_nodes.with_names(facts, inside, order)
-        events, bodies = _main_graph_events(facts.events)
+        events, subgraph_nodes = _main_graph_events(facts.events)
     present = frozenset(order)
     compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
@@ -185,27 +185,30 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         unfolded = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
     else:
         unfolded = inlined_nodes.functions_expanded(facts, order)
-    in_bodies = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.inner else {}
-    seen_inside = bodies - {event.name for event in events}
+    unnamed_owners = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.inner else {}
+    seen_inside = subgraph_nodes - {event.name for event in events}
     listed = listed_nodes.split_list(
         facts,
         _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
-        listed_nodes.KnownNames(in_bodies, seen_inside, copies.names),
+        listed_nodes.KnownNames(unnamed_owners, seen_inside, copies.names),
     )
     assigned = {node.name: node for node in (*listed.inside, *listed.main)}
     ours = set(map(id, listed.main))
-    claims = _collect_providers(facts, events, order, compiled, listed.main)
+    providers_by_node = _collect_providers(facts, events, order, compiled, listed.main)
     both = {node.name for node in listed.inside if node.name in present}
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
-    parts |= in_bodies
+    parts |= unnamed_owners
     by_name = unnamed_subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
-    unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
-    twins = {**inlined_nodes.called_in_subgraphs(facts, order, both), **branches_in_subgraphs(facts, order, both)}
+    unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
+    subgraph_owners = {
+        **inlined_nodes.called_in_subgraphs(facts, order, both),
+        **branches_in_subgraphs(facts, order, both),
+    }
     if optimised is None:
         joined = join_in_order(
-            _executed(order, events, claims),
+            _executed(order, events, providers_by_node),
             exported,
             {node.name: node.provider for node in listed.main},
             {**unfolded, **whole},
@@ -221,14 +224,14 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed=frozenset(node.name for node in listed.main),
         inside=listed.inside,
         doubtful=tuple(node for node in listed.inside if id(node) in ours),
-        same_name_nodes={name: twins.get(name, ()) for name in both},
+        same_name_nodes={name: subgraph_owners.get(name, ()) for name in both},
         events=events,
         subgraphs=seen_inside,
         ran={event.name: event for event in events},
         order=order,
         present=present,
         order_source=order_source,
-        providers_by_source=claims,
+        providers_by_source=providers_by_node,
         log=sequence_map.log_lines(
             native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
         ),
@@ -247,7 +250,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
-                facts.log, known.patterns, _unnamed_fallback_nodes(provider, parts, claims, assigned)
+                facts.log, known.patterns, _unnamed_fallback_nodes(provider, parts, providers_by_node, assigned)
             )
             for provider, known in facts.providers.items()
         },
@@ -262,12 +265,12 @@ def _ambiguous(
     stands_for: Mapping[str, Sequence[str]],
     assigned: Iterable[str],
 ) -> dict[str, tuple[str, ...]]:
-    """File nodes that are executed under an unknown name, and the executed nodes that may do their work.
+    """File nodes that are executed under an unknown name -> executed nodes that may replace them.
 
     Args:
         gone: File nodes that are not executed under their own name.
-        undecided: Executed node -> file nodes of which it may do some work.
-        assigned: Nodes that were placed on a provider after constants were folded.
+        undecided: Executed node -> file nodes that it may replace in part.
+        assigned: Nodes that were assigned to a provider after constant folding.
     """
     done = {each for behind in stands_for.values() for each in behind}
     unknown = {name for name, node in gone.items() if name not in done and node.op_type not in FOLDED}
@@ -286,7 +289,7 @@ def _main_graph(
     compiled: Mapping[str, tuple[AssignedNode, ...]],
     copies: Mapping[str, str],
 ) -> listed_nodes.MainGraph:
-    """The main graph by other sources than the assignment list. `copies`: operators of its Memcpy nodes."""
+    """The main graph from other sources than the assignment list. `copies`: operators of its Memcpy nodes."""
     op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
     op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, COMPILED)
@@ -304,8 +307,9 @@ def _main_graph(
 
 
 def _fused_in_subgraphs(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """For each listed node outside the main graph, the nodes of control-flow subgraphs that its name begins with: the
-    list is made after the first fusions.
+    """Listed node outside the main graph -> subgraph nodes that are prefixes of its name.
+
+    The list is made after the first fusions.
     """
     inner = {node.name for node in facts.inner if node.name}
     listed = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
@@ -318,17 +322,20 @@ def _fused_in_subgraphs(facts: SessionFacts, main: Collection[str]) -> dict[str,
 
 
 def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
-    """The patterns of all providers of the chain, each once."""
+    """The distinct patterns of all providers of the chain."""
     return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
 
 
 def _unnamed_fallback_nodes(
-    provider: str, parts: Iterable[str], claims: Mapping[str, ProvidersBySource], assigned: Mapping[str, AssignedNode]
+    provider: str,
+    parts: Iterable[str],
+    providers_by_node: Mapping[str, ProvidersBySource],
+    assigned: Mapping[str, AssignedNode],
 ) -> tuple[inlined_nodes.FallbackNode, ...]:
-    """Nodes without a name that no source has on `provider`. Control-flow subgraphs are in the list alone."""
+    """Nodes without a name that no source places on `provider`; nodes in subgraphs are only in the list."""
     homes = {
-        name: {each for providers in claims[name].values() for each in providers}
-        if name in claims
+        name: {each for providers in providers_by_node[name].values() for each in providers}
+        if name in providers_by_node
         else {assigned[name].provider}
         for name in parts
     }
@@ -340,11 +347,11 @@ def _unnamed_fallback_nodes(
 
 
 def _executed(
-    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, ProvidersBySource]
+    order: Iterable[str], events: Iterable[NodeEvent], providers_by_node: Mapping[str, ProvidersBySource]
 ) -> tuple[ExecutedNode, ...]:
     """The nodes of the order with their operators and providers."""
     operators = {event.name: event.op_type for event in events}
-    return tuple(ExecutedNode(name, operators.get(name), choose_provider(claims[name])) for name in order)
+    return tuple(ExecutedNode(name, operators.get(name), choose_provider(providers_by_node[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
@@ -357,24 +364,22 @@ def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
 
 
 def _main_graph_events(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
-    """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
+    """Events of the main graph in order, and the names of nodes that ran inside control flow."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
     frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
     if not frames:
         return tuple(ordered), frozenset()
-    main, bodies = [], set()
+    main, subgraph_nodes = [], set()
     for event in ordered:
         if any(_is_inside(event, frame) for frame in frames.get(event.run, ())):
-            bodies.add(event.name)
+            subgraph_nodes.add(event.name)
         else:
             main.append(event)
-    return tuple(main), frozenset(bodies)
+    return tuple(main), frozenset(subgraph_nodes)
 
 
 def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
-    """By run, the control-flow nodes that are in no other: a loop may have thousands inside of it, and what is in one
-    of those is in the loop.
-    """
+    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
     frames: dict[int, list[NodeEvent]] = {}
     for event in sorted(events, key=lambda event: (event.start_us, -event.host_us)):
         known = frames.setdefault(event.run, [])
@@ -384,9 +389,9 @@ def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
 
 
 def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
-    """True when `event` began within the time of the control-flow node `frame`.
+    """Whether `event` began within the time of the control-flow node `frame`.
 
-    Times are whole microseconds: a node that ended as `frame` began may share its start, but then it took no time.
+    Times are whole microseconds: an event before `frame` may have the same start if its duration is 0.
     """
     if event.run != frame.run or event is frame or event.name == frame.name:
         return False
@@ -397,7 +402,7 @@ def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
 def _execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
     """Every node once, in execution order, and the source of the nodes.
 
-    Streams of a plan run side by side, so with several of them the last observed run gives the order.
+    Streams of a plan run in parallel, so with several streams the last observed run gives the order.
     """
     if facts.plan is not None:
         plan = tuple(dict.fromkeys(name for stream in facts.plan for name in stream))
@@ -421,34 +426,32 @@ def _collect_providers(
     compiled: Mapping[str, tuple[AssignedNode, ...]],
     assigned: Iterable[AssignedNode],
 ) -> dict[str, ProvidersBySource]:
-    """Which provider each source names for each node of `order`, strongest source first. `assigned`: entries of the
-    list that are of the main graph.
-    """
-    said: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
+    """Providers by source for each node of `order`, strongest first. `assigned`: listed nodes of the main graph."""
+    by_source: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
     for event in events:
-        said["profile"].setdefault(event.name, set()).add(event.provider)
+        by_source["profile"].setdefault(event.name, set()).add(event.provider)
     for node in assigned:
-        said["assignment"].setdefault(node.name, set()).add(node.provider)
+        by_source["assignment"].setdefault(node.name, set()).add(node.provider)
     for name, nodes in compiled.items():
-        said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
+        by_source["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
     for name, provider in native_log.placements(facts.log, order).items():
-        said["native_log"].setdefault(name, set()).add(provider)
+        by_source["native_log"].setdefault(name, set()).add(provider)
     by_device = _providers_by_device(facts)
-    said["plan_file"] = {
+    by_source["plan_file"] = {
         name: {by_device[name]}
         for name in order
-        if name in by_device and not any(name in by_node for by_node in said.values())
+        if name in by_device and not any(name in by_node for by_node in by_source.values())
     }
     return {
-        name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node}
+        name: {source: frozenset(by_node[name]) for source, by_node in by_source.items() if name in by_node}
         for name in order
     }
 
 
 def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
-    """Providers by the devices of the plan's streams: the only other provider than the CPU's has those of its device.
+    """Providers of nodes by the devices of the plan's streams, if the chain has one other provider than the CPU.
 
-    Without another provider everything is on the CPU. Empty where there are several others, or where one computes on
+    Without another provider all nodes are on the CPU. Empty with several other providers, or with one that computes on
     the CPU and shares its stream.
     """
     others = [name for name in facts.registered if name != CPU]
@@ -463,8 +466,8 @@ def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
     }
 
 
-def choose_provider(claims: ProvidersBySource) -> str | None:
-    """The provider named by the strongest source: profile, then assignment, then native log."""
-    for providers in claims.values():
+def choose_provider(by_source: ProvidersBySource) -> str | None:
+    """The provider from the strongest source: profile, assignment, native log, plan; None without a source."""
+    for providers in by_source.values():
         return min(providers)
     return None

@@ -10,36 +10,36 @@ from partita.remedies import Remedy
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a step changes, as a probe names it: a probe with this change shows whether the step helps."""
+    """The change of a step in the terms of a probe. A probe with this change shows whether the step helps."""
 
     factor: Factor
     now: str = ""
-    """What takes the place of something else; empty: whatever the experiments found."""
+    """The new value; empty: the value that helped in an experiment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to do about a reason, as a command line of Partita."""
+    """A fix for a reason, as a command line of Partita."""
 
     title: str
-    """In three words."""
+    """Title of about three words."""
     remedy: Remedy
-    """The command, and its effect. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
+    """The command and its effect. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
     `provider` (the preferred provider), `chain`, `now` (the new value of a probe), `needed` (options that the model
     needs: dry run, plugin libraries, inputs, contract), `setting` (pins and provider options of the run), `library`
     (the plugin library of `provider`), `libraries` (plugin libraries of the chain)."""
     exports: bool = False
-    """It makes the package anew, so there has to be one."""
+    """It exports the package again, so it requires a package."""
     chooses_lowering: bool = False
-    """It queries the provider for a lowering; useless for a package that was exported so."""
+    """It queries the provider for a lowering; without effect for a package that was exported in this way."""
     unless: tuple[tuple[str, str], ...] = ()
-    """Fields of the package, and values with which the command changes nothing."""
+    """Fields of the package, and their values with which the command has no effect."""
     probes: bool = False
-    """It makes the missing probes."""
+    """It runs the missing probes."""
     change: Change | None = None
-    """The change of a node that probes try as well. Without a probe it is unknown whether the step helps."""
+    """The same change in a probe; None: no probe shows whether the step helps."""
     changes: bool = True
-    """It is meant to change where nodes run."""
+    """It may change the placement of nodes."""
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -48,7 +48,7 @@ PLACE = ("partita", "place", "{path}", "--provider", "{chain}", "{needed}")
 RETARGET = Step(
     "Export it for {provider}",
     Remedy(
-        "queries {provider}, where it is installed, and writes the attention lowering that it supports best",
+        "queries {provider}, if it is installed, and writes the attention lowering that it supports best",
         FOR_TARGET,
     ),
     exports=True,
@@ -92,18 +92,18 @@ SET_OPTION = Step(
     change=Change(OPTION),
 )
 PROBE = Step(
-    "Find out why",
-    Remedy("makes the missing experiments", (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json")),
+    "Run the experiments",
+    Remedy("runs the missing experiments", (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json")),
     probes=True,
     changes=False,
 )
 WITHOUT_OPTIONS = Step(
-    "Place it without constraints", Remedy("places it without pins and without a memory budget", PLACE)
+    "Remove the constraints", Remedy("places the model without pins and without a memory budget", PLACE)
 )
 ASK_PROVIDER = Step(
     "Test the provider",
     Remedy(
-        "tries {provider} in a separate process and reports what prevents it from running",
+        "tests {provider} in a separate process and reports the reason if it does not run",
         ("partita", "providers", "{libraries}"),
     ),
     changes=False,

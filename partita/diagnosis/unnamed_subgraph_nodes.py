@@ -1,10 +1,9 @@
-"""Nodes without a name in If, Loop and Scan, where ONNX Runtime inlined a function there. Pure.
+"""Names for nodes without a name in If, Loop and Scan, from functions that ONNX Runtime inlined there. Pure.
 
-The plan has no control-flow subgraphs, so it does not name these nodes. They get names as the plan gives to nodes of
-the main graph, by operator and a running number (`Max0`) that continues the main graph's numbers: in the order in which
-they ran, or in that of the assignment list where not all of them did. The optimised graph has the subgraphs and so the
-number of these nodes in each control-flow node. A SequenceMap becomes a Loop, and no node of it that could be fused is
-outside.
+The plan does not include control-flow subgraphs, so it does not name these nodes. They get names in the form of the
+plan, operator and running number (`Max0`), which continue the numbers of the main graph: in the order of execution, or
+of the assignment list if some did not run. The optimised graph shows the number of these nodes in each control-flow
+node. A SequenceMap becomes a Loop.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ Owners = Mapping[str, tuple[str, ...]]
 
 
 def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
-    """The facts with names for nodes of control-flow subgraphs that have none.
+    """The facts with names for unnamed nodes of control-flow subgraphs.
 
-    Where the main graph has a function that is gone, nodes of the list may come from it and have been fused since. Then
-    only as many are named as are in subgraphs of the optimised graph, or ran in subgraphs. No node is named of an
-    operator of which the main graph has a node that is not in the list.
+    If ONNX Runtime inlined a function of the main graph, listed nodes may be its nodes, which were fused later. Then at
+    most as many nodes are named as the subgraphs of the optimised graph have, or as ran in subgraphs. An operator is
+    omitted if the main graph has a node of it that is not in the list.
 
     Args:
         facts: The facts of one session.
-        inside: Events within control flow, in order.
-        order: Nodes of the main graph, which were matched with the list before.
+        inside: Events inside control flow, in order.
+        order: Nodes of the main graph, already matched with the list.
     """
     listed = list(facts.assigned or ())
     unnamed: dict[str, list[int]] = {}
@@ -61,9 +60,9 @@ def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence
     return replace(facts, assigned=tuple(listed), events=renamed if events else facts.events)
 
 
-def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
-    """For each listed node, by its provider, the first free place that has this provider."""
-    free: dict[int, str] = dict(enumerate(wanted))
+def _numbers(listed: Iterable[str], places: Sequence[str]) -> list[int | None]:
+    """For each listed provider, the index of the first unused place with this provider; None without one."""
+    free: dict[int, str] = dict(enumerate(places))
     numbers: list[int | None] = []
     for provider in listed:
         number = next((each for each, home in free.items() if home == provider), None)
@@ -74,7 +73,7 @@ def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
 
 
 def _count_in_subgraphs(facts: SessionFacts, op: str) -> int | None:
-    """Nodes of an operator without a name in subgraphs of the optimised graph; None when it is not known."""
+    """Number of unnamed nodes of an operator in subgraphs of the optimised graph; None without that graph."""
     if facts.optimised is None:
         return None
     return sum(len(_unnamed(node, op)) for node in facts.optimised)
@@ -90,7 +89,7 @@ def _of_file(facts: SessionFacts) -> set[str]:
 
 
 def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[str, str]]:
-    """By operator: the nodes without a name that ran, by the profile's names, and their providers, in order."""
+    """Operator -> executed nodes without a name, by the profile's names, with their providers, in order."""
     found: dict[str, dict[str, str]] = {}
     for event in inside:
         match = INDEXED.fullmatch(event.name)
@@ -100,15 +99,16 @@ def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[
 
 
 def _first_number(op: str, names: Iterable[str]) -> int:
-    """The first number that no node of an operator has in its name, nor any after it."""
+    """The number after the largest number in a name of this operator."""
     numbers = (int(match["number"]) for name in names if (match := NUMBERED.fullmatch(name)) and match["op"] == op)
     return max(numbers, default=-1) + 1
 
 
 def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
-    """The nodes that `with_names` named, and for each the file nodes that it may come from.
+    """Nodes named by `with_names` -> file nodes whose functions may contain them.
 
-    `unfolded`: file nodes of the main graph's nodes that came from a function. Nodes in their subgraphs came from it.
+    `unfolded`: file nodes of the main graph's nodes from inlined functions; nodes in their subgraphs have the same file
+    nodes.
     """
     known = _of_file(facts) | set(order)
     own = [
@@ -129,7 +129,7 @@ def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[
 
 
 def owners_by_name(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
-    """The file nodes of each node with a name of its own in the subgraphs of nodes that came from a function."""
+    """Named nodes in subgraphs of nodes from inlined functions -> the file nodes of these functions."""
     known = _of_file(facts) | set(order)
     return {
         inner.name: unfolded[holder.name]

@@ -104,7 +104,7 @@ class SupportOptions:
     dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False, group=DRY_RUN)
     device: Device = None
     seconds: float = option(
-        "Time budget; variants not reached are listed as untried.",
+        "Time budget; variants not reached are listed as untested.",
         default=300.0,
         range=Range(most=DAY_SECONDS, above=0),
         group="Measurement",

@@ -320,10 +320,10 @@ def is_of_others(manifest: Path) -> bool:
     A damaged file counts as a package's.
     """
     try:
-        said = read_json_value(manifest)
+        value = read_json_value(manifest)
     except (OSError, ValueError):
         return False
-    return isinstance(said, dict) and not said.keys() & {"schema", "graph", "files"}
+    return isinstance(value, dict) and not value.keys() & {"schema", "graph", "files"}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -335,8 +335,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         check_folder(folder)
         if not path.is_file():
-            stranger = foreign_paths.recognise(folder)
-            raise PackageError(f"{folder}: {stranger.what}", remedy=stranger.remedy)
+            foreign = foreign_paths.recognise(folder)
+            raise PackageError(f"{folder}: {foreign.what}", remedy=foreign.remedy)
     except PermissionError as error:
         raise unreadable(folder) from error
     refuse_absent(path)
@@ -381,15 +381,15 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         size = path.stat().st_size
         if size != record.size_bytes:
             _refuse_replaced(folder, manifest)
-            told = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
-            raise PackageError(f"{path}: {told}", remedy=export_again_remedy(folder, manifest))
+            problem = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
+            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)
-            told = "changed since export: its SHA-256 does not match the manifest"
-            raise PackageError(f"{path}: {told}", remedy=export_again_remedy(folder, manifest))
+            problem = "changed since export: its SHA-256 does not match the manifest"
+            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
-        told = f"verified, but its manifest does not list {KNOWN_ANSWER}"
-        raise PackageError(f"{folder}: {told}", remedy=export_again_remedy(folder, manifest))
+        problem = f"verified, but its manifest does not list {KNOWN_ANSWER}"
+        raise PackageError(f"{folder}: {problem}", remedy=export_again_remedy(folder, manifest))
 
 
 def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remedy:
@@ -401,11 +401,11 @@ def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remed
     graph, checkpoint = manifest.graph, manifest.source.checkpoint
     known = checkpoint if "/" in checkpoint else "CHECKPOINT"
     how = HOW.get(graph.attention, ("--attention", graph.attention))
-    said = {"--precision", "--max-length", "--batch-size", "--attention", *how}
+    explicit = {"--precision", "--max-length", "--batch-size", "--attention", *how}
     return EXPORT_LIKE.filled(
         checkpoint=known,
         out=folder,
-        how=(*how, *(word for word, option in _recorded_options(manifest) if option not in said)),
+        how=(*how, *(word for word, option in _recorded_options(manifest) if option not in explicit)),
         precision=graph.precision,
         max_length=graph.max_length,
         batch_size=graph.batch_size,
@@ -452,8 +452,8 @@ def path_inside(folder: Path, name: str) -> Path:
     windows = PureWindowsPath(name)
     leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
     if "\\" in name and not leaves:
-        said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} instead"
-        raise PackageError(said, where=folder)
+        problem = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} instead"
+        raise PackageError(problem, where=folder)
     if leaves:
         raise PackageError(f"{folder}: the path {name[:SHOWN]!r} is outside the model folder, so it is not followed")
     if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):

@@ -201,7 +201,7 @@ class Provider:
     def plugin_devices_text(self) -> str:
         """Message suffix with the devices that its plugin supports; empty for no restriction."""
         return (
-            f"; it takes {self.plugin.offered_devices} only"
+            f"; it supports only {self.plugin.offered_devices}"
             if self.plugin is not None and self.plugin.offered_devices
             else ""
         )

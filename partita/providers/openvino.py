@@ -1,4 +1,4 @@
-"""Intel CPUs, GPUs and NPUs through OpenVINO, which compiles every subgraph it takes.
+"""Intel CPUs, GPUs and NPUs through OpenVINO, which compiles every supported subgraph.
 
 Part of the wheel onnxruntime-openvino, or the plugin onnxruntime-ep-openvino for a plain onnxruntime. Options are from
 ONNX Runtime's page on this provider. Tested with onnxruntime-openvino 1.24.1 and the plugin 1.8.1.

@@ -23,7 +23,7 @@ from partita.support.records import (
     Versions,
 )
 
-MOST_SAID = 5
+MOST_MESSAGES = 5
 """Maximum distinct messages per operator version."""
 NOT_TAKEN = frozenset({"rejected", "failed", "crashed"})
 Place = tuple[str, str, int]
@@ -82,7 +82,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
     )
     found_verdict = support_level(answers)
     telling = {"invalid"} if found_verdict == "invalid" else NOT_TAKEN
-    said = Counter(answer.message for answer in answers if answer.message and answer.outcome in telling)
+    messages = Counter(answer.message for answer in answers if answer.message and answer.outcome in telling)
     return VersionEntry(
         since=answers[0].since,
         until=answers[0].until,
@@ -100,7 +100,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
         ),
         conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
         unexplained=unexplained,
-        message=tuple(Message(text=text, variants=count) for text, count in said.most_common(MOST_SAID)),
+        message=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["supported", "rejected", "failed", "crashed", "invalid", "untested"]
-"""taken: on the provider. left: on another provider. failed: on the provider, but the session cannot be opened.
-crashed: the process ended or hung. invalid: not a valid model. untried: the time ran out.
+"""supported: on the provider. rejected: on another provider. failed: on the provider, but the session cannot be opened.
+crashed: the process ended or hung. invalid: not a valid model. untested: the time ran out.
 """
 Kind = Literal["types", "form", "constants", "rank"]
 """Property that a variant tests."""

@@ -14,8 +14,8 @@ from partita.support.measurements import Kind, Outcome
 
 SCHEMA = "partita.support/1"
 SupportLevel = Literal["supported", "partly", "rejected", "invalid", "untested"]
-"""taken: every valid tested variant is supported; partly: some; left: none; invalid: no tested variant is a valid
-model; untried: nothing was tested."""
+"""supported: every valid tested variant is supported; partly: some; rejected: none; invalid: no tested variant is a
+valid model; untested: nothing was tested."""
 
 
 class ProviderFacts(Record):
@@ -53,7 +53,7 @@ class Assignments(Record):
     """Type variables of the operator's schema."""
     supported: tuple[tuple[str, ...], ...] = ()
     replaced: tuple[tuple[str, ...], ...] = ()
-    """Assignments of `taken` for which ONNX Runtime replaced the operator by the nodes of its function or by a
+    """Assignments of `supported` for which ONNX Runtime replaced the operator by the nodes of its function or by a
     constant."""
     rejected: tuple[tuple[str, ...], ...] = ()
     failed: tuple[tuple[str, ...], ...] = ()

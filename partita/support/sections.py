@@ -60,8 +60,8 @@ def headline(found: SupportTable) -> str:
         (entry,) = found.operators
         return f"{entry.full_name} on {name}: {VERDICTS[entry.newest.verdict]}, in version {entry.newest.since}"
     parts = [f"{counts['supported']} fully", f"{counts['partly']} in part", f"{counts['rejected']} not at all"]
-    untried = f", {counts['untested']} untried" if counts["untested"] else ""
-    return f"{name} supports, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
+    untested = f", {counts['untested']} untested" if counts["untested"] else ""
+    return f"{name} supports, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untested}"
 
 
 def document(found: SupportTable) -> Document:
@@ -114,7 +114,7 @@ def _size(found: SupportTable) -> str:
         f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
     ]
     if not found.complete:
-        parts.append(f"{counts.untested} untried after {found.budget_seconds:g} s (`seconds`)")
+        parts.append(f"{counts.untested} untested after {found.budget_seconds:g} s (`seconds`)")
     return "; ".join(parts)
 
 
@@ -212,14 +212,14 @@ def _gaps(found: SupportTable) -> Iterator[Section]:
                 "quiet",
             )
         )
-    untried = [
+    untested = [
         f"{entry.full_name}-{version.since}"
         for entry in found.operators
         for version in entry.versions
         if version.verdict == "untested"
     ]
-    if untried:
-        lines.append(Line(", ".join(untried), "untried when the time ran out", "quiet"))
+    if untested:
+        lines.append(Line(", ".join(untested), "not tested in time", "quiet"))
     if lines:
         yield Section("gaps", "Not tested", tuple(lines))
 

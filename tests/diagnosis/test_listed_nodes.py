@@ -134,7 +134,7 @@ def test_the_operator_tells_entries_of_one_name_apart():
 def test_a_node_of_a_body_that_has_a_name_of_the_main_graph_has_a_reason_and_an_origin_of_its_own():
     (found,) = find_fallbacks(index_session(called_twice()), "run", GPU_CHAIN)
     assert (found.node, found.op_type, found.provider) == (CLIP, "Clip", CPU)
-    assert index_session(called_twice()).replaces(CLIP, twin=True) == ("inner_call",)
+    assert index_session(called_twice()).replaces(CLIP, in_subgraph=True) == ("inner_call",)
 
 
 def test_experiments_of_the_main_graphs_node_are_none_of_its_twin():

@@ -34,10 +34,10 @@ def test_forms_under_another_option_are_the_same_forms():
         changed("other_form", "rejected", "T float32; a=1", "option"),
     ]
     assert conclusions(probe(LEFT, *forms))[0].evidence.endswith(
-        "nor does it support any of 1 other node of this operator, with another option neither"
+        "it supports none of 1 other node of this operator, also with another option"
     )
     taken = changed("other_form", "supported", "T float32; a=1", "option")
     (shown,) = conclusions(probe(LEFT, forms[0], taken))
     assert shown.inferred and shown.evidence.startswith(
-        "the provider accepts other nodes of this operator (e.g. T float"
+        "the provider supports other nodes of this operator (e.g. T float"
     )

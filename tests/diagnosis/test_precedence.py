@@ -47,10 +47,10 @@ def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> N
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        (PRECEDENCE[:-1], "unexplained by nothing has no rank"),
+        (PRECEDENCE[:-1], "unexplained on ground nothing has no rank"),
         (
             (*PRECEDENCE, Rank("line", ("runtime_inserted",))),
-            "runtime_inserted by line has a rank and is never found",
+            "runtime_inserted on ground line has a rank, but no reason finds it",
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_every_row_has_a_code() -> None:
 
 def test_a_finding_without_a_rank_is_an_error_that_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precedence, "ranks", dict)
-    with pytest.raises(LookupError, match=r"no_kernel_op by line has no rank in .*precedence\.PRECEDENCE"):
+    with pytest.raises(LookupError, match=r"no_kernel_op on ground line has no rank in .*precedence\.PRECEDENCE"):
         explain(context(log=(NO_KERNEL,)))
 
 
@@ -102,7 +102,7 @@ def test_a_code_has_one_rank_for_one_ground(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(precedence, "PRECEDENCE", (PRECEDENCE[0], *PRECEDENCE))
     clear()
     try:
-        with pytest.raises(ValueError, match="pinned_by_user by pin has two ranks"):
+        with pytest.raises(ValueError, match="pinned_by_user on ground pin has two ranks"):
             ranks()
     finally:
         clear()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.diagnosis.probe_conclusions import ALONE, IN_COMPANY
+from partita.diagnosis.probe_conclusions import ALONE, WITH_NEG
 from partita.observations.facts import AS_IS
 from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
@@ -94,7 +94,7 @@ class Verdict:
             return f"evidence is {self.kind}, which cannot show it"
         if self.case.sentence not in self.evidence:
             return f"the evidence does not say {self.case.sentence!r}"
-        if self.neg_added is not None and (ALONE if self.neg_added else IN_COMPANY) in self.evidence:
+        if self.neg_added is not None and (ALONE if self.neg_added else WITH_NEG) in self.evidence:
             return f"the node was tried {'in company' if self.neg_added else 'alone'}, and the evidence says otherwise"
         return "" if self.evidence and self.remedy else "it comes without evidence or remedy"
 

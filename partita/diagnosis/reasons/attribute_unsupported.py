@@ -1,4 +1,4 @@
-"""The preferred provider has the operator, but not as this node uses it."""
+"""The preferred provider supports the operator, but not the attributes, inputs or shapes of this node."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ REASON = Reason(
     code="attribute_unsupported",
     level="node",
     title="Attributes or inputs not supported",
-    sentence="{provider} does not take {op} with {before}",
+    sentence="{provider} does not support {op} with {before}",
     condition="the provider has a kernel for the operator, but does not support this node's attributes, "
     "optional inputs or shapes",
-    needs="the provider's log rejects the node by name and with a cause; or experiments: the provider "
-    "supports the node with another attribute, input or rank, or supports other nodes of the "
-    "operator with the same version and types",
-    remedy="export the model so that this operator has what the evidence names: another attribute, one input less or "
-    "more, a constant for an input, another rank",
+    needs="a log line with the node and the cause; or experiments: the provider supports the node with another "
+    "attribute, input or rank, or supports other nodes of the operator with the same version and types",
+    remedy="export the model with the change that the evidence names: another attribute, one input less or more, a "
+    "constant input, or another rank",
     factors=("attribute", "input"),
     example=Context(
         node="decoder/ConvTranspose",

@@ -1,7 +1,7 @@
-"""The reason record: one reason code, when it applies, what proves it, and what to do.
+"""The reason record: one reason code with its condition, evidence and remedy.
 
-One file per code in this folder exposes `REASON`; the file name is the code. Which of several goes first is decided by
-`partita.diagnosis.precedence`.
+One file per code in this folder exposes `REASON`; the file name is the code. `partita.diagnosis.precedence` ranks
+reasons.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from partita.observations.facts import Factor
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason code: when it applies, what shows it, and what to do about it."""
+    """A reason code with its condition, evidence and remedy."""
 
     code: ReasonCode
     level: Literal["provider", "node"]
     title: str
     condition: str
-    """When the reason applies, in words."""
+    """Condition under which the reason applies, as text."""
     needs: str
-    """The evidence without which it is not given."""
+    """Required evidence, as text."""
     remedy: str
     example: Context
     """A node that this reason applies to; documentation and test in one."""
@@ -42,19 +42,19 @@ class Reason:
     steps: tuple[Step, ...] = ()
     """Commands of the remedy, the best first."""
     find: Callable[[Context], Iterable[Finding]] | None = None
-    """What shows it; None: what shows any reason, see `evidence.usual`."""
+    """Yields its findings for a node; None: `evidence.usual`."""
     found_on: tuple[Ground, ...] = ()
-    """Grounds of what `find` yields, every one of them; empty without it."""
+    """All grounds of findings of `find`; empty without `find`."""
     loses_provider: bool = False
-    """Of a reason of nodes: a provider may not be there for it, having failed over the graph."""
+    """A reason of nodes for which a provider may also be unavailable, because it failed on the graph."""
     entry_kind: EvidenceKind = "logged"
-    """How it is known when a provider is not there for this reason."""
+    """Kind of the evidence when a provider is unavailable for this reason."""
     undecided: bool = False
-    """The other evidence does not show the cause: probes are made, and their finding replaces it."""
+    """Its evidence does not show the cause, so probes run, and their finding replaces it."""
     factors: tuple[Factor, ...] = ()
-    """Of experiments: a change in one of them that makes the provider take the node shows this reason."""
+    """Factors of experiments: if the provider supports the node after a change of one, this reason applies."""
     remedies: Mapping[Factor, str] = field(default_factory=dict)
-    """Another remedy where a change in this factor shows it."""
+    """Remedies that replace `remedy`, by the factor that shows the reason."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z_]*", self.code):
@@ -64,12 +64,12 @@ class Reason:
 
     @property
     def names_change(self) -> bool:
-        """Whether the sentence needs an experiment that helped."""
+        """Whether the sentence names the value that a successful experiment replaced."""
         return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
 
     @property
     def grounds(self) -> frozenset[Ground]:
-        """Grounds on which it can be found. The table of precedence has a row for each, and for no other."""
+        """All grounds of its findings. The table of precedence has a row for each, and for no other."""
         if self.find is not None:
             return frozenset(self.found_on)
         if self.level == "provider":
@@ -82,14 +82,14 @@ class Reason:
         return frozenset(found)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
-        """Everything that shows this reason for a node; empty when it does not apply."""
+        """The findings of this reason for a node; empty when it does not apply."""
         if self.find is not None:
             return tuple(self.find(context))
         found = usual(context, self.code, self.entry_kind, self.factors)
         return tuple(self._with_remedy(finding) for finding in found if finding.ground in self.grounds)
 
     def _with_remedy(self, finding: Finding) -> Finding:
-        """The finding with the remedy for the factor that shows it, where that is another one."""
+        """The finding with the remedy of its factor, if `remedies` has one."""
         other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
         return finding if other is None or finding.remedy else replace(finding, remedy=other)
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime kept a small shape computation on the CPU on purpose."""
+"""ONNX Runtime placed a small shape computation on the CPU, because copies would cost more."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REASON = Reason(
     code="cpu_preferred",
     level="node",
     title="CPU preferred by ONNX Runtime",
-    sentence="ONNX Runtime keeps {op} on the CPU, because its inputs are small values there",
-    condition="the inputs are small values that are on the CPU already, so ONNX Runtime expects a round trip "
-    "to cost more than it saves",
+    sentence="ONNX Runtime places {op} on the CPU, because the inputs are small values in CPU memory",
+    condition="the inputs are small values in CPU memory, so ONNX Runtime expects the copies to cost more than the "
+    "provider saves",
     needs="the log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
     remedy="usually harmless; static shapes remove most shape computations (for a package: export --static-shapes)",
     example=Context(

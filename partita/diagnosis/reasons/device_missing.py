@@ -1,4 +1,4 @@
-"""The preferred provider started to work and found no device."""
+"""The preferred provider starts but finds no device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ REASON = Reason(
     code="device_missing",
     level="provider",
     title="No device found",
-    condition="the provider's libraries load, but the machine has no device for it, or its driver shows none",
+    condition="the provider's libraries load, but the machine has no device for it, or the driver reports none",
     needs="the provider's status and error message",
-    remedy="run it on a machine with a device for this provider, or install the device's driver",
+    remedy="use a machine with a device for this provider, or install the driver of the device",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",

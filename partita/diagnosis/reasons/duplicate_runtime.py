@@ -1,4 +1,4 @@
-"""Two ONNX Runtime wheels have overwritten each other."""
+"""Several ONNX Runtime wheels are installed in one folder and overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from partita.observations.records import ChainEntry
 REASON = Reason(
     code="duplicate_runtime",
     level="provider",
-    title="Two ONNX Runtimes in one environment",
-    condition="more than one ONNX Runtime wheel is installed; they share one folder, so one has replaced "
-    "files of the others",
-    needs="the wheels that are installed",
+    title="Several ONNX Runtimes in one environment",
+    condition="more than one ONNX Runtime wheel is installed; they share one folder and overwrite each other's files",
+    needs="the list of installed wheels",
     remedy="uninstall every ONNX Runtime wheel, then install one of them again",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",

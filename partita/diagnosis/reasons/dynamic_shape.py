@@ -1,4 +1,4 @@
-"""The preferred provider takes the node only when its sizes are fixed."""
+"""The preferred provider supports the node only with fixed sizes or known ranks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.records import ChainEntry
 
 DECLARE = (
-    "if what the node makes always has the same sizes, declare them in the file (value_info, or the type of the output "
-    "of the graph); else only a provider that takes sizes which depend on values can run it"
+    "if the outputs of the node always have the same sizes, declare them in the file (value_info, or the type of the "
+    "graph output); otherwise use a provider that supports sizes that depend on values"
 )
 RANKS = (
-    "declare in the file how many dimensions the model's inputs have, or what the node reads (value_info); the sizes "
-    "may stay open"
+    "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may stay "
+    "symbolic"
 )
 REASON = Reason(
     code="dynamic_shape",
     level="node",
-    title="Shapes not static",
-    sentence="{provider} does not take {op} with sizes that are not fixed",
+    title="Dynamic shapes not supported",
+    sentence="{provider} does not support {op} with dynamic sizes",
     condition="the provider supports the node only with static shapes, or with known ranks",
     needs="experiments: the provider supports the node with the sizes or ranks of the run and no other change",
     remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",

@@ -1,4 +1,4 @@
-"""The preferred provider could not start, for a reason that no pattern knows."""
+"""The preferred provider did not start, and its message matches no pattern."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ REASON = Reason(
     code="initialisation_failed",
     level="provider",
     title="Initialisation failed",
-    condition="the provider failed, crashed or hung while it started, and its message fits no other reason",
+    condition="the provider failed, crashed or hung at its start, and its message matches no other reason",
     needs="the signal, or the first line of the error",
-    remedy="see the evidence; `partita providers` tests the provider on its own",
+    remedy="read the evidence; `partita providers` tests the provider in a separate process",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",

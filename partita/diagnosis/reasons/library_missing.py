@@ -1,4 +1,4 @@
-"""A shared library that the preferred provider needs is not on this machine."""
+"""The loader does not find a shared library of the preferred provider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REASON = Reason(
     title="Library missing",
     condition="the provider is in the build, but the loader does not find a shared library that it needs",
     needs="the loader's message",
-    remedy="install the library that the evidence names where the loader finds it",
+    remedy="install the library that the evidence names, in a folder that the loader searches",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",

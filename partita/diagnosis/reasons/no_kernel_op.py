@@ -1,4 +1,4 @@
-"""The preferred provider has no kernel for the operator, whatever its types, version and attributes."""
+"""The preferred provider has no kernel for the operator in any type, version or form."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
 REMEDY = (
-    "put a provider that implements it first in --provider, or express it with other operators (a package: export it "
+    "put a provider that supports the operator first in --provider, or use other operators (for a package: export it "
     "with another --attention)"
 )
 
 
 def find(context: Context) -> Iterator[Finding]:
     """Probes without a supported variant, a log line, or the provider's error on the node in isolation."""
-    said = operator_outcome(context, "no_kernel_op")
-    if said:
-        yield Finding("probed", "alone_said", said, REMEDY)
+    outcome = operator_outcome(context, "no_kernel_op")
+    if outcome:
+        yield Finding("probed", "alone_said", outcome, REMEDY)
     for found in alone(context, "no_kernel_op"):
         ground: Ground = "alone_left" if rejected_alone(context) else found.ground
         yield replace(found, ground=ground, remedy=REMEDY)
@@ -34,11 +34,11 @@ REASON = Reason(
     level="node",
     title="No kernel found",
     sentence="{provider} has no kernel for {op}",
-    condition="the provider has no kernel for the operator; where the evidence is only logged, its version or "
-    "type may be missing instead",
+    condition="the provider has no kernel for the operator; if a log line is the only evidence, it may lack only this "
+    "version or type",
     needs="experiments: the provider supports no variation of the node and no other node of the operator; "
     "or a log line such as `… kernel not found in registries for Op type: <op> node name: <node>`",
-    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: raise --probe-seconds",
+    remedy=f"{REMEDY}; if a log line is the only evidence, raise --probe-seconds to test other opsets and types",
     undecided=True,
     example=Context(
         node="model.rotary_emb/Gather",

@@ -1,4 +1,4 @@
-"""The preferred provider has the operator, but not for the types of this node."""
+"""The preferred provider supports the operator, but not with the element types of this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preferred provider has the operator, but not as this version of the operator set defines it."""
+"""The preferred provider supports the operator, but not in the version of this operator set."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REASON = Reason(
     sentence="{provider} has no kernel for {op} of opset {before}",
     condition="the provider supports the operator in another opset version, but not in the model's",
     needs="experiments: the provider supports the node with another version of its operator and no other change",
-    remedy="use the opset that the evidence names (for a package: export --opset), or a version of ONNX Runtime whose "
-    "provider supports the newer one",
+    remedy="export with the opset that the evidence names (for a package: export --opset), or use an ONNX Runtime "
+    "whose provider supports the newer version",
     factors=("opset",),
     example=Context(
         node="/Reshape",

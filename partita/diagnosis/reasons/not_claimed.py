@@ -1,4 +1,4 @@
-"""The preferred provider can run the node, and did not take it in this graph."""
+"""The preferred provider supports the node in isolation, but not in this graph."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ REASON = Reason(
     code="not_claimed",
     level="node",
     title="Not supported in this graph",
-    sentence="{provider} takes {op} alone, and not in this graph",
-    condition="the provider supports the node in isolation, but does not take it in this graph, and the log "
-    "has no cause",
-    needs="an experiment: the provider supports the node in isolation; or it supports a changed node in a "
-    "main graph and not in a control-flow subgraph",
-    remedy="look at its neighbours: a provider may leave out a node whose neighbours it does not support, or a "
-    "partition that "
-    "is too small",
+    sentence="{provider} supports {op} in isolation, but not in this graph",
+    condition="the provider supports the node in isolation, but is not assigned the node in this graph, and the log "
+    "names no cause",
+    needs="an experiment: the provider supports the node in isolation; or it supports a changed node in the main "
+    "graph, but not in a control-flow subgraph",
+    remedy="check its neighbours: a provider may skip a node whose neighbours it does not support, or a partition "
+    "that is too small",
     undecided=True,
     example=Context(
         node="/Add",

@@ -1,4 +1,4 @@
-"""The preferred provider is not part of the installed ONNX Runtime."""
+"""The installed ONNX Runtime was built without the preferred provider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partita.observations.records import ChainEntry
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """The provider was found unavailable for this very reason; that it is not listed is evidence enough."""
+    """The provider is unavailable for this reason; the default evidence is its absence from the list."""
     entry = context.skipped
     if not context.started and entry.reason == "not_in_build":
         evidence = entry.evidence or f"{entry.provider} is not among the providers of this build"

@@ -1,4 +1,4 @@
-"""The preferred provider takes the node, unchanged, under another value of one of its options."""
+"""The preferred provider supports the unchanged node with another value of one of its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partita.observations.records import ChainEntry
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """An experiment in which an option was all that was different."""
+    """An experiment in which only a provider option was changed."""
     yield from (finding for finding in alone(context, "option_needed", REASON.factors) if finding.ground == "alone")
 
 
@@ -20,8 +20,8 @@ REASON = Reason(
     code="option_needed",
     level="node",
     title="Provider option needed",
-    sentence="{provider} does not take {op} with {before}",
-    condition="the provider supports the node only when one of its options has another value than in this run",
+    sentence="{provider} does not support {op} with {before}",
+    condition="the provider supports the node only with another value of one of its options",
     needs="an experiment: the provider supports the unchanged node with another value of the option",
     remedy="set the provider option that the evidence names",
     factors=(OPTION,),

@@ -1,4 +1,4 @@
-"""The preferred provider does not take an option as it was given."""
+"""The preferred provider rejects the value of an option."""
 
 from __future__ import annotations
 

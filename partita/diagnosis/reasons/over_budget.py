@@ -1,4 +1,4 @@
-"""The memory budget that the user gave the provider was spent before it came to this node."""
+"""The user's memory budget for the provider was used up before this node."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total 
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """A log line that shows where the budget ended, or a budget and no other cause.
+    """A log line that names the node at which the budget ended, or a budget without another cause.
 
-    There is no other cause when the provider supports the node without a budget, in isolation and with every
-    neighbour that was tried.
+    There is no other cause when the provider supports the node without a budget, in isolation and with every tested
+    neighbour.
     """
     yield from lines(context, "over_budget")
-    taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
+    supported = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
     with_neighbours = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
     rejected_together = any(trial.outcome == "rejected" for trial in with_neighbours)
-    if context.budget and context.started and taken is not None and not rejected_together:
-        evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
+    if context.budget and context.started and supported is not None and not rejected_together:
+        evidence = f"{context.budget}{_estimate(context)}; {supported.evidence} without a budget"
         yield Finding("probed", "budget", evidence)
 
 
 def _estimate(context: Context) -> str:
-    """What ONNX Runtime reckons with for the nodes that the provider did take, where the log has it."""
+    """ONNX Runtime's memory estimate for the nodes assigned to the provider; empty if the log has none."""
     for line in context.session_log:
-        told = ESTIMATE.search(line)
-        if told is not None and told["provider"] == context.skipped.provider:
-            return f", of which the nodes assigned to it need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
+        match = ESTIMATE.search(line)
+        if match is not None and match["provider"] == context.skipped.provider:
+            return f"; ONNX Runtime's estimate for the nodes assigned to it: {int(match['bytes']):,} bytes"
     return ""
 
 
@@ -46,9 +46,9 @@ REASON = Reason(
     title="Over the memory budget",
     sentence="the memory budget of {provider} was used up before {op}",
     condition="the provider's device memory budget was used up before this node",
-    needs="the budget of the request, and an experiment without it; or a log line that names the node at "
-    "which the budget ended",
-    remedy="raise the budget, or remove it",
+    needs="the budget in the request and an experiment without it; or a log line with the node at which the budget "
+    "ended",
+    remedy="raise or remove the budget",
     example=Context(
         node="model.layers.7.mlp.up_proj/MatMul",
         op_type="MatMul",

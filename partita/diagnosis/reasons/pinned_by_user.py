@@ -12,7 +12,7 @@ from partita.observations.records import ChainEntry
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """A pin of the user's covers the node, or the provider logged that it obeys an option to that end."""
+    """A pin covers the node, or the provider logged that an option assigns the node to the CPU."""
     if context.pin is not None:
         yield Finding("derived", "pin", f"--pin {context.pin}")
     yield from lines(context, "pinned_by_user")
@@ -25,7 +25,7 @@ REASON = Reason(
     condition="a pin assigns the node to another provider, or an option of the preferred provider assigns it "
     "to the CPU",
     needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
-    remedy="remove the node from the pin or the option that names it",
+    remedy="remove the node from the pin or from the option",
     example=Context(
         node="lm_head/MatMul",
         op_type="MatMul",

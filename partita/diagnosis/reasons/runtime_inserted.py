@@ -1,4 +1,4 @@
-"""ONNX Runtime put the node there itself: a copy, a layout change or a type change."""
+"""ONNX Runtime inserted the node: a copy, a change of layout or a change of type."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def find(context: Context) -> Iterator[Finding]:
     """The file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
     if not inserted(context) or not context.started:
         return
-    what = f"the ONNX file has no {context.op_type}"
+    absent = f"the ONNX file has no {context.op_type}"
     if context.rewritten_with:
-        rewrote = name_some(context.rewritten_with, 3)
-        told = f"{what} here; ONNX Runtime added it when it rewrote {rewrote} for the provider they are on"
-        yield Finding("derived", "origin", told)
+        rewritten = name_some(context.rewritten_with, 3)
+        evidence = f"{absent} here; ONNX Runtime added it when it rewrote {rewritten}"
     else:
-        yield Finding("derived", "origin", f"{what} of this name; ONNX Runtime gives such names to nodes of its own")
+        evidence = f"{absent} of this name; its name has the form of nodes that ONNX Runtime inserts"
+    yield Finding("derived", "origin", evidence)
 
 
 REASON = Reason(
@@ -30,8 +30,8 @@ REASON = Reason(
     sentence="ONNX Runtime inserted {op}",
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy, a change of layout (Transpose, "
     "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
-    needs="the exported graph, and a name of the form that ONNX Runtime gives its own nodes",
-    remedy="look at its neighbours: it disappears when they run on one provider, in one layout and type",
+    needs="the graph of the file, and the neighbours of the node or a name in the form of inserted nodes",
+    remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
     example=Context(
         node="Transpose_token_4",
         op_type="Transpose",

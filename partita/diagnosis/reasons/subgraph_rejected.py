@@ -17,9 +17,9 @@ MOST_NAMED = 5
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """The provider failed over the graph or over this node alone, or logged that it rejects a part.
+    """The provider failed on the graph or on this node in isolation, or logged that it rejects a part of the graph.
 
-    What is not in the file was not rejected: ONNX Runtime made it afterwards.
+    A node that is not in the file was not rejected: ONNX Runtime added it afterwards.
     """
     if context.rejected is not None:
         yield Finding("probed", "part", _whole_graph(context.rejected, context))
@@ -30,52 +30,51 @@ def find(context: Context) -> Iterator[Finding]:
 
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:
-    """What bisection found, and whether this node is in it."""
+    """The result of the bisection, and whether this node is in the part."""
     if part.whole and part.untested:
-        untried = f"parts of it not tried: {part.untested}"
-        return f"the provider opens other graphs and fails over this one: {part.message}; {untried}"
+        untested = f"parts of it not tested: {part.untested}"
+        return f"the provider opens other graphs and fails on this one: {part.message}; {untested}"
     if part.whole:
         return (
-            f"the provider loads other graphs and fails on this one, but on no part extracted from it: {part.message}"
+            f"the provider opens other graphs and fails on this one, but on no part extracted from it: {part.message}"
         )
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     fails = "fails with only an added Neg" if part.neg_added else "fails alone"
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untested:
-        size += f", of the parts that could be tried ({part.untested}),"
+        size += f", of the parts that could be tested ({part.untested}),"
     if part.inside:
-        named += f", as does {name_some(part.inside, MOST_NAMED)} in a control-flow subgraph of it"
-    named += _rest_of_graph(part)
+        named += f" (in its control-flow subgraph {name_some(part.inside, MOST_NAMED)} fails, too)"
+    rest = _rest_of_graph(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):
-        return f"the provider fails on this graph; {size} is {named}; {shown.evidence}"
+        return f"the provider fails on this graph; {size} is {named}; {shown.evidence}{rest}"
     own = not set(part.nodes).isdisjoint(context.names)
-    here = "this node is in it" if own else "the graph fails as a whole, this node with it"
-    return f"the provider fails on this graph; {size} is {named}: {part.message}; {here}"
+    here = "this node is in it" if own else "this node is not in it, but the graph fails as a whole"
+    return f"the provider fails on this graph; {size} is {named}: {part.message}; {here}{rest}"
 
 
 def _rest_of_graph(part: RejectedPart) -> str:
-    """What is known of the graph without the part."""
+    """The other rejected parts, and whether the provider opens the graph without all of them."""
     others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.others]
-    also = f", besides {'; '.join(others)}, which fail without it" if others else ""
+    also = f"; other parts that fail: {'; '.join(others)}" if others else ""
     if part.rest_opens:
-        return f"{also}, and the provider opens the graph without {'them' if others else 'it'}"
-    return f"{also}, and it is not known whether the graph has {'more' if others else 'others'}"
+        return f"{also}; the provider opens the graph without {'these parts' if others else 'this part'}"
+    return f"{also}; whether the graph has {'more' if others else 'other'} failing parts is unknown"
 
 
 REASON = Reason(
     code="subgraph_rejected",
     level="node",
     title="Subgraph rejected",
-    sentence="{provider} fails on {op}, or on the part of the graph that it is in",
-    condition="the provider fails on the graph or the node, or it compiles subgraphs and rejected part of the "
-    "graph or all of it",
-    needs="bisection to the smallest part that the provider does not load; an experiment in which it "
-    "fails or crashes on the node; or a log line about how much of the graph it takes",
-    remedy="change the node or the few nodes that the evidence names, or run them on another provider; where it names "
-    "none, look at the nodes at the boundary of the provider's partitions: one of them, or one of their types, "
-    "is not supported",
+    sentence="{provider} fails on {op} or on the part of the graph that contains it",
+    condition="the provider fails on the graph or on the node, or it compiles subgraphs and rejects all or part of "
+    "the graph",
+    needs="bisection to the smallest part of the graph that fails; an experiment in which the provider fails or "
+    "crashes on the node; or a log line about the subgraphs that the provider compiles",
+    remedy="change the nodes that the evidence names, or run them on another provider; if it names none, check the "
+    "nodes at the boundaries of the provider's partitions for unsupported operators and types",
     undecided=True,
     example=Context(
         node="model.layers.0.mlp/Mul",

@@ -12,7 +12,7 @@ from partita.observations.records import ChainEntry
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """Applies to every node; having no evidence, it gives way to any other reason."""
+    """Applies to every node, after every other reason."""
     entry = context.skipped
     if not context.started:
         evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
@@ -20,22 +20,22 @@ def find(context: Context) -> Iterator[Finding]:
     elif context.provider == UNKNOWN:
         yield Finding("none", "nowhere", "no source shows where this node runs")
     else:
-        why = (
+        missing = (
             f"; experiments: {context.probe.missing_probes}"
             if context.probe is not None and context.probe.missing_probes
             else ""
         )
-        yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{why}")
+        yield Finding("none", "nothing", f"no source shows why the node is not on the preferred provider{missing}")
 
 
 REASON = Reason(
     code="unexplained",
     level="node",
     title="Unexplained",
-    sentence="no source shows why {provider} left {op}",
+    sentence="no source shows why {provider} does not run {op}",
     condition="no other reason applies",
     needs="nothing",
-    remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",
+    remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
     undecided=True,
     example=Context(
         node="model.norm/Mul",

@@ -1,4 +1,4 @@
-"""Two parts of the installation were not made for each other."""
+"""A library, plugin or driver has a version that is incompatible with the others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from partita.observations.records import ChainEntry
 REASON = Reason(
     code="version_mismatch",
     level="provider",
-    title="Versions do not fit together",
-    condition="a library, plugin or driver is present in a version that does not fit the others",
+    title="Incompatible versions",
+    condition="a library, plugin or driver is installed in a version that is incompatible with the others",
     needs="the error message",
-    remedy="install versions that belong together; the evidence names the part that does not fit",
+    remedy="install compatible versions; the evidence names the incompatible component",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",

@@ -248,9 +248,9 @@ def exports(wanted: RequiredSymbols, build: str) -> dict[str, dict[str, str | No
     unknown library or function.
     """
     by_soname = {library.soname: library for library in LIBRARIES}
-    strangers = [soname for soname in wanted.sonames if soname not in by_soname]
-    if strangers:
-        raise ProviderError(_unknown_libraries(strangers, build))
+    unknown_libraries = [soname for soname in wanted.sonames if soname not in by_soname]
+    if unknown_libraries:
+        raise ProviderError(_unknown_libraries(unknown_libraries, build))
     result: dict[str, dict[str, str | None]] = {
         library.soname: dict.fromkeys(sorted(library.names())) if library.lazy else {} for library in LIBRARIES
     }

@@ -262,7 +262,7 @@ def _probe_nodes(
 def _session_graph(
     session: SessionFacts, model: OnnxModel, sizes: Sizes, callers: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Graph:
-    """The graph of a session, with types observed in its run. `callers`: see `Graph.with_seen`."""
+    """The graph of a session, with types observed in its run. `callers`: see `Graph.with_observed_types`."""
     return cut_graph(model, sizes).with_observed_types(
         {event.name: event.output_shapes for event in session.events}, callers
     )
