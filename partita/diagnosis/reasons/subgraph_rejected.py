@@ -73,9 +73,8 @@ REASON = Reason(
     "graph or all of it",
     needs="bisection to the smallest part that the provider does not load; an experiment in which it "
     "fails or crashes on the node; or a log line about how much of the graph it takes",
-    remedy="change the node or the few nodes that the evidence names, or run them on another provider; where it names "
-    "none, look at the nodes at the boundary of the provider's partitions: one of them, or one of their types, "
-    "is not supported",
+    remedy="change the nodes that the evidence names, or run them on another provider; where it names none, look for "
+    "an operator or a type that is not supported at the boundary of the provider's partitions",
     undecided=True,
     example=Context(
         node="model.layers.0.mlp/Mul",
