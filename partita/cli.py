@@ -365,7 +365,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     if terminal is not None:  # from an earlier command line of this process
         terminal.stdout_used = False  # type: ignore[attr-defined]
     if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
+        arguments = [*(word for word in arguments[1:] if word != "help"), "--help"]
     try:
         result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this

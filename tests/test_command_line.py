@@ -174,7 +174,9 @@ def test_several_values_are_a_list(monkeypatch):
     assert generate.provider_options == {"cpu": {"x": "1"}}
 
 
-@pytest.mark.parametrize(("words", "verb"), [(["help"], []), (["help", "generate"], ["generate"])])
+@pytest.mark.parametrize(
+    ("words", "verb"), [(["help"], []), (["help", "help"], []), (["help", "generate"], ["generate"])]
+)
 def test_help_is_a_verb_too(words, verb, capsys):
     assert run(words) == 0
     said = capsys.readouterr().out

@@ -42,8 +42,15 @@ def test_a_file_that_is_gone_is_found():
 
 def test_the_index_lists_every_page():
     folder = REPOSITORY / "docs"
-    listed = re.findall(r"^- \[[\w-]+\.md\]\(([\w-]+\.md)\): ", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
+    listed = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\): ", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_list_follows_an_empty_line(page: Path):
+    """The site renders a list without one as a part of the paragraph above it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(?!\s|[-*#<]|\d+\. ).+\n(?:[-*]|\d+\.) .*", text, re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
