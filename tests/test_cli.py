@@ -86,7 +86,8 @@ def test_export_says_what_it_made(
     ):
         assert words in out
     monkeypatch.setattr("partita.commands.export.run_export", lambda *given: summaries[0])
-    found = json.loads(succeeds(capsys, *given, "--json", "--force")[0])
+    assert succeeds(capsys, *given, "--quiet", "--force")[0] == ""
+    found = json.loads(succeeds(capsys, *given, "--json", "--quiet", "--force")[0])
     jsonschema.validate(found, json.loads((REPOSITORY / "docs" / "export.schema.json").read_text("utf-8")))
     assert found["manifest"] == json.loads((tmp_path / "p" / MANIFEST).read_text("utf-8"))
 

@@ -30,14 +30,14 @@ LABEL = 14
 
 
 def run(options: ExportCommand) -> None:
-    """Export and print the summary, with `explain` also the passes over the graph."""
+    """Export and print the summary, with `explain` also the passes over the graph; `quiet` prints notes only."""
     with own_compile_cache(), Bars() as bars:
         summary = run_export(options, bars, TERMINAL)
     for line in summary.notes:
         note(f"note: {line}")
     if options.as_json:
         print_record(_as_record(summary))
-    else:
+    elif not options.quiet:
         lines = describe(summary)
         if options.explain:
             lines += [*pass_lines(summary.passes, summary.manifest), *mix_lines(summary.manifest.packed)]

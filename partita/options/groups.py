@@ -170,7 +170,7 @@ class ProgressOptions:
     """How much of the progress of a verb is shown on stderr."""
 
     HELP_GROUP = "Output"
-    quiet: bool = option("Do not show progress.", default=False, short="-q")
+    quiet: bool = option("Do not show progress, or the summary of an export.", default=False, short="-q")
     verbose: bool = option("Print a line with the duration of every stage.", default=False, short="-v")
 
 
