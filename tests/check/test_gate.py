@@ -356,13 +356,13 @@ def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
     ],
 )
 def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
-    reports = [
+    before, after = (
         mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
         for chain in (was, now)
-    ]
-    lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if is_less_preferred(*reports, one, other)}
+    )
+    lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if is_less_preferred(before, after, one, other)}
     assert lower == set(left.split())
-    assert is_less_preferred(*reports, "C", None) and not is_less_preferred(*reports, None, "C")
+    assert is_less_preferred(before, after, "C", None) and not is_less_preferred(before, after, None, "C")
 
 
 def test_a_node_that_came_back_is_not_behind():

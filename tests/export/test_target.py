@@ -191,7 +191,7 @@ def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
     def emit(call: Any) -> Any:
         raise UnsupportedModelError("layer 0 has something that gqa cannot write")
 
-    monkeypatch.setattr(gqa, "LOWERING", replace(gqa.LOWERING, emit=emit))
+    monkeypatch.setattr(gqa, "LOWERING", replace(gqa.LOWERING, fused_call=emit))
     provider = Provider({})
     summary = exporting(provider.target())
     assert provider.asked == ["onnx24"]
