@@ -241,7 +241,7 @@ def inserted(context: Context) -> bool:
 def operator_outcome(context: Context, code: ReasonCode) -> str:
     """The outcome of the unchanged node, if the provider's message names the operator and matches a pattern of `code`.
 
-    Empty without such a message.
+    Empty if no message matches.
     """
     probe = context.probe
     if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:

@@ -234,7 +234,7 @@ def without(first: ProbeRun) -> str:
 
 
 def _choice(trials: Sequence[ProbeRun]) -> str:
-    """Changes that help; those that remove something and others apart."""
+    """Changes that help; changes that remove something are listed apart."""
     kinds = dict.fromkeys(trial.removes for trial in trials)
     return " or ".join(_alike([trial for trial in trials if trial.removes == removes]) for removes in kinds)
 

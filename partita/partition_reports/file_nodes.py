@@ -93,7 +93,7 @@ def _least_preferred(providers: Iterable[str | None], chain: Sequence[str]) -> s
 
 
 def without_file(nodes: Iterable[NodePlacement]) -> tuple[FileNode, ...]:
-    """Rows for an unknown file: every executed node but those that ONNX Runtime added."""
+    """Rows for an unknown file: every executed node except nodes that ONNX Runtime added."""
     return tuple(FileNode.copy_of(node, ran_as=(node.name,), state="executed") for node in nodes if not node.added)
 
 

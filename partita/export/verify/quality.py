@@ -299,7 +299,7 @@ def measure(
 ) -> Quality:
     """Run the source model and the package in `folder` over the text, and store the source model's data there.
 
-    `source`: logits of the source model; those that it lacks are computed. `twin`: a description of the variant that
+    `source`: logits of the source model; missing ones are computed. `twin`: a description of the variant that
     `open_scorer` opens. Raises the errors of loading and running either.
     """
     windows, vocab_size = text.windows, manifest.graph.vocab_size
