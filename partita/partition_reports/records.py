@@ -193,8 +193,6 @@ class Subgraphs(Record):
     """Nodes in ONNX Runtime's list, which may omit nodes of a provider with another layout."""
     listed: bool = True
     """False if ONNX Runtime has no list, so that these nodes are unknown."""
-    cpu_nodes: tuple[str, ...]
-    """`on_cpu` as text, `NAME (OPERATOR)`."""
     on_cpu: tuple[SubgraphNode, ...] = ()
     """Nodes on the CPU provider."""
     parts: tuple[SubgraphNode, ...] = ()

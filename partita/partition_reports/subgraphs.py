@@ -25,7 +25,6 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     return Subgraphs(
         nodes=len(listed),
         listed=index.facts.assigned is not None or not index.has_subgraphs,
-        cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in on_cpu),
         on_cpu=on_cpu,
         parts=tuple(node for node in nodes if any(each in index.exported for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,

@@ -121,7 +121,7 @@ def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
 
 
 def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), copies=None)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=None)})
     assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
 
@@ -132,7 +132,7 @@ def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
         for name, place in (("At", GPU), ("Insert", CPU))
     )
     function = mixed().phases[0].file_nodes[0].model_copy(update={"name": "map", "op_type": "SequenceMap"})
-    bodies = Subgraphs(nodes=3, cpu_nodes=(), parts=parts, copies=0)
+    bodies = Subgraphs(nodes=3, parts=parts, copies=0)
     report = each_phase(mixed(), lambda phase: {"file_nodes": (*phase.file_nodes, function), "subgraphs": bodies})
     held, said = required("op=SequenceMap,provider=webgpu,share>=1", report)
     assert not held and "share 0 in" in said and said.startswith("share 0")
@@ -141,7 +141,7 @@ def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
 
 
 def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), copies=2)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=2)})
     assert not failures(Gate(limits=Limits(max_copies=5)), report)
     (detail,) = failures(Gate(limits=Limits(max_copies=4)), report).values()
     assert detail.startswith("5 Memcpy nodes in decode: ") and detail.endswith(", 2 in control-flow subgraphs")
@@ -158,7 +158,7 @@ def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
     ],
 )
 def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, bytes_hold, copies_hold):
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), **inside)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, **inside)})
     sizes, copies = failures(SIZES, report), failures(COPIES, report)
     assert not sizes if bytes_hold else "cannot be confirmed in decode" in str(sizes)
     assert not copies if copies_hold else "some copies in control-flow subgraphs may be unknown" in str(copies)
@@ -170,7 +170,7 @@ SIZES, COPIES = Gate(limits=Limits(max_copy_bytes_per_token=9999)), Gate(limits=
 
 
 def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, listed=False, cpu_nodes=(), copies=0)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, listed=False, copies=0)})
     (detail,) = failures(Gate(limits=Limits(99)), report).values()
     assert detail == "cannot be confirmed in decode: nodes in control-flow subgraphs are not listed"
     (detail,) = failures(Gate(limits=Limits(3)), report).values()
@@ -391,7 +391,7 @@ def test_more_copies_and_more_bytes_are_behind():
 
 def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
     def inside(**copies):
-        return each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, cpu_nodes=(), **copies)})
+        return each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, **copies)})
 
     found = failures(Gate(), inside(copies=40), inside(copies=0))
     assert found["--baseline: copies"] == "copies (prefill and decode: 4 -> 44)"

@@ -241,7 +241,7 @@ def test_two_copies_of_a_tensor_are_paired_in_order():
 
 def test_copies_in_bodies_are_a_difference():
     def inside(copies, *phases):
-        bodies = Subgraphs(nodes=5, cpu_nodes=(), copies=copies)
+        bodies = Subgraphs(nodes=5, copies=copies)
         return each_phase(mixed(), lambda phase: {"subgraphs": bodies if phase.name in phases else None})
 
     both = ("prefill", "decode")

@@ -119,22 +119,21 @@ def test_a_session_input_that_is_copied():
 
 
 def test_a_node_in_a_body_of_control_flow():
-    report = each_phase(
-        mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=2, cpu_nodes=("loop/Cos (Cos)",), copies=0)}
-    )
+    inside = SubgraphNode(name="loop/Cos", op_type="Cos")
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=2, on_cpu=(inside,), copies=0)})
     assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
 
 
 def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
     inside = SubgraphNode(name="loop/Cos (copy), 2", op_type=None)
-    bodies = Subgraphs(nodes=2, cpu_nodes=("put in other words",), on_cpu=(inside,), copies=0)
+    bodies = Subgraphs(nodes=2, on_cpu=(inside,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), inside.name)
     assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
 
 
 def test_a_function_whose_loop_has_nodes_elsewhere():
     part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
-    bodies = Subgraphs(nodes=1, cpu_nodes=(), on_cpu=(part,), parts=(part,), copies=0)
+    bodies = Subgraphs(nodes=1, on_cpu=(part,), parts=(part,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
     assert {(place.node, place.role) for place in found.places} >= {("SequenceInsert0", "body")}
 

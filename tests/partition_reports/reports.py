@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from partita.partition_reports.groups import with_groups
-from partita.partition_reports.records import Report, Subgraphs
+from partita.partition_reports.records import Report, SubgraphNode, Subgraphs
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
 from tests.partition_reports import pages, report_changes
 from tests.partition_reports.samples import MISSING_FIRST_CHAIN, NO_GPU_CHAIN, recorded_facts, report_of
@@ -71,7 +71,7 @@ def many_inputs() -> Report:
         inputs=inputs,
     )
     report = pages.mixed_report()
-    bodies = Subgraphs(nodes=4, cpu_nodes=("inner/Add (Add)",), copies=None)
+    bodies = Subgraphs(nodes=4, on_cpu=(SubgraphNode(name="inner/Add", op_type="Add"),), copies=None)
     phases = (report.phases[1].model_copy(update={"name": "run", "subgraphs": bodies}),)
     fallbacks = tuple(
         entry.model_copy(update={"phase": "run"}) for entry in report.fallbacks if entry.phase == "decode"

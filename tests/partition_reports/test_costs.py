@@ -232,7 +232,7 @@ def test_nothing_is_called_harmless_where_copies_may_be_unseen():
     report = report_with(events=events)
     found = {}
     for unseen in (False, True):
-        bodies = Subgraphs(nodes=1, cpu_nodes=(), copies=0, unseen=unseen)
+        bodies = Subgraphs(nodes=1, copies=0, unseen=unseen)
         phase = phase_of(report, "decode").model_copy(update={"subgraphs": bodies})
         (entry,) = (e for e in report.fallbacks if e.node == GATHER and e.phase == "decode")
         (entry,) = with_costs((entry,), phase, GPU_CHAIN[0], timed=True)

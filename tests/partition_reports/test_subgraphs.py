@@ -208,5 +208,5 @@ def test_not_all_but_what_is_harmless_is_there_when_something_may_be_copied_unse
 
     report = harmless(mixed())
     assert state_name(report) == "nearly"
-    bodies = Subgraphs(nodes=1, cpu_nodes=(), copies=0, unseen=True)
+    bodies = Subgraphs(nodes=1, copies=0, unseen=True)
     assert state_name(each_phase(report, lambda phase: {"subgraphs": bodies})) == "partly"

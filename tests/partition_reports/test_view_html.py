@@ -465,7 +465,7 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
 def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
     copies: int, unseen: bool, said: str
 ):
-    bodies = Subgraphs(nodes=3, cpu_nodes=(), copies=copies, unseen=unseen)
+    bodies = Subgraphs(nodes=3, copies=copies, unseen=unseen)
     report = each_phase(
         pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}
     )
