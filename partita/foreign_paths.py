@@ -28,6 +28,7 @@ PLACE = Remedy("show its placement with", ("partita", "place", "{path}"))
 SHOW = Remedy("show it with", ("partita", "report", "show", "{path}"))
 NAME = Remedy("name {path} instead")
 CHOOSE = Remedy("name the package's folder")
+DOWNLOAD = Remedy("download it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ def _recognise_file(path: Path) -> ForeignPath:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return ForeignPath("not a package; a package is a folder", lfs_pull(path))
-    if path.suffix == GGUF or _begins_with(path, GGUF_MAGIC):
+    if _begins_with(path, GGUF_MAGIC):
         return ForeignPath("a GGUF file, not a package", _exporting(path), is_checkpoint=True)
+    if path.suffix == GGUF:
+        return ForeignPath("not a GGUF file: its first bytes are not `GGUF`", DOWNLOAD)
     if (folder / MANIFEST).is_file():
         return ForeignPath("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
     if path.suffix == ".onnx":

@@ -93,6 +93,15 @@ def test_a_link_that_leads_nowhere_is_called_one(
         assert f"link: a broken symbolic link to {target}; name the package's folder" in line
 
 
+def test_a_file_with_the_suffix_of_gguf_and_other_content_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"<html>not found</html>")
+    line = told(capsys, "run", file, "hi")
+    assert line.endswith("model.gguf: not a GGUF file: its first bytes are not `GGUF`; download it again")
+
+
 def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remedy_of("verify", "owner/name").command == ("partita", "export", "owner/name", "name-package")
     assert remedy_of("verify", "nothing").command == ("partita", "export", "CHECKPOINT", "nothing")
