@@ -127,7 +127,7 @@ def test_bodies_count_for_the_limits_of_a_dry_run(environment, _, partita, model
     command = ("place", file, "--provider", "cuda,cpu", "--dry-run")
     honoured(partita(*command, "--report", report, "--max-cpu-nodes", 2))
     (phase,) = json.loads(report.read_text())["phases"]
-    assert {name.partition(" ")[0] for name in phase["subgraphs"]["cpu_nodes"]} == set(BODIES)
+    assert {node["name"] for node in phase["subgraphs"]["on_cpu"]} == set(BODIES)
     assert phase["subgraphs"]["copies"] > 0
     limits = {"--max-cpu-nodes": 1, "--max-copies": 0, "--max-copy-bytes-per-token": 1_000_000}
     done = partita(*command, *(word for limit in limits.items() for word in limit))
