@@ -126,8 +126,8 @@ def test_check_passes_with_one_line_that_says_what_was_checked(folder, capsys):
     )
     assert (code, err) == (0, "")
     assert out == (
-        "mixed.json: 2 checks passed: --max-cpu-nodes 4 (at most 4 in a phase); --require provider=webgpu,share>=60% "
-        "(share 0.6667 in prefill and decode)\n"
+        "mixed.json: 2 checks passed: --max-cpu-nodes 4 (4 nodes on CPUExecutionProvider in decode); "
+        "--require provider=webgpu,share>=60% (share 0.6667 in prefill and decode)\n"
     )
 
 
@@ -139,7 +139,7 @@ def test_check_ends_with_exit_code_5_and_a_line_for_each_failure(folder, capsys)
     lines = out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == ["FAILED --max-cpu-nodes 4", *["FAILED --baseline"] * 2]
     assert f"5 nodes on {CPU}" in lines[0] and QUERY in lines[1]
-    assert "3 of 7 checks failed" in one_line(err)
+    assert "3 of 9 checks failed" in one_line(err)
 
 
 @pytest.mark.parametrize("words", [["diff", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join)

@@ -94,7 +94,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
             found = find(requirement, report)
             bad = [text for is_met, text in found if not is_met]
             detail = "; ".join(bad or [text for _, text in found])
-            outcomes.append(Outcome(check=f"--require {requirement.text}", met=not bad, detail=detail))
+            outcomes.append(Outcome(check=f"{with_flags('`require`')} {requirement.text}", met=not bad, detail=detail))
         outcomes += [] if baseline is None else _compare(report, gate, name, *baseline)
     return GateResult(
         report=name,

@@ -61,7 +61,7 @@ def headline(found: Drift) -> str:
         return f"output {outputs.name} differs on {sides}: error {error_text(_in_run(outputs))}, {limit}"
     if node is not None:
         return f"first node over tolerance on {sides}: {node.name}, error {error_text(_counted(node))}"
-    if found.basis == "in the run":
+    if found.basis == "whole_graph":
         return f"errors add up on {sides}, no layer alone is over tolerance; their sum is from {layer.name}"
     return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(_counted(layer))}"
 
@@ -128,8 +128,8 @@ def _first(found: Drift) -> Section | None:
     shown = layer if node is None else node
     measured = {
         "alone": "alone, on the reference's inputs",
-        "in its layer": "in its layer, on the layer's reference inputs; alone it is within tolerance",
-        "in the run": "in the whole graph, where errors of earlier parts add up",
+        "in_layer": "in its layer, on the layer's reference inputs; alone it is within tolerance",
+        "whole_graph": "in the whole graph, where errors of earlier parts add up",
         None: NOT_KNOWN,
     }[found.basis]
     rows = [("layer", layer.name)]
@@ -195,7 +195,7 @@ def _trials(found: Drift) -> Section | None:
     for trial in found.trials:
         blocks.append(Line(_trial_text(trial), tone="good" if trial.mends else "plain"))
         if trial.mends:
-            blocks.append(Line(f"--provider {trial.chain} --pin {trial.pin}", "add"))
+            blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))
     return Section("pins", "Pins tried", tuple(blocks))
 
 

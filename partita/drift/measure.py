@@ -493,11 +493,11 @@ def _inside(entry: Comparing, layer: Part, tolerance: float) -> _Finding:
     nodes, broken = entry.compare(singles)
     first = next((at for at, node in enumerate(nodes) if node.over), None)
     if first is not None:
-        basis: Basis = "in the run" if nodes[first].own_error is None and not nodes[first].infinite else "alone"
+        basis: Basis = "whole_graph" if nodes[first].own_error is None and not nodes[first].infinite else "alone"
         return _Finding(entry, layer, singles[first], basis, nodes, broken)
     nodes = entry.within_layer(layer, singles)
     first = next((at for at, node in enumerate(nodes) if _rank(node) > tolerance), None)
-    return _Finding(entry, layer, None if first is None else singles[first], "in its layer", nodes, broken)
+    return _Finding(entry, layer, None if first is None else singles[first], "in_layer", nodes, broken)
 
 
 def _anywhere(entries: Sequence[Comparing], layers: Sequence[PartDrift]) -> _Finding | None:
@@ -515,7 +515,7 @@ def _anywhere(entries: Sequence[Comparing], layers: Sequence[PartDrift]) -> _Fin
     for entry in entries:
         if summed is not None and entry.step.name == summed.step:
             layer = next(part for part in entry.graph.layers() if part.name == summed.name)
-            return _Finding(entry, layer, None, "in the run", [])
+            return _Finding(entry, layer, None, "whole_graph", [])
     return None
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from partita.observations.records import Record
 
-Basis = Literal["alone", "in its layer", "in the run"]
+Basis = Literal["alone", "in_layer", "whole_graph"]
 """How an error was measured: the part alone on the reference's inputs, the node in its layer on the layer's reference
 inputs, or in the whole graph, where errors of earlier parts add up."""
 

@@ -29,7 +29,7 @@ from partita.export.progress import Stage
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import clear_for, load
-from partita.export.verify.texts import RANDOM, WINDOW_TOKENS, Text
+from partita.export.verify.texts import NO_TEXT, WINDOW_TOKENS, Text
 from partita.package.folder import QUALITY, Manifest
 from partita.package.records import LikelyDivergence, PhaseQuality, Quality
 
@@ -242,7 +242,7 @@ def read_text(
     """
     length, fewest = min(WINDOW_TOKENS, max_length), min(SHORTEST_TEXT, count)
     found = texts.read_windows(path, "quality_text", checkpoint, vocab_size, length, count, fewest, chosen=chosen)
-    if found.name == RANDOM:
+    if found.sha256 == NO_TEXT:
         note(
             "the checkpoint's tokenizer cannot be loaded, or has no tokens for the text: the quality of the package is "
             "measured on random tokens"

@@ -21,8 +21,8 @@ MOST_BYTES = 4 << 20
 """Bytes of a text that are read: 64 for each token that may be used."""
 MOST_UNKNOWN = 0.5
 """Maximum fraction of unknown tokens in a text."""
-RANDOM = "random tokens"
-"""The recorded name where random tokens replace a text."""
+RANDOM, NO_TEXT = "random tokens", hashlib.sha256(b"").hexdigest()
+"""Recorded name and hash where random tokens replace a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def read_windows(
         )
     if found is None or (not chosen and _is_useless(found.part(0, after + count), fewest)):
         ids = np.random.Generator(np.random.PCG64(seed)).integers(0, vocab_size, count).tolist()
-        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
+        return Text(RANDOM, NO_TEXT, Tokens([], ids).windows(length))
     refuse_useless(found.part(0, after + count), fewest, path, option)
     rest = found.part(after, after + count)
     if after and len(rest.ids) >= fewest:

@@ -298,7 +298,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
-    with pytest.raises(UnsupportedModelError, match=said):
+    with work.cleanup, pytest.raises(UnsupportedModelError, match=said):
         writing._with_quality(made, work, manifest, text, Runtime(replay, scorer=opened))
 
 
