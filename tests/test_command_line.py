@@ -185,8 +185,8 @@ def test_help_is_a_verb_too(words, verb, capsys):
 
 
 def test_other_spellings_of_options_are_taken(tmp_path, capsys):
-    found = fails(capsys, "generate", str(tmp_path), "hi", "--max-tokens", "0")
-    assert "--max-new-tokens" in found
+    for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
+        assert "--max-new-tokens" in fails(capsys, *command, "--max-tokens", "0")
     for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
         assert "nosuch" in fails(capsys, "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
 

@@ -51,7 +51,10 @@ class BenchOptions(ForeignFolder, PackageOptions):
     )
     prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS, group="Input")
     max_new_tokens: int = option(
-        "Tokens to generate, greedily; at least 2.", default=32, short="-n", range=Range(2, MAX_TOKENS)
+        "Tokens to generate, greedily; at least 2.",
+        default=32,
+        flags=("--max-new-tokens", "--max-tokens", "-n"),
+        range=Range(2, MAX_TOKENS),
     )
     prefill_chunk: PrefillChunk = None
     rounds: int = option("Measured rounds, after one warm-up round.", default=5, range=Range(1, 1000))
