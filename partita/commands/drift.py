@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partita.commands.audience import TERMINAL, print_target_notes
 from partita.commands.outputs import data_files, prepare, requested_view
-from partita.errors import ParityError
+from partita.errors import ParityError, ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import chain_of, read_by
 from partita.library.drifting import measure_drift, read_sides
@@ -16,7 +16,7 @@ VIEWS = "partita.drift.document"
 
 
 def run(options: DriftCommand) -> int:
-    """Compare and show. Raises ParityError on a difference, after it is shown."""
+    """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
     model = Path(options.model)
     given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
     given += data_files(model) if options.out is not None and model.is_file() else ()
@@ -25,8 +25,9 @@ def run(options: DriftCommand) -> int:
     print_target_notes(target)
     found = measure_drift(options, target, reference, python, audience=TERMINAL)
     showing.show(found)
-    if not found.is_within:
-        from partita.drift.document import headline
+    if found.is_within and found.unused_because is None:
+        return 0
+    from partita.drift.document import headline
 
-        raise ParityError(f"{model}: {headline(found)}")
-    return 0
+    kind = ProviderError if found.is_within else ParityError
+    raise kind(f"{model}: {headline(found)}")

@@ -49,9 +49,8 @@ def headline(found: Drift) -> str:
     """The outcome in one sentence."""
     sides = f"{found.provider} against {found.against}"
     worst = max(found.layers, key=_rank, default=found.outputs)
-    unused = found.unused.get(found.provider.partition(",")[0])
-    if found.is_within and unused is not None:
-        return f"nothing was compared on {found.provider.partition(',')[0]}: {unused}"
+    if found.is_within and found.unused_because is not None:
+        return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
     if found.is_within:
         return f"no layer over tolerance on {sides}; largest error {error_text(_counted(worst))} in {worst.name}"
     layer, node = found.layer, found.node

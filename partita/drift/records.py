@@ -105,6 +105,11 @@ class Drift(Record):
     created: str
 
     @property
+    def unused_because(self) -> str | None:
+        """Why no node ran on the tested provider, so that nothing was compared; None if one did."""
+        return self.unused.get(self.provider.partition(",")[0])
+
+    @property
     def is_within(self) -> bool:
         """Whether no output and no layer exceeds its tolerance."""
         return self.first_layer is None and not self.outputs.over and self.not_finite is None

@@ -10,7 +10,18 @@ from typing import Any
 from partita.messages import as_flag, rename_options
 from partita.options.fields import describe_fields
 
-MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "reports", "sampling", "serve")
+MODULES = (
+    "bench",
+    "drift",
+    "export",
+    "generation",
+    "groups",
+    "inspection",
+    "placement",
+    "reports",
+    "sampling",
+    "serve",
+)
 
 
 def option_groups() -> list[type[Any]]:

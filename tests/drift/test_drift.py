@@ -144,6 +144,7 @@ def test_the_deviation_of_tensors() -> None:
         (["missing.onnx", "--provider", "cpu", "--against", "openvino"], 1, "missing.onnx: no such file"),
         (["MODEL", "--provider", "gpu"], 2, "did you mean"),
         (["MODEL", "--provider", "cpu"], 2, "both sides are cpu"),
+        (["MODEL", "--provider", "cpu", "--against", "openvino", "--tolerance", "2"], 2, "--tolerance is 2.0"),
         (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain nor a virtual"),
         (["MODEL", "--provider", "cpu", "--against", "original"], 2, "partita verify"),
         (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "neither an input nor a symbolic"),
@@ -158,6 +159,13 @@ def test_bad_input_is_one_line(
     assert run(["drift", *(named.get(word, word) for word in words)]) == code
     err = capsys.readouterr().err.strip().splitlines()
     assert len(err) == 1 and message in err[0], err
+
+
+def test_a_provider_on_which_no_node_ran_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CoreML is in no build for Linux."""
+    model = saved(PLAIN, tmp_path / "m.onnx")
+    assert run(["drift", str(model), "--provider", "coreml,cpu"]) == 3
+    assert "nothing was compared on coreml: not_in_build" in capsys.readouterr().err
 
 
 def test_the_reference_can_be_another_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
