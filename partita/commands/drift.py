@@ -1,4 +1,4 @@
-"""`partita drift`: which layer and node of a model compute something else on a provider than on the reference."""
+"""`partita drift`: the first layer and node whose output on a provider differs from the reference."""
 
 from __future__ import annotations
 
