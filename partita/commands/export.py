@@ -222,10 +222,10 @@ def _calibration_lines(packed: PackedWeights) -> list[str]:
     if packed.mix is not None:
         mix = packed.mix
         judged = next((each for each in mix.tried if each.wider == mix.taken), None)
-        told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
+        measured = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         lines.append(
             f"  mix         {mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, "
-            f"on {mix.tokens:,} tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured"
+            f"on {mix.tokens:,} tokens of {mix.text}{measured}; {plural(len(mix.tried), 'mix')} measured"
         )
     return lines
 
