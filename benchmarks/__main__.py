@@ -34,10 +34,10 @@ def export_once(checkpoint: Path, out: Path) -> dict[str, object]:
 
 def partita_loop(folder: Path, *, observe: bool) -> Run:
     """The loop behind `partita generate`, greedy."""
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     runner = load_runner(folder, parse_chain("cpu"), observe=observe)
     sampler = greedy

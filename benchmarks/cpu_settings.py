@@ -24,11 +24,11 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 def turn(package: Path, options: dict[str, str], prompt: int, new_tokens: int) -> dict[str, float]:
     """Load, prefill and decode once, with one shorter generation before; seconds, tokens per second and bytes."""
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.record.run_facts import first_token_seconds
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     with load_runner(package, parse_chain("cpu"), options={"cpu": options}) as runner:
         vocabulary = runner.contract.vocab_size

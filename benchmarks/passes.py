@@ -131,11 +131,11 @@ def optimised(package: Path) -> tuple[int, float]:
 
 def turn(package: Path, prompt: int, new_tokens: int) -> tuple[float, float]:
     """Milliseconds of a prompt and of the median step, after a shorter generation."""
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.record.run_facts import first_token_seconds
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     with load_runner(package, parse_chain("cpu")) as runner:
         tokens = [(7 * place + 11) % runner.contract.vocab_size for place in range(prompt)]

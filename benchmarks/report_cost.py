@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.engine_steps import generate
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.runner import load_runner
-from partita.runtime.generate.steps import generate
 
 PAUSE_SECONDS = 0.02
 """Between steps: the threads of the other session spin for a while before they sleep."""

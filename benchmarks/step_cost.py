@@ -1,19 +1,20 @@
 """`python -m benchmarks.step_cost PACKAGE`: microseconds of Python per decode step, beside ONNX Runtime's runs.
 
-CPU time of this process between the end of one run and the beginning of the next, medians; greedy, batch 1, one thread,
-and nothing profiled. Three ways: the least that a loop can do, the loop of the engine alone, and `partita.load` with
-text.
+CPU time of this process and Python function calls between the end of one run and the beginning of the next, medians;
+greedy, batch 1, one thread, and nothing profiled. Three ways: the least that a loop can do, the loop of the engine
+alone, and `partita.load` with text. Then the wall time that a worker process adds to each token of `partita.load`.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnxruntime as ort
 
@@ -26,19 +27,57 @@ PROMPT = [1, 45, 7, 300, 12, 9, 77, 5]
 def gaps() -> Iterator[list[int]]:
     """Nanoseconds of CPU time between the runs that are made inside of it."""
     found: list[int] = []
-    native, ended = ort.InferenceSession.run_with_iobinding, 0
+    ended = 0
 
-    def run(session: Any, *arguments: Any) -> None:
-        nonlocal ended
+    def before() -> None:
         began = time.process_time_ns()
         if ended:
             found.append(began - ended)
-        native(session, *arguments)
+
+    def after() -> None:
+        nonlocal ended
         ended = time.process_time_ns()
+
+    with _around_runs(before, after):
+        yield found
+
+
+@contextmanager
+def calls() -> Iterator[list[int]]:
+    """Python function calls between the runs that are made inside of it."""
+    found: list[int] = []
+    made = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal made
+        made += event == "call"
+
+    def before() -> None:
+        sys.setprofile(None)
+        found.append(made - 2)  # without this function and the one that calls it
+
+    def after() -> None:
+        nonlocal made
+        made = 0
+        sys.setprofile(count)
+
+    with _around_runs(before, after):
+        yield found
+    sys.setprofile(None)
+
+
+@contextmanager
+def _around_runs(before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
+    native = ort.InferenceSession.run_with_iobinding
+
+    def run(session: Any, *arguments: Any) -> None:
+        before()
+        native(session, *arguments)
+        after()
 
     ort.InferenceSession.run_with_iobinding = run
     try:
-        yield found
+        yield
     finally:
         ort.InferenceSession.run_with_iobinding = native
 
@@ -51,26 +90,41 @@ def bare(folder: Path, tokens: int) -> Callable[[], object]:
 
 def engine(folder: Path, tokens: int) -> Callable[[], object]:
     """The steps of the engine, without text."""
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     runner = load_runner(folder, parse_chain("cpu"), threads=1)
     rows = runner.contract.batch_size
     return lambda: [*generate(runner, [PROMPT] * rows, max_new_tokens=tokens, sampler=greedy)]
 
 
-def library(folder: Path, tokens: int) -> Callable[[], object]:
+def library(folder: Path, tokens: int, process: Literal["this", "child"] = "this") -> Callable[[], object]:
     """`partita.load(...).generate(...)`, with text."""
     import partita
 
-    model = partita.load(folder, "cpu", threads=1, process="this", observe=False)
+    model = partita.load(folder, "cpu", threads=1, process=process, observe=False)
     text = "The list has no more elements, and "
     return lambda: [*model.generate(text, max_new_tokens=tokens, stop_token_ids=())]
 
 
-WAYS = {"bare loop": bare, "engine": engine, "library": library}
+def worker_added(folder: Path, tokens: int, rounds: int) -> list[float]:
+    """Microseconds of wall time per token that the worker process adds, for each pair of generations."""
+    ways = [library(folder, tokens, process) for process in ("this", "child")]
+    added = []
+    for round_number in range(rounds + 2):
+        seconds = []
+        for generate in ways:
+            began = time.perf_counter()
+            generate()
+            seconds.append(time.perf_counter() - began)
+        if round_number >= 2:
+            added.append(1e6 * (seconds[1] - seconds[0]) / tokens)
+    return added
+
+
+WAYS: dict[str, Callable[[Path, int], Callable[[], object]]] = {"bare loop": bare, "engine": engine, "library": library}
 
 
 def main() -> None:
@@ -87,10 +141,13 @@ def main() -> None:
         with gaps() as found:
             for _ in range(given.rounds):
                 generate()
+        with calls() as made:
+            generate()
         found.sort()
-        print(
-            f"{name:10} {statistics.median(found) / 1000:7.1f} us median, {found[len(found) // 10] / 1000:7.1f} us p10"
-        )
+        median, low = statistics.median(found) / 1000, found[len(found) // 10] / 1000
+        print(f"{name:10} {median:7.1f} us median, {low:7.1f} us p10, {statistics.median(made):3.0f} Python calls")
+    added = worker_added(given.package, given.tokens, 4 * given.rounds)
+    print(f"a worker adds {statistics.median(added):.1f} us per token (wall time, median of {len(added)} pairs)")
 
 
 if __name__ == "__main__":

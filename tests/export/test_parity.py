@@ -41,10 +41,10 @@ def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> lis
 
 def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill_chunk: int = 512) -> list[list[int]]:
     """Greedy tokens of our loop, per row."""
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     rows: list[list[int]] = [[] for _ in prompts]
     with load_runner(package, parse_chain("cpu")) as runner:

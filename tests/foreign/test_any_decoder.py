@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import parser
 
+from benchmarks.engine_steps import generate
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.runner import load_runner
-from partita.runtime.generate.steps import generate
 from tests.runtime.generate.test_cache import adding
 
 CONSTANTS = """int64[1] last = {-1}, int64[1] one = {1}, int64[1] huge = {1000000}, int64[1] time = {1},

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.engine_steps import generate
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
-from partita.runtime.generate.steps import generate
 from partita.runtime.verify.replay import replay
 from tests.runtime.handmade_packages import PHASES, handmade
 

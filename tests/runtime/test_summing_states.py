@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.engine_steps import generate
 from partita.errors import GenerationError
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
@@ -14,7 +15,6 @@ from partita.runtime.generate.cache.fixed_states import RecurrentStates
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner
-from partita.runtime.generate.steps import generate
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place.run_phases import run_package
 from partita.runtime.verify.replay import replay

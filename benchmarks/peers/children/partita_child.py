@@ -23,11 +23,11 @@ def opener() -> Open:
     import onnx  # noqa: F401, RUF100 - imports are not to count as loading a model
     import onnxruntime  # noqa: F401, RUF100
 
+    from benchmarks.engine_steps import generate
     from partita.package.folder import read_manifest
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import Sampler, greedy
     from partita.runtime.generate.runner import Runner, load_runner
-    from partita.runtime.generate.steps import generate
 
     class Ours:
         def __init__(self, runner: Runner) -> None:

@@ -197,18 +197,21 @@ class BoundGraph:
         fixed = self._mask is None and self._rope is None and not self._cache.has_moving
         return fixed and not self._window.open and len(self._cache.filled) >= self._batch
 
-    def repeat(self) -> float:
-        """Run again with the same buffers; return the seconds. Requires `repeats`."""
-        began = time.perf_counter()
+    @property
+    def plain_binding(self) -> Binding | None:
+        """The binding if its run is all that `repeat` does, else None."""
+        plain = not self._moving and self._recording is None and not self._logits.on_device
+        return self.binding if plain else None
+
+    def repeat(self) -> None:
+        """Run again with the same buffers. Requires `repeats`."""
         for name, buffer in self._moving:
             self.binding.bind_input(name, buffer)
         if self._recording is None:
             self.binding.run()
         else:
             self._recording.run(observed=False)
-        seconds = time.perf_counter() - began
         self._logits.ran()
-        return seconds
 
     def _as_of_all(self, outputs: dict[str, int]) -> dict[str, int]:
         """Addresses of the outputs, with those of states shifted to the beginning of all rows."""

@@ -1,12 +1,13 @@
 """Steady decode steps: the same rows, one more token each, in the buffers of the previous step.
 
-A steady step writes tokens and cursors, runs, and leaves sampling to the loop. The loop drops it when a row joins,
-leaves, finishes or changes.
+The loop drops a steady step when a row joins, leaves, finishes or changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from partita.runtime.generate.bound_graph import BoundGraph
 from partita.runtime.generate.choice.logprobs import RecordingSampler
+from partita.runtime.generate.choice.next_tokens import NextTokens
+from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Row, endings
@@ -22,11 +25,18 @@ from partita.runtime.generate.request import Row, endings
 class LiveRow(NamedTuple):
     """A decoding row."""
 
-    place: int
-    """Index in the batch."""
+    batch_index: int
+    span_index: int
+    """Index among the rows of the run."""
     row: Row
+    history: npt.NDArray[np.int64]
     logits: npt.NDArray[np.float32] | None
-    """[vocab] in the memory that runs write; None if on a device or not float32."""
+    """[vocab] of a greedy row, in the memory that runs write; None for other samplers, on a device, or if not
+    float32."""
+
+
+SteadyRun = tuple[float, float, tuple[tuple[int, ...], ...], bool]
+"""When the run began and ended, the new tokens of each row [B], and whether a row has finished."""
 
 
 class SteadyStep:
@@ -35,44 +45,70 @@ class SteadyStep:
     def __init__(self, graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> None:
         """`rows` [B] of the batch, and the `plan` of the step that `graph` has run and will repeat."""
         live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.take[index]]
+        first = graph.span[0] if graph.span else 0
         self.graph = graph
-        self.rows = tuple(LiveRow(index, row, graph.host_logits(index)) for index, row in live)
+        self.rows = tuple(
+            LiveRow(
+                index,
+                index - first,
+                row,
+                row.history,
+                graph.host_logits(index) if row.request.sampler is greedy else None,
+            )
+            for index, row in live
+        )
         self.endings = endings(rows)
         self.watched = any(isinstance(row.request.sampler, RecordingSampler) for _, row in live)
         """Whether a row records log-probabilities."""
-        self.drafts = any(entry.row.request.drafter is not None for entry in self.rows)
+        self.drafts = any(row.request.drafter is not None for _, row in live)
         """Whether a row may have draft tokens when drafting is on."""
-        self._filled = runner.cache.filled
-        first = graph.span[0] if graph.span else 0
+        self._cache, self._binding = runner.cache, graph.plain_binding
+        self._indices = tuple(index for index, _ in live)
+        self._no_tokens: list[tuple[int, ...]] = [()] * len(rows)
         cursors = graph.cursors
-        flat = {role: array.reshape(-1) for role, array in cursors.items() if role in OFFSETS}
         self._tokens = graph.fed.reshape(-1)
-        self._places = tuple((index, index - first, row.history) for index, row in live)
-        self._cursors = tuple((array, OFFSETS[role]) for role, array in flat.items())
+        self._cursors = tuple((array.reshape(-1), OFFSETS[role]) for role, array in cursors.items() if role in OFFSETS)
         self._total: npt.NDArray[Any] | None = cursors.get("total_length")
         self._mask: npt.NDArray[Any] | None = cursors.get("mask")
         self._resting = max((plan.starts[i] for i in range(len(rows)) if not plan.take[i]), default=0)
         if "cache_branch" in cursors:
             cursors["cache_branch"].fill(True)
 
-    def run(self) -> float:
-        """Feed every row its last token, run, and move the cursors; return the seconds of the run."""
-        filled, furthest, mask = self._filled, self._resting, self._mask
-        for index, seat, history in self._places:
+    def run(self, next_tokens: NextTokens) -> SteadyRun:
+        """Feed every row its last token, run, and add each row's next token."""
+        filled, furthest, mask = self._cache.filled, self._resting, self._mask
+        for index, place, _, history, _ in self.rows:
             start = filled[index]
-            self._tokens[seat] = history[start]
+            self._tokens[place] = history[start]
             for array, offset in self._cursors:
-                array[seat] = start + offset
+                array[place] = start + offset
             if mask is not None:
-                mask[seat, start] = 1
+                mask[place, start] = 1
             if start > furthest:
                 furthest = start
         if self._total is not None:
             self._total[()] = furthest + 1
-        seconds = self.graph.repeat()
-        for index, _, _ in self._places:
+        began = perf_counter()
+        try:
+            if self._binding is not None:
+                self._binding.run()
+            else:
+                self.graph.repeat()
+        except BaseException:  # Ctrl-C included
+            self._cache.dirty = True
+            raise
+        ended = perf_counter()
+        for index in self._indices:
             filled[index] += 1
-        return seconds
+        tokens, finished = self._no_tokens.copy(), False
+        for index, _, row, _, logits in self.rows:
+            if logits is not None and isfinite(logits[token := int(logits.argmax())]):  # NaN if any value is NaN
+                row.add(token)
+                tokens[index] = (token,)
+            else:
+                tokens[index] = next_tokens.after_decode(index, row, self.graph)
+            finished = finished or row.finish is not None
+        return began, ended, tuple(tokens), finished
 
 
 OFFSETS = {"positions": 0, "last_index": 0, "write_start": 0, "valid_length": 1}

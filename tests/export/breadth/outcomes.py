@@ -145,9 +145,9 @@ def difference(package: Path, wanted: Sequence[Reference], prefill_chunk: int) -
 
     Raises DifferenceError at the first step that is not as transformers has it.
     """
+    from benchmarks.engine_steps import generate
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.runner import load_runner
-    from partita.runtime.generate.steps import generate
 
     largest, compared = 0.0, 0
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.engine_steps import generate
 from partita.errors import GenerationError, UsageError
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.steps import generate
 from tests.conftest import BASE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -68,15 +67,8 @@ class NextTokens:
                 self._fail(index, row)  # no sampler would detect it, and a cached prefix would contain it
         return tuple(tokens)
 
-    def after_steady(
-        self, index: int, row: Row, logits: npt.NDArray[np.float32] | None, graph: BoundGraph
-    ) -> tuple[int, ...]:
-        """Add the next token to a row of a steady step. `logits` [vocab]; None: not float32 in host memory."""
-        if logits is not None and row.request.sampler is greedy:
-            token = int(logits.argmax())
-            if isfinite(logits[token]):  # NaN if any value is NaN
-                row.add(token)
-                return (token,)
+    def after_decode(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
+        """Add the next token to a row after a decode step of one token; see `after_run`."""
         return self._add(index, row, position_logits(row, graph, index, 0))
 
     def _verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:

@@ -322,30 +322,28 @@ class TextStream:
         if token in self._hidden:  # otherwise a run of hidden tokens would be decoded again with each
             self.stopped = self.stopped or token in self._ends
             return ""
-        self._ids.append(token)
+        ids = self._ids
+        ids.append(token)
         self._pushed = True
-        fresh = self._decoded(token)
+        fresh = None
+        if self._decoder is not None:
+            try:
+                fresh = self._decoder(token)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # noqa: BLE001 - invalid bytes change earlier text; a panic in Rust is no Exception
+                self._decoder = None
+        if self._decoder is None and (fresh := self._fresh()).endswith(INCOMPLETE):
+            fresh = None
         if not fresh:
             return ""
-        del self._ids[: self._shown]
-        self._shown = len(self._ids)
+        del ids[: self._shown]
+        self._shown = len(ids)
         if self._stops is None:
             return fresh
         shown = self._stops.push(fresh)
         self.stopped = self.stopped or self._stops.found is not None
         return shown
-
-    def _decoded(self, token: int) -> str:
-        """Whole characters completed by a token."""
-        if self._decoder is not None:
-            try:
-                return self._decoder(token) or ""
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException:  # noqa: BLE001 - invalid bytes change earlier text; a panic in Rust is no Exception
-                self._decoder = None
-        fresh = self._fresh()
-        return "" if fresh.endswith(INCOMPLETE) else fresh
 
     def _fresh(self) -> str:
         """Text of the tokens that have not been shown."""

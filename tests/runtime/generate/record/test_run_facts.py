@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.engine_steps import generate
 from partita.diagnosis.session_index import index_session
 from partita.errors import GenerationError
 from partita.partition_reports.cost import tokens_per_run
@@ -16,7 +17,6 @@ from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import serve
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.request import Request
-from partita.runtime.generate.steps import generate
 from partita.runtime.machine import environment
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
 from tests.conftest import BASE, REPOSITORY

@@ -1,4 +1,4 @@
-"""Generation with a loaded package: prompts in, steps out."""
+"""Steps of prompts that begin together, without the scheduler: for benchmarks and tests of the loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import Request
-
-__all__ = ["PREFILL_CHUNK_TOKENS", "Step", "generate"]
 
 
 def generate(
