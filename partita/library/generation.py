@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
@@ -24,11 +23,10 @@ SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "len
 """Finish reasons, the most severe first."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationStep:
-    """One step: a run of the model, and its output for each prompt."""
+class GenerationStep(NamedTuple):
+    """One step: a run of the model, and its output for each prompt. A tuple for speed: every token makes one."""
 
-    index: int
+    index: int  # type: ignore[assignment] # instead of the method of tuples
     """0-based, counting steps in which a prompt of the call had a row."""
     phase: Literal["prefill", "decode"]
     """prefill if any row is in its prompt, else decode."""
@@ -50,40 +48,45 @@ class GenerationStep:
 class Progress:
     """The requests of one call and their steps."""
 
-    def __init__(self, samplings: Sequence[Sampling]) -> None:
-        """`samplings`: as requested, one for all prompts or one for each."""
+    def __init__(self, samplings: Sequence[Sampling], prompts: int) -> None:
+        """`samplings`: as requested, one for all prompts or one for each. `prompts`: number of them."""
         self.samplings = tuple(samplings)
         self.tickets: list[Ticket] = []
         self.steps: list[Step] = []
         self.ready: deque[GenerationStep] = deque()
         self.closed = False
-        self._texts: list[str] = []
-        self._tokens: list[tuple[int, ...]] = []
+        self.open = prompts
+        """Number of unfinished requests."""
+        self._texts = [""] * prompts
+        self._tokens: list[tuple[int, ...]] = [()] * prompts
         """Output of each prompt in the current step."""
+        self._finish: tuple[str | None, ...] = (None,) * prompts
 
     def submit(self, engine: Engine, work: Work) -> None:
         """Queue a prompt."""
         index = len(self.tickets)
 
         def hear(ticket: Ticket, piece: RequestOutput) -> None:
-            self._texts[index], self._tokens[index] = piece.text, piece.tokens
+            self._texts[index], self._tokens[index], _, reason = piece
+            if reason is not None:
+                self._finish = (*self._finish[:index], reason, *self._finish[index + 1 :])
+                self.open -= 1
 
-        self._texts.append("")
-        self._tokens.append(())
         self.tickets.append(engine.submit(work, hear, self._on_step))
 
     def _on_step(self, step: Step) -> None:
-        tickets, texts, tokens = self.tickets, self._texts, self._tokens
-        finish = tuple([ticket.completion.finish for ticket in tickets])
-        index = len(self.steps)
-        self.steps.append(step)
-        self.ready.append(GenerationStep(index, step.phase, tuple(texts), tuple(tokens), finish, step.run_seconds))
-        self._texts, self._tokens = [""] * len(tickets), [()] * len(tickets)
+        steps, texts, tokens = self.steps, self._texts, self._tokens
+        index, rows = len(steps), len(texts)
+        steps.append(step)
+        self.ready.append(
+            GenerationStep(index, step.phase, tuple(texts), tuple(tokens), self._finish, step.run_seconds)
+        )
+        self._texts, self._tokens = [""] * rows, [()] * rows
 
     @property
     def over(self) -> bool:
         """Whether all requests have finished, or it was closed."""
-        return self.closed or all(ticket.state == "over" for ticket in self.tickets)
+        return self.closed or not self.open
 
     @property
     def error(self) -> PartitaError | None:
@@ -130,7 +133,7 @@ class Generation:
         self._engine: Engine | None = engine
         """None when finished, so that it does not keep the model open."""
         self._slots, self._speculation = engine.slots, speculation
-        self.progress = Progress(samplings)
+        self.progress = Progress(samplings, len(works))
         self.error: BaseException | None = None
         """The error that ended it."""
         self._started = False
@@ -145,8 +148,8 @@ class Generation:
         progress, engine = self.progress, self._engine
         self._started = True
         try:
-            while engine is not None and not progress.ready and not progress.over:
-                if not engine.step() and not progress.ready and not progress.over:
+            while engine is not None and progress.open and not progress.ready and not progress.closed:
+                if not engine.step() and progress.open and not progress.ready and not progress.closed:
                     raise GenerationError("no request can start; this is a bug in Partita")
         except BaseException as error:
             progress.cancel()

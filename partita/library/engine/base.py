@@ -122,6 +122,21 @@ class Restarts:
     """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
 
 
+class ThisProcess:
+    """The process id without a system call at each step."""
+
+    id = os.getpid()
+
+    @classmethod
+    def update(cls) -> None:
+        """Set the id in a new fork."""
+        cls.id = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=ThisProcess.update)
+
+
 class Engine(Protocol):
     """A loaded package and its requests. One thread at a time steps it; any thread may submit and cancel.
 
@@ -238,7 +253,7 @@ class EngineState:
         self.restarts: Restarts | None = None
         self.copied_tokens = 0
         self._closed = False
-        self._process = os.getpid()
+        self._process = ThisProcess.id
         self._stepping = threading.RLock()
         """Held by the thread that steps or otherwise changes requests."""
 
@@ -257,7 +272,7 @@ class EngineState:
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
         if self._closed:
             raise GenerationError(CLOSED)
-        if os.getpid() != self._process:
+        if ThisProcess.id != self._process:
             raise GenerationError(FORKED)
 
 

@@ -24,7 +24,6 @@ from partita.library.engine.base import (
     PrefixSaved,
     ReportRequest,
 )
-from partita.library.engine.requests import Ticket
 from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
@@ -50,7 +49,6 @@ from partita.runtime.generate.choice.drafting import (
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.generate.loop import Engine as Loop
 from partita.runtime.generate.prefix_file import PrefixContent, identity, read_content, read_prefix, write_prefix
-from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.record.run_facts import run_facts, with_optimised
 from partita.runtime.generate.request import Drafter, Prefix, Request
 from partita.runtime.generate.runner import Runner, load_runner
@@ -223,14 +221,12 @@ class LocalEngine(Scheduler):
         longest = self.manifest.graph.max_length if longest is None else longest
         return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
 
-    def _pass_on(self, step: Step, stepped: Sequence[Ticket]) -> None:
-        """Pass requests their tokens, and note why drafting has stopped."""
-        if step.gave_up:
-            for line in gave_up(step.gave_up):
-                if line not in self._notes:
-                    self._notes[line] = None
-                    self.audience.note(line)
-        super()._pass_on(step, stepped)
+    def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
+        """Note why drafting has stopped, once for each reason."""
+        for line in gave_up(reasons):
+            if line not in self._notes:
+                self._notes[line] = None
+                self.audience.note(line)
 
     def _identity(self, adapter: str | None) -> str:
         """The hash of the package with an adapter, for prefixes; computed once from its files."""

@@ -21,9 +21,11 @@ from partita.errors import GenerationError, PackageError, PartitaError, UsageErr
 from partita.library.engine.base import (
     BUSY,
     CLOSED,
+    FORKED,
     BatchOptions,
     Chunk,
     EngineState,
+    ThisProcess,
     check_rewind,
     check_turn,
     completion_of,
@@ -102,6 +104,11 @@ class Scheduler(EngineState, ABC):
         """Number of requests without a row yet."""
         return len(self._queue)
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next step repeats the last decode step."""
+        return self._loop is not None and self._loop.steady is not None and not self._queue
+
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def use_text(self, text: Text | None) -> None:
@@ -151,6 +158,10 @@ class Scheduler(EngineState, ABC):
         """Let the open batch take requests of another call."""
 
     @abstractmethod
+    def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
+        """Note why drafting has stopped. `reasons`: [B], None for other rows."""
+
+    @abstractmethod
     def _chunk(self, longest: int | None) -> Chunk:
         """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
 
@@ -164,8 +175,11 @@ class Scheduler(EngineState, ABC):
         with self._stepping:
             if self._closed:
                 return False
-            self._check_open()
-            did = self._end_cancelled() + self._admit()
+            if ThisProcess.id != self._process:
+                raise GenerationError(FORKED)
+            did = self._end_cancelled() if self._has_cancelled else 0
+            if self._queue:
+                did += self._admit()
             stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
             if not stepped or self._loop is None:
                 return did > 0
@@ -280,8 +294,6 @@ class Scheduler(EngineState, ABC):
 
     def _end_cancelled(self) -> int:
         """End cancelled requests; return their number."""
-        if not self._has_cancelled:
-            return 0
         with self._changed:
             self._has_cancelled = False
             gone = [ticket for ticket in self._queue if ticket.cancelled]
@@ -297,7 +309,7 @@ class Scheduler(EngineState, ABC):
 
         If no row is free and none is running, rows of kept requests are freed.
         """
-        if not self._queue or not self._can_begin():
+        if not self._can_begin():
             return 0
         if not self.running and not (None in self._rows and self._is_independent()):
             for resting in filter(None, list(self._rows)):
@@ -367,9 +379,13 @@ class Scheduler(EngineState, ABC):
     def _pass_on(self, step: Step, stepped: Sequence[Ticket]) -> None:
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces: list[tuple[Ticket, RequestOutput]] = []
+        observers: dict[Callable[[Step], object] | None, None] = {}
         if step.copied:
             self.copied_tokens += sum(step.copied)
+        if step.gave_up:
+            self._note_stopped_drafting(step.gave_up)
         for ticket in stepped:
+            observers[ticket.on_step] = None
             try:
                 piece = self._take(ticket, step)
             except Exception as error:  # noqa: BLE001 - ends only this request
@@ -381,7 +397,7 @@ class Scheduler(EngineState, ABC):
         try:
             notify_listeners(pieces)
         finally:
-            for on_step in dict.fromkeys([ticket.on_step for ticket in stepped]):
+            for on_step in observers:
                 if on_step is not None:
                     on_step(step)
 
