@@ -6,7 +6,6 @@ requests.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections import deque
@@ -32,6 +31,7 @@ from partita.library.engine.base import (
     PrefixSaved,
     ReportRequest,
     Restarts,
+    ThisProcess,
     check_rewind,
     check_turn,
     completion_of,
@@ -192,7 +192,7 @@ class RemoteEngine(EngineState):
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if os.getpid() != self._process:
+        if ThisProcess.id != self._process:
             raise GenerationError(FORKED)
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
@@ -442,10 +442,8 @@ class _Inbox:
             self._audience.end()
         elif self._audience(event):
             return
-        else:
-            event = Update._make(event)
         with self._changed:
-            self.events.append(event)
+            self.events.extend([event] if isinstance(event, WorkerLostError) else map(Update._make, event))
             self._changed.notify()
 
     def wait(self, seconds: float | None = None) -> bool:
