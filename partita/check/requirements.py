@@ -9,13 +9,14 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Self
 
 from partita.errors import UsageError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
+from partita.options.fields import group
 from partita.options.flags import option_flags
 from partita.options.groups import PlacementLimits
 
@@ -30,7 +31,6 @@ MEASURES = (*NODE_MEASURES, *PHASE_MEASURES, "unavailable")
 FIELDS = (*SELECTORS, *MEASURES)
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
-LIMITS = ("max_cpu_nodes", "max_copies", "max_copy_bytes_per_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +69,18 @@ class Requirement:
     measures: tuple[Measure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+@dataclass(frozen=True)
+class Limits(PlacementLimits):
     """Limits of a placement. None: no limit."""
-
-    max_cpu_nodes: int | None = None
-    """Nodes on the CPU provider in one phase."""
-    max_copies: int | None = None
-    """Memcpy nodes in one decode step, or in one run of a model that is not a package."""
-    max_copy_bytes_per_token: int | None = None
-    """Bytes of all copies in one decode step or run, including session inputs and outputs."""
 
     @classmethod
     def of(cls, options: PlacementLimits) -> Self:
         """The limits in a command's options."""
-        return cls(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
+        return group(options, cls)
 
     def given(self) -> dict[str, int]:
         """Name -> limit, without None."""
-        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def by_option(self) -> dict[str, int]:
         """Command-line option -> limit, as in a report."""

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from partita.errors import UsageError
 from partita.foreign.layouts import GENAI_CONFIG, SUBFOLDER, onnx_files
+from partita.options.fields import group, path_of
 from partita.options.groups import ForeignFolder
 from partita.package.folder import MANIFEST, Manifest, check_folder, is_of_others, read_manifest, unreadable
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+@dataclass(frozen=True, kw_only=True)
+class Choice(ForeignFolder):
     """The user's settings for a foreign folder."""
 
-    variant: str | None = None
-    """One of several files of a model: q4, fp16, or a file name."""
     contract: Path | None = None
-    """A contract file."""
-    max_length: int | None = None
-    """N: the maximum tokens, which is also the length of a static cache."""
 
     @classmethod
     def of(cls, options: ForeignFolder) -> Self:
         """The settings in a command's options."""
-        contract = None if options.contract is None else Path(options.contract)
-        return cls(options.variant, contract, options.max_length)
+        return replace(group(options, cls), contract=path_of(options.contract))
 
     @property
     def given(self) -> tuple[str, ...]:

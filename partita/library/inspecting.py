@@ -96,7 +96,7 @@ def choice_of_other(options: InspectOptions) -> Choice:
         if options.against is None and value is not None:
             raise UsageError(f"`{name}={value}` needs `against`, which is not set")
     contract = None if options.against_contract is None else Path(options.against_contract)
-    return Choice(options.against_variant, contract)
+    return Choice(variant=options.against_variant, contract=contract)
 
 
 def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Inspection:

@@ -171,9 +171,9 @@ SIZES, COPIES = Gate(limits=Limits(max_copy_bytes_per_token=9999)), Gate(limits=
 
 def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, listed=False, copies=0)})
-    (detail,) = failures(Gate(limits=Limits(99)), report).values()
+    (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=99)), report).values()
     assert detail == "cannot be confirmed in decode: nodes in control-flow subgraphs are not listed"
-    (detail,) = failures(Gate(limits=Limits(3)), report).values()
+    (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=3)), report).values()
     assert detail.startswith("4 nodes on CPUExecutionProvider in decode")
 
 
@@ -244,15 +244,19 @@ def test_a_requirement_that_makes_no_sense_is_one_line(text, words):
 
 
 def test_limits_hold_or_say_by_how_much_not():
-    assert failures(Gate(limits=Limits(4, 3, 1544))) == {}
-    found = failures(Gate(limits=Limits(3, 2, 1543)))
+    assert failures(Gate(limits=Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=1544))) == {}
+    found = failures(Gate(limits=Limits(max_cpu_nodes=3, max_copies=2, max_copy_bytes_per_token=1543)))
     assert found["--max-cpu-nodes 3"].startswith(f"4 nodes on {CPU} in decode: ")
     assert found["--max-copies 2"] == "3 Memcpy nodes in decode: Memcpy_token_{0,1} (2), Memcpy"
     assert found["--max-copy-bytes-per-token 1543"].startswith("1,544 bytes in 4 copies")
 
 
 def test_what_holds_is_said_with_its_figures():
-    result = check(mixed(), Gate(limits=Limits(4, 3, 1544), max_unexplained=2), "r.json")
+    result = check(
+        mixed(),
+        Gate(limits=Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=1544), max_unexplained=2),
+        "r.json",
+    )
     assert result.passed
     assert [(outcome.check, outcome.detail) for outcome in result.outcomes] == [
         ("--max-cpu-nodes 4", "4 nodes on CPUExecutionProvider in decode"),
@@ -316,14 +320,19 @@ def test_a_report_without_a_node_passes_nothing():
     """A limit on what is not there would hold by itself."""
     empty = each_phase(mixed(), lambda phase: {"nodes": (), "copies": ()})
     for report in (empty, mixed().model_copy(update={"phases": ()})):
-        assert "nothing can be confirmed" in failures(Gate(limits=Limits(0, 0, 0)), report)["report"]
+        assert (
+            "nothing can be confirmed"
+            in failures(Gate(limits=Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0)), report)[
+                "report"
+            ]
+        )
 
 
 def test_a_report_that_does_not_add_up_passes_nothing():
     report = mixed()
     first, *rest = report.checks
     broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
-    assert first.name in failures(Gate(limits=Limits(99)), broken)["report"]
+    assert first.name in failures(Gate(limits=Limits(max_cpu_nodes=99)), broken)["report"]
 
 
 def test_the_same_run_is_not_behind_itself():
@@ -435,7 +444,7 @@ def test_nodes_that_may_be_on_the_cpu_count_in_whatever_phase():
 
     report = each_phase(mixed(), unknown)
     (known,) = {len([n for n in p.nodes if n.provider == CPU]) for p in report.phases if p.name == "prefill"}
-    found = failures(Gate(limits=Limits(known, None, None)), report)
+    found = failures(Gate(limits=Limits(max_cpu_nodes=known)), report)
     assert "cannot be confirmed in decode: no source names" in found[f"--max-cpu-nodes {known}"]
 
 

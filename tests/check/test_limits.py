@@ -27,12 +27,14 @@ def of(report, *phases):
 
 def test_what_is_met_says_nothing(report):
     assert exceeded_limits(report, Limits()) == ()
-    assert exceeded_limits(report, Limits(4, 3, 3 * 512 + 8)) == ()
-    assert exceeded_limits(of(report), Limits(0, 0, 0)) == ()
+    assert exceeded_limits(report, Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=3 * 512 + 8)) == ()
+    assert exceeded_limits(of(report), Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0)) == ()
 
 
 def test_what_is_not_met_says_figures_and_nodes(report):
-    nodes, copies, size = exceeded_limits(report, Limits(3, 2, 3 * 512 + 7))
+    nodes, copies, size = exceeded_limits(
+        report, Limits(max_cpu_nodes=3, max_copies=2, max_copy_bytes_per_token=3 * 512 + 7)
+    )
     assert nodes.startswith(f"--max-cpu-nodes 3: 4 nodes on {CPU} in decode: model.rotary_emb/Gather (Gather), ")
     assert copies == "--max-copies 2: 3 Memcpy nodes in decode: Memcpy_token_{0,1} (2), Memcpy"
     assert size == "--max-copy-bytes-per-token 1543: 1,544 bytes in 4 copies per run of model.onnx (decode)"
@@ -41,7 +43,10 @@ def test_what_is_not_met_says_figures_and_nodes(report):
 def test_the_phase_with_most_nodes_on_the_cpu_counts(report):
     prefill, decode = report.phases
     fewer = decode.model_copy(update={"nodes": tuple(node for node in decode.nodes if node.provider == GPU)})
-    assert " 4 nodes on CPUExecutionProvider in prefill: " in exceeded_limits(of(report, prefill, fewer), Limits(0))[0]
+    assert (
+        " 4 nodes on CPUExecutionProvider in prefill: "
+        in exceeded_limits(of(report, prefill, fewer), Limits(max_cpu_nodes=0))[0]
+    )
 
 
 def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
@@ -60,14 +65,14 @@ def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
 def test_many_nodes_are_named_up_to_a_point(report):
     decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{'x' * number}"}) for number in range(30))
-    (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
+    (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(max_cpu_nodes=0))
     assert f"n{'x' * 19} (Gather) and 10 more" in sentence and "x" * 20 not in sentence
 
 
 def test_nodes_that_differ_in_a_number_are_named_together(report):
     decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"layers.{number}/Add"}) for number in range(30))
-    (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
+    (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(max_cpu_nodes=0))
     assert sentence.endswith(": layers.{0..29}/Add (Gather) (30)")
 
 
@@ -85,14 +90,14 @@ def test_a_negative_limit_is_a_usage_error(limits, name):
 
 
 def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
-    check_limits(Limits(0, 0, 0), (GPU, CPU))
-    check_limits(Limits(None, 0, 0), (CPU,))
+    check_limits(Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0), (GPU, CPU))
+    check_limits(Limits(max_copies=0, max_copy_bytes_per_token=0), (CPU,))
     with pytest.raises(UsageError, match="contradicts `providers`"):
-        check_limits(Limits(5), (CPU,))
+        check_limits(Limits(max_cpu_nodes=5), (CPU,))
 
 
 def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
-    report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(0)))
+    report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(max_cpu_nodes=0)))
     assert len(report.exceeded) == 1
     assert "1 limit EXCEEDED" in verdict_of(report)
     assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)

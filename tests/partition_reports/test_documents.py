@@ -24,7 +24,7 @@ QUERY = "model.layers.0.self_attn.q_proj/MatMul"
 RECORDS: dict[str, Record] = {
     "partita.compare.document": compare(mixed(), moved(QUERY)),
     "partita.explain.document": find(recorded("webgpu"), "model.layers.0.self_attn/Attention"),
-    "partita.check.gate": check(mixed(), Gate(limits=Limits(0, 9)), "run.json"),
+    "partita.check.gate": check(mixed(), Gate(limits=Limits(max_cpu_nodes=0, max_copies=9)), "run.json"),
     "partita.bench.sections": made_bench(),
     "partita.machine.document": made_machine(),
     "partita.support.sections": table(answer("Cast", "supported", "T=tensor(float)")),
