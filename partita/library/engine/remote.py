@@ -442,8 +442,10 @@ class _Inbox:
             self._audience.end()
         elif self._audience(event):
             return
+        else:
+            event = Update._make(event)
         with self._changed:
-            self.events.extend([event] if isinstance(event, WorkerLostError) else map(Update._make, event))
+            self.events.append(event)
             self._changed.notify()
 
     def wait(self, seconds: float | None = None) -> bool:

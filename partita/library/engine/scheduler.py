@@ -104,11 +104,6 @@ class Scheduler(EngineState, ABC):
         """Number of requests without a row yet."""
         return len(self._queue)
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the next step repeats the last decode step."""
-        return self._loop is not None and self._loop.steady is not None and not self._queue
-
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def use_text(self, text: Text | None) -> None:

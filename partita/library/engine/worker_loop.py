@@ -1,13 +1,10 @@
 """The worker process of a `RemoteEngine`: steps the engine, handles messages between steps, and sends pieces.
 
-After a step it sends an `Update` with the pieces of all requests, without waiting for the parent. Updates of fast
-decode steps are sent together.
+After each step it sends one `Update` with the pieces of all requests, without waiting for the parent.
 """
 
 from __future__ import annotations
 
-import math
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -31,13 +28,8 @@ End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
 """How a request ended: error; time by `time.perf_counter`, which processes share; kept row; copied prompt tokens."""
 
 
-PUSH_SECONDS = 0.002
-"""Updates of decode steps are sent at most this often, because sending one takes as long as the Python code of several
-steps."""
-
-
 class Update(NamedTuple):
-    """Changes of a step or a message. Sent in lists of plain tuples, which pickle 20 times as fast as records."""
+    """Changes of a step or a message. Sent as plain tuples, which pickle 20 times as fast as records."""
 
     pieces: tuple[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None], ...]
     """Number of the request, fields of its `Piece`, and how it ended."""
@@ -57,7 +49,6 @@ def run(channel: Channel) -> None:
         try:
             message = channel.receive(timeout=0 if busy else None)
             if message is not None:
-                host.push()  # before the answer
                 handle_message(channel, message, host.handlers)
                 host.push()
                 busy = bool(host.tickets)
@@ -80,10 +71,6 @@ class Host:
         self._waiting: dict[int, Ticket] = {}
         self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
         self._step: Step | None = None
-        self._updates: list[tuple[Any, ...]] = []
-        """Updates to send."""
-        self._pushed = -math.inf
-        """Time of the last push."""
         self.handlers: dict[str, Callable[..., Any]] = {"load": self.load, "submit": self.submit}
 
     def step(self) -> bool:
@@ -93,11 +80,11 @@ class Host:
             did = self.engine.step()
         except Exception:  # noqa: BLE001 - its requests have their errors, and others continue
             traceback.print_exc()
-        self.push(may_wait=did and self.engine.is_steady)
+        self.push()
         return did
 
-    def push(self, *, may_wait: bool = False) -> None:
-        """Send the changes since the last push. `may_wait`: a next call is sure to come soon, and may send them."""
+    def push(self) -> None:
+        """Send the changes since the last call."""
         begun: tuple[tuple[int, float], ...] = ()
         if self._waiting:
             begun = tuple(
@@ -109,11 +96,7 @@ class Host:
             step = None if self._step is None else tuple(self._step)
             update = Update(tuple(self._pieces), begun, step, self.engine.lost_by)
             self._pieces, self._step = [], None
-            self._updates.append(tuple(update))
-        now = time.perf_counter()
-        if self._updates and not (may_wait and now - self._pushed < PUSH_SECONDS):
-            updates, self._updates, self._pushed = self._updates, [], now
-            self._channel.push(updates)
+            self._channel.push(tuple(update))
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
