@@ -16,7 +16,7 @@ import numpy.typing as npt
 from partita.runtime.generate.bound_graph import BoundGraph
 from partita.runtime.generate.choice.logprobs import RecordingSampler
 from partita.runtime.generate.choice.next_tokens import NextTokens
-from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.choice.sampling import Sampler, greedy
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Row, endings
@@ -30,9 +30,10 @@ class LiveRow(NamedTuple):
     """Index among the rows of the run."""
     row: Row
     history: npt.NDArray[np.int64]
+    sampler: Sampler
+    """Only rows with one have a steady step."""
     logits: npt.NDArray[np.float32] | None
-    """[vocab] of a greedy row, in the memory that runs write; None for other samplers, on a device, or if not
-    float32."""
+    """[vocab] in the memory that runs write; None on a device, or if not float32."""
 
 
 SteadyRun = tuple[float, float, tuple[tuple[int, ...], ...], bool]
@@ -48,13 +49,7 @@ class SteadyStep:
         first = graph.span[0] if graph.span else 0
         self.graph = graph
         self.rows = tuple(
-            LiveRow(
-                index,
-                index - first,
-                row,
-                row.history,
-                graph.host_logits(index) if row.request.sampler is greedy else None,
-            )
+            LiveRow(index, index - first, row, row.history, row.request.sampler or greedy, graph.host_logits(index))
             for index, row in live
         )
         self.endings = endings(rows)
@@ -77,7 +72,7 @@ class SteadyStep:
     def run(self, next_tokens: NextTokens) -> SteadyRun:
         """Feed every row its last token, run, and add each row's next token."""
         filled, furthest, mask = self._cache.filled, self._resting, self._mask
-        for index, place, _, history, _ in self.rows:
+        for index, place, _, history, _, _ in self.rows:
             start = filled[index]
             self._tokens[place] = history[start]
             for array, offset in self._cursors:
@@ -101,8 +96,9 @@ class SteadyStep:
         for index in self._indices:
             filled[index] += 1
         tokens, finished = self._no_tokens.copy(), False
-        for index, _, row, _, logits in self.rows:
-            if logits is not None and isfinite(logits[token := int(logits.argmax())]):  # NaN if any value is NaN
+        for index, _, row, history, sampler, logits in self.rows:
+            if logits is not None and isfinite(logits[largest := int(logits.argmax())]):  # NaN if any value is NaN
+                token = largest if sampler is greedy else sampler(logits, history[: row.known])
                 row.add(token)
                 tokens[index] = (token,)
             else:

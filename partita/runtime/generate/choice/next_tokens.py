@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ def position_logits(row: Row, graph: BoundGraph, index: int, position: int) -> P
     if few is not None:
         return PositionLogits(few, None, finite=True)
     whole = graph.logits(index, position)
-    return PositionLogits(None, whole, bool(np.isfinite(whole.max())))  # the maximum is NaN if any value is
+    return PositionLogits(None, whole, isfinite(whole.max()))  # the maximum is NaN if any value is
 
 
 @dataclass(slots=True)

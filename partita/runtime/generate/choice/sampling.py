@@ -67,12 +67,12 @@ def _reaches(values: Values, target: float, side: Literal["left", "right"]) -> i
         block = _first(bounds, target, side)
         target -= bounds[block - 1] if block else 0.0
         begin = block * BLOCK
-    return begin + _first(np.cumsum(values[begin : begin + 4 * BLOCK], dtype=np.float64), target, side)
+    return begin + _first(np.add.accumulate(values[begin : begin + 4 * BLOCK].astype(np.float64)), target, side)
 
 
 def _first(bounds: npt.NDArray[np.float64], target: float, side: Literal["left", "right"]) -> int:
-    place = int(np.searchsorted(bounds, target, side=side))
-    return place if place < len(bounds) else int(np.searchsorted(bounds, bounds[-1]))
+    place = int(bounds.searchsorted(target, side))
+    return place if place < len(bounds) else int(bounds.searchsorted(bounds[-1]))
 
 
 Logits = npt.NDArray[np.float32]
