@@ -108,11 +108,6 @@ def test_what_the_file_says_gives_way_to_what_ran() -> None:
     assert rows["MatMul float32"][0] == "float16"
 
 
-def test_without_a_run_nothing_is_said() -> None:
-    ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
-    assert section(report("fp16", replace(ran, events=(), runs=()))) is None
-
-
 def test_a_compiler_does_not_say() -> None:
     built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"}))
     phases = tuple(
