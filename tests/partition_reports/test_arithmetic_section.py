@@ -11,16 +11,7 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.arithmetic import section
 from partita.partition_reports.sections.model import Line, Table
 from partita.partition_reports.views import html, markdown, text
-from tests.partition_reports.samples import (
-    CPU,
-    GPU,
-    PACKAGE,
-    event,
-    exported,
-    report_of,
-    run_facts,
-    session_facts,
-)
+from tests.partition_reports.samples import CPU, GPU, PACKAGE, event, exported, report_of, run_facts, session_facts
 
 GATHER, ROWS, FOLDED, PRODUCT, SUM = (
     "model.embed/Gather",

@@ -29,7 +29,7 @@ def test_every_check_passes(report):
 def test_layers_and_modules_are_told_apart(report):
     phase = phase_of(report, "decode")
     assert [group.name for group in phase.by_layer] == [
-        *("before the layers", "layer 0", "layer 1", "between the layers", "after the layers"),
+        *("before the layers", "layer 0", "layer 1", "between the layers", "after the layers")
     ]
     modules = {group.name for group in phase.by_module}
     assert {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "norm", "lm_head"} <= modules
