@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.runtime import time_limit as patience
-from partita.runtime.time_limit import LateError, in_time, is_still_running
+from partita.runtime.time_limit import in_time, is_still_running
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 MODULE = "tests.runtime.worker.handlers"
@@ -183,30 +181,6 @@ def test_a_fork_can_neither_use_nor_end_it(worker):
     assert worker.call("add", 1) == 1
 
 
-PARENT = f"""
-from partita.runtime.worker.parent import Worker
-worker = Worker({MODULE!r})
-print(worker.process.pid, worker.folder, flush=True)
-worker.call("sleep", 600)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_it_ends_with_its_parent_and_leaves_no_folder(number):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert parent.stdout is not None
-    pid, folder = parent.stdout.readline().split()
-    parent.send_signal(number)
-    parent.communicate(timeout=SECONDS)
-    wait_until(lambda: is_gone(int(pid)) and not Path(folder).exists())
-
-
 def test_starting_one_changes_neither_signals_nor_descriptors():
     def state():
         return [signal.getsignal(number) for number in signal.valid_signals()], [
@@ -221,41 +195,6 @@ def test_starting_one_changes_neither_signals_nor_descriptors():
 
 
 # Work that may never end, and the thread that waits for it
-
-
-def test_work_that_ends_in_time_gives_its_value_or_its_error():
-    assert in_time(lambda: 3, lambda: None, 60.0) == 3
-    with pytest.raises(ZeroDivisionError):
-        in_time(lambda: 1 // 0, lambda: None, 60.0)
-    assert not is_still_running()
-
-
-def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
-    asked = threading.Event()
-
-    def work() -> None:
-        asked.wait()
-        raise OSError("stopped")
-
-    with pytest.raises(LateError) as late:
-        in_time(work, asked.set, 0.05)
-    assert not late.value.left and not is_still_running(work)
-    again = threading.Event()
-    assert in_time(lambda: again.wait(), again.set, 0.05) is True, "it has a result by then"
-
-
-def test_work_that_never_stops_is_left(monkeypatch):
-    monkeypatch.setattr(patience, "STOP_SECONDS", 0.05)
-    monkeypatch.setattr(patience, "_running", [])
-    ended = threading.Event()
-
-    def work() -> None:
-        ended.wait()
-
-    with pytest.raises(LateError) as late:
-        in_time(work, lambda: None, 0.05)
-    assert late.value.left and is_still_running(work) and is_still_running()
-    ended.set()
 
 
 def test_an_interruption_while_the_work_goes_on(monkeypatch):
