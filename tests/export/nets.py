@@ -58,10 +58,7 @@ class Net:
         name = tensor.name or ""
         if name not in self.constants:
             self.constants[name] = ir.Value(
-                name=name,
-                shape=ir.Shape(tensor.shape.numpy()),
-                type=ir.TensorType(tensor.dtype),
-                const_value=tensor,
+                name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
         return self.constants[name]
 

@@ -84,20 +84,6 @@ def test_extra_tensors_alone_are_a_note(
     assert f"omitted, because the logits do not depend on it: {told}" in err
 
 
-@pytest.mark.heavy
-def test_an_expert_that_is_missing(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
-) -> None:
-    expert = "model.layers.0.block_sparse_moe.experts.1"
-    folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, num_local_experts=4))
-
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        del tensors[f"{expert}.w3.weight"]
-
-    error = refused(rewritten(folder, change), tmp_path, capsys)
-    assert "experts.gate_up_proj cannot be assembled (tensors of the shapes [3, 96, 64] and [4, 96, 64]" in error
-
-
 # rope settings
 
 
@@ -156,18 +142,6 @@ def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint
 
 
 # remote code
-
-
-def test_a_model_that_is_code(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
-    code = {"AutoConfig": "configuration_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
-    error = refused(edited(folder, model_type="evil", auto_map=code), tmp_path, capsys)
-    assert "custom code in the checkpoint (EvilForCausalLM in modeling_evil.py, from auto_map)" in error
-    assert (
-        "which Partita does not run" in error and "has no model type 'evil'; use a transformers release with" in error
-    )
 
 
 def test_code_that_calls_itself_by_a_known_type(

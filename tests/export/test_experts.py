@@ -345,14 +345,6 @@ def test_signs() -> None:
     assert not any(signs.never_negative(t) for t in (*unknown, written, other))
 
 
-def test_experts_are_not_run_outside_of_a_trace() -> None:
-    register()
-    model = Routed(layer("mixtral"))
-    model.experts.config._experts_implementation = IMPLEMENTATION
-    with pytest.raises(UnsupportedModelError, match="outside of a trace"):
-        model(*inputs(2))
-
-
 def test_loops_over_experts_are_refused_by_name() -> None:
     from transformers.models.dbrx.configuration_dbrx import DbrxConfig, DbrxFFNConfig
     from transformers.models.dbrx.modeling_dbrx import DbrxFFN
@@ -381,18 +373,6 @@ def test_whole_models(tiny_checkpoint: TinyCheckpoint, exported: Exported, model
     check_stored_layout(graph)
 
 
-@pytest.mark.parametrize("attention", [pytest.param("gqa", marks=pytest.mark.heavy), "primitives"])
-@pytest.mark.heavy
-def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str) -> None:
-    checkpoint = tiny_checkpoint("mixtral", **tiny())
-    package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
-    assert read_manifest(package).verification.status == "verified"
-    for name in ("prefill.onnx", "decode.onnx"):
-        check_stored_layout(onnx.load(package / name, load_external_data=False).graph)
-    stored = (package / "model.onnx.data").stat().st_size
-    assert stored < 1.05 * (checkpoint / "model.safetensors").stat().st_size
-
-
 def tiny() -> dict[str, Any]:
     """Settings of a checkpoint with few small experts."""
     return {"num_local_experts": COUNT, "num_experts_per_tok": CHOSEN, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -405,3 +385,15 @@ def check_stored_layout(graph: onnx.GraphProto) -> None:
     assert not [
         node.name for node in graph.node if node.op_type in ("Transpose", "Reshape") and node.input[0] in stacks
     ]
+
+
+@pytest.mark.parametrize("attention", [pytest.param("gqa", marks=pytest.mark.heavy), "primitives"])
+@pytest.mark.heavy
+def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **tiny())
+    package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
+    assert read_manifest(package).verification.status == "verified"
+    for name in ("prefill.onnx", "decode.onnx"):
+        check_stored_layout(onnx.load(package / name, load_external_data=False).graph)
+    stored = (package / "model.onnx.data").stat().st_size
+    assert stored < 1.05 * (checkpoint / "model.safetensors").stat().st_size

@@ -78,8 +78,3 @@ def test_the_cpu_provider_answers() -> None:
     whole = made.op("Swish", x).producer()  # only as the nodes of its function
     asked = [question(node, opset) for node, opset in ((known, 21), (unknown, 21), (whole, 24))]
     assert supported_by_cpu([each for each in asked if each is not None]) == [True, False, False]
-
-
-def test_a_value_without_a_type_is_no_question() -> None:
-    node = ir.node("Neg", [ir.Value(name="x")])
-    assert question(node, 21) is None

@@ -183,20 +183,6 @@ def test_float32_inside_of_float16(checkpoint: Checkpoint, tmp_path: Path) -> No
     ]
 
 
-def test_the_input_may_be_read_by_others(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    def make() -> Net:
-        net = Net()
-        x = net.input("x", [1, "s", WIDTH])
-        y = net.op("Mul", normal(net, x, square="Pow", root="Div"), weight(net, checkpoint))
-        net.give(net.op("Add", x, y))
-        return net
-
-    assert operators(rewritten(make, PASS, tmp_path, FEED, context("contrib"))) == [
-        "SimplifiedLayerNormalization",
-        "Add",
-    ]
-
-
 def other(kind: str) -> Net:
     """What looks like a norm and is none."""
     net = Net()

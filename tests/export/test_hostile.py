@@ -24,6 +24,7 @@ from tests.conftest import TinyCheckpoint
 from tests.export.test_bad_input import Captured, Copy, edited, refused, rewritten
 
 NORM = "model.norm.weight"
+Said = Callable[[], str]
 
 
 def header(content: dict[str, Any] | bytes, claimed: int | None = None) -> bytes:
@@ -34,6 +35,18 @@ def header(content: dict[str, Any] | bytes, claimed: int | None = None) -> bytes
 
 def empty(*shape: int) -> dict[str, Any]:
     return {NORM: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}}
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> Path:
+    """A checkpoint of one's own."""
+    return own_copy(tiny_checkpoint("llama"))
+
+
+@pytest.fixture
+def said(folder: Path, tmp_path: Path, capsys: Captured) -> Said:
+    """What an export of it says, which is refused."""
+    return lambda: refused(folder, tmp_path, capsys)
 
 
 FILES: dict[str, tuple[bytes, str]] = {
@@ -49,49 +62,36 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
-def test_weight_files(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str
-) -> None:
+def test_weight_files(folder: Path, said: Said, kind: str) -> None:
     content, words = FILES[kind]
-    folder = own_copy(tiny_checkpoint("llama"))
     (folder / "model.safetensors").write_bytes(content)
-    assert words in refused(folder, tmp_path, capsys)
+    assert words in said()
 
 
 NAMES = ["evil\n\x1b[31mred", "nul\x00", "", "..", "x" * 100_000, "model.layers.²", "model.layers." + "9" * 5000]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["control", "nul", "empty", "dots", "long", "superscript", "digits"])
-def test_names_of_tensors(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, name: str
-) -> None:
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[name] = torch.ones(1)
-
-    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+def test_names_of_tensors(folder: Path, said: Said, name: str) -> None:
+    rewritten(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
+    error = said()
     assert f"contains a tensor with the invalid name {name[:120]!r}" in error and len(error) < 1000
 
 
-def test_a_name_that_is_also_a_module(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_name_that_is_also_a_module(folder: Path, said: Said) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors |= {"model": torch.ones(1), "model.layers": torch.ones(1), f"{NORM}.weight": torch.ones(2)}
         del tensors[NORM]
 
-    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    rewritten(folder, change)
+    error = said()
     assert f"missing from the weight files: {NORM}; not in the model: model, model.layers, {NORM}.weight" in error
 
 
 @pytest.mark.parametrize("shape", [(0,), (), (64, 1), (0, 0)])
-def test_tensors_without_values(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, shape: tuple[int, ...]
-) -> None:
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[NORM] = torch.ones(shape)
-
-    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
-    assert f"{NORM} is {list(shape)}, but config.json requires [64]" in error
+def test_tensors_without_values(folder: Path, said: Said, shape: tuple[int, ...]) -> None:
+    rewritten(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
+    assert f"{NORM} is {list(shape)}, but config.json requires [64]" in said()
 
 
 def test_a_tensor_in_two_shards(
@@ -118,25 +118,19 @@ def test_a_tensor_in_two_shards(
     ],
     ids=["control", "long", "not_weights", "list", "number"],
 )
-def test_indexes(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, content: dict[str, Any]
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
+def test_indexes(folder: Path, said: Said, content: dict[str, Any]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
     (folder / "model.safetensors").unlink()
-    assert len(refused(folder, tmp_path, capsys)) < 1000
+    assert len(said()) < 1000
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"vocab_size":' + "9" * 5000 + "}"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_json_that_is_not_meant_to_be_read(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, name: str, text: str
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
+def test_json_that_is_not_meant_to_be_read(folder: Path, said: Said, name: str, text: str) -> None:
     (folder / name).write_text(text)
     if "index" in name:
         (folder / "model.safetensors").unlink()
-    assert f"{name}: damaged: not JSON (" in refused(folder, tmp_path, capsys)
+    assert f"{name}: damaged: not JSON (" in said()
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
@@ -153,20 +147,17 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_configs(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str) -> None:
+def test_configs(folder: Path, said: Said, kind: str) -> None:
     changes, words = CONFIGS[kind]
-    assert words in refused(edited(own_copy(tiny_checkpoint("llama")), **changes), tmp_path, capsys)
-
-
-def experts(count: int) -> dict[str, Any]:
-    return {"num_local_experts": count}
+    edited(folder, **changes)
+    assert words in said()
 
 
 def test_more_experts_than_weights(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
-    folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, **experts(4)))
-    assert "num_local_experts is 1,000,000,000" in refused(edited(folder, **experts(10**9)), tmp_path, capsys)
+    folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, num_local_experts=4))
+    assert "num_local_experts is 1,000,000,000" in refused(edited(folder, num_local_experts=10**9), tmp_path, capsys)
 
 
 MADE: dict[str, Callable[[], torch.Tensor]] = {
@@ -178,25 +169,19 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", sorted(MADE))
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_bin_files(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str
-) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
+def test_tensors_of_bin_files(folder: Path, said: Said, kind: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: MADE[kind]()}, folder / "pytorch_model.bin")
-    assert "contains something other than named tensors" in refused(folder, tmp_path, capsys)
+    assert "contains something other than named tensors" in said()
 
 
-def test_a_tensor_that_repeats_one_value(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_tensor_that_repeats_one_value(folder: Path, said: Said) -> None:
     """Four bytes in the file, 128 TiB to whoever reads it."""
-    folder = own_copy(tiny_checkpoint("llama"))
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
-    assert f"{NORM} is [35184372088832], but config.json requires [64]" in refused(folder, tmp_path, capsys)
+    assert f"{NORM} is [35184372088832], but config.json requires [64]" in said()
 
 
 # Files that are larger than they look, or than anything of their kind: refused by name, before they are read
@@ -251,8 +236,7 @@ def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"]
 )
-def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyCheckpoint, own_copy: Any) -> None:
-    folder = own_copy(tiny_checkpoint("llama"))
+def test_a_text_of_absurd_size_in_a_checkpoint(name: str, folder: Path) -> None:
     path = folder / name
     with path.open("ab") as stream:
         stream.truncate(untrusted_files.LARGEST_BYTES + 1)
@@ -264,9 +248,8 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "num_key_value_heads", "intermediate_size"])
-def test_a_size_for_which_there_are_no_bytes(key: str, tiny_checkpoint: TinyCheckpoint, own_copy: Any) -> None:
+def test_a_size_for_which_there_are_no_bytes(key: str, folder: Path) -> None:
     """The model was built first, which took as much memory as the setting asked for, or failed for want of it."""
-    folder = own_copy(tiny_checkpoint("llama"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, key: 1 << 31}))
     with pytest.raises(CheckpointError, match=rf"do not match: {key} is 2,147,483,648, but the weight files have"):

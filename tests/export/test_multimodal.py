@@ -120,34 +120,6 @@ def test_what_is_left_out_is_said(tiny: Tiny, tmp_path: Path, capsys: pytest.Cap
     assert {entry.partition(" ")[0] for entry in unused} == set(LEFT_OUT["qwen2_vl"])
 
 
-@pytest.mark.heavy
-def test_of_a_model_that_also_speaks_the_thinker_is_exported(tiny: Tiny, exported: Exported, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    thinker, whole = tiny("qwen2_5_omni_thinker"), tmp_path / "whole"
-    whole.mkdir()
-    config = json.loads((thinker / "config.json").read_text())
-    (whole / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "qwen2_5_omni",
-                "architectures": ["Qwen2_5OmniModel"],
-                "thinker_config": config,
-            }
-        )
-    )
-    tensors = {f"thinker.{name}": value for name, value in load_file(thinker / "model.safetensors").items()}
-    tensors["talker.codec_head.weight"] = next(iter(tensors.values())).clone()
-    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
-    package = exported(whole, attention="gqa")
-    source = read_manifest(package).source
-    assert source.architecture == "Qwen2_5OmniThinkerForConditionalGeneration"
-    assert any(entry.startswith("talker (1 tensor") for entry in source.unused)
-    assert our_tokens(package, [PROMPT], NEW_TOKENS) == our_tokens(
-        exported(thinker, attention="gqa"), [PROMPT], NEW_TOKENS
-    )
-
-
 def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
@@ -206,3 +178,31 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
 )
 def test_modules_that_are_left_out_and_the_inputs_that_they_read(unused: tuple[str, ...], said: str) -> None:
     assert not_exported(unused) == said
+
+
+@pytest.mark.heavy
+def test_of_a_model_that_also_speaks_the_thinker_is_exported(tiny: Tiny, exported: Exported, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    thinker, whole = tiny("qwen2_5_omni_thinker"), tmp_path / "whole"
+    whole.mkdir()
+    config = json.loads((thinker / "config.json").read_text())
+    (whole / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "qwen2_5_omni",
+                "architectures": ["Qwen2_5OmniModel"],
+                "thinker_config": config,
+            }
+        )
+    )
+    tensors = {f"thinker.{name}": value for name, value in load_file(thinker / "model.safetensors").items()}
+    tensors["talker.codec_head.weight"] = next(iter(tensors.values())).clone()
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    package = exported(whole, attention="gqa")
+    source = read_manifest(package).source
+    assert source.architecture == "Qwen2_5OmniThinkerForConditionalGeneration"
+    assert any(entry.startswith("talker (1 tensor") for entry in source.unused)
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == our_tokens(
+        exported(thinker, attention="gqa"), [PROMPT], NEW_TOKENS
+    )

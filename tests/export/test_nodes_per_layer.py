@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.passes import optimised
 from partita import cli
-from partita.export.passes.fewer_rows import BATCH
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
@@ -78,20 +77,3 @@ def test_a_step_computes_no_wide_integers(
     package = exported(tiny_checkpoint(kind), **options)
     for file in read_manifest(package).graph.files:
         assert wide_integers(package / file.file) == {}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {"Shape", "Concat"}),  # Gemm takes matrices: what comes out of it is told the number of rows again
-        ({"precision": "int4"}, set()),
-        ({"precision": "int8", "activations": "int8"}, set()),
-    ],
-)
-def test_a_head_that_is_the_embedding_in_a_batch(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, options: dict[str, Any], expected: set[str]
-) -> None:
-    package = exported(tiny_checkpoint("llama", tied=True), batch_size=2, **options)
-    found = wide_integers(package / "model.onnx")
-    assert set(found.values()) == expected and all(name.startswith(BATCH) for name in found)

@@ -20,6 +20,7 @@ import pytest
 
 import partita
 from partita import cli
+from partita.commands import completion
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.exporters import optimum
@@ -199,11 +200,7 @@ def test_what_it_cannot_do_is_refused(
     ],
 )
 def test_a_refusal_of_our_own_offers_it_where_it_may_help(
-    play: Play,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    known: tuple[str, ...] | None,
-    message: str | None,
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: tuple[str, ...] | None, message: str | None
 ) -> None:
     monkeypatch.setattr(optimum, "FOLDER", Path("no-such-folder"))
     monkeypatch.delenv(optimum.VARIABLE, raising=False)
@@ -278,3 +275,13 @@ def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
     assert several["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     older = {"rope_theta": 7.0, "rope_scaling": None}
     assert config_for_4(older) == older and json.dumps(config_for_4(older))
+
+
+def test_an_unknown_exporter_is_refused_and_the_known_ones_are_completed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completion.exporters("") == ["native", "optimum"] and completion.exporters("op") == ["optimum"]
+    assert cli.run(["export", "checkpoint", str(tmp_path / "out"), "--exporter", "others"]) == 2
+    assert "--exporter others: unknown exporter; choose one of native, optimum" in capsys.readouterr().err
+    with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of native, opt"):
+        partita.export("checkpoint", tmp_path / "out", exporter="others")

@@ -85,10 +85,7 @@ def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
 
 @pytest.mark.parametrize(
     ("model_type", "attention"),
-    sampled(
-        itertools.product(("llama", "gemma3_text"), ("gqa", "onnx24", "primitives")),
-        {("llama", "onnx24")},
-    ),
+    sampled(itertools.product(("llama", "gemma3_text"), ("gqa", "onnx24", "primitives")), {("llama", "onnx24")}),
 )
 def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
     checkpoint = tiny_checkpoint(model_type)
@@ -99,10 +96,7 @@ def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_
 
 @pytest.mark.parametrize(
     ("model_type", "attention"),
-    sampled(
-        itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")),
-        {("qwen2", "gqa")},
-    ),
+    sampled(itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")), {("qwen2", "gqa")}),
 )
 def test_rows_of_different_length(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
@@ -164,10 +158,7 @@ LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
 
 @pytest.mark.parametrize(
     ("model_type", "attention"),
-    sampled(
-        itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")),
-        {("jamba", "gqa")},
-    ),
+    sampled(itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")), {("jamba", "gqa")}),
 )
 def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: str) -> None:
     """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
@@ -204,8 +195,7 @@ def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("model_type", "precision"),
-    sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16")}),
+    ("model_type", "precision"), sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16")})
 )
 def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(model_type), precision=precision))
@@ -239,6 +229,28 @@ def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: E
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
+def test_a_wrong_graph_is_found(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lowering that forgets the softcap: the export fails with exit code 4 and says where the difference begins."""
+    from dataclasses import replace
+
+    from partita.errors import ParityError
+    from partita.export.pipeline import ExportOptions, export
+    from partita.export.trace.attention import gqa
+    from partita.library.exporting import replay
+
+    def without_softcap(call: Any) -> Any:
+        return gqa.emit(replace(call, reading=replace(call.reading, softcap=0.0)))
+
+    wrong = replace(gqa.LOWERING, fused_call=without_softcap)
+    monkeypatch.setattr(gqa, "LOWERING", wrong)
+    with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
+        export(ExportOptions(str(tiny_checkpoint("gemma2")), tmp_path / "out", max_length=64), replay=replay)
+    assert caught.value.exit_code == 4
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.heavy
 def test_stored_buffers_come_from_the_checkpoint(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
@@ -267,25 +279,3 @@ def test_a_tiny_epsilon_survives(
     tensors["model.embed_tokens.weight"][PROMPT[5]] = 0
     save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
-
-
-def test_a_wrong_graph_is_found(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lowering that forgets the softcap: the export fails with exit code 4 and says where the difference begins."""
-    from dataclasses import replace
-
-    from partita.errors import ParityError
-    from partita.export.pipeline import ExportOptions, export
-    from partita.export.trace.attention import gqa
-    from partita.library.exporting import replay
-
-    def without_softcap(call: Any) -> Any:
-        return gqa.emit(replace(call, reading=replace(call.reading, softcap=0.0)))
-
-    wrong = replace(gqa.LOWERING, fused_call=without_softcap)
-    monkeypatch.setattr(gqa, "LOWERING", wrong)
-    with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
-        export(ExportOptions(str(tiny_checkpoint("gemma2")), tmp_path / "out", max_length=64), replay=replay)
-    assert caught.value.exit_code == 4
-    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,8 @@ from partita.commands.export import pass_lines
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export import passes
 from partita.export.options import ExportOptions, check_options
-from partita.export.passes import ORDER
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import PassError, run
-from partita.package.contract import Port
 from partita.package.folder import read_manifest
 from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
@@ -111,14 +108,6 @@ def test_the_node_that_a_pass_failed_over_is_named() -> None:
     assert cause is not None and isinstance(cause.__cause__, AssertionError), "--debug shows what failed"
 
 
-def test_what_fails_over_no_node_names_the_pass() -> None:
-    def division(made: ir.Model, context: PassContext) -> int:
-        return 1 // 0
-
-    with pytest.raises(PassError, match="pass division failed: ZeroDivisionError: integer division"):
-        run(model(), [Pass("division", division)], NOTHING_KNOWN)
-
-
 def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
     def refuses(made: ir.Model, context: PassContext) -> int:
         with over(made.graph[0]):
@@ -151,15 +140,6 @@ def test_nodes_come_after_what_they_read_wherever_a_pass_has_put_them() -> None:
     made = model()
     assert run(made, [Pass("one", reads_too_early)], NOTHING_KNOWN) == {"one": 1}
     assert [node.name for node in made.graph] == ["layer/Neg", "layer/Abs"]
-
-
-def test_a_pass_is_told_roles_and_states() -> None:
-    made = model()
-    port = Port(name="x", role="positions", shape=(2, 3), dtype="float32")
-    context = replace(NOTHING_KNOWN, inputs=(port,))
-
-    assert context.input(made.graph, "positions") is made.graph.inputs[0]
-    assert context.input(made.graph, "tokens") is None
 
 
 def test_a_user_reads_one_line(
@@ -220,15 +200,6 @@ def test_the_page_is_current(tmp_path: Path) -> None:
     assert written == page()
     current = (REPOSITORY / "docs" / "passes.md").read_text(encoding="utf-8")
     assert current == written, "write it again with: python -m tools.passes_page docs"
-
-
-def test_explain_names_every_pass_with_its_places() -> None:
-    lines = pass_lines({each.name: number for number, each in enumerate(ORDER)})
-    assert len(lines) == len(ORDER) + 1
-    assert lines[0].startswith("  passes")
-    for number, (each, line) in enumerate(zip(ORDER, lines[1:], strict=True)):
-        assert each.name in line and each.summary in line
-        assert f" {number} " in line, "how many places, none included"
 
 
 def test_explain_says_when_another_exporter_ran_no_passes() -> None:

@@ -16,9 +16,8 @@ from onnx import TensorProto, numpy_helper
 
 from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, check_options
-from partita.package.folder import TOLERANCES, read_manifest
+from partita.package.folder import read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
-from tests.export.test_parity import NEW_TOKENS, PROMPT, original_tokens, our_tokens
 
 OPSET = 18
 
@@ -56,12 +55,6 @@ def test_every_operator_is_a_standard_one_of_opset_18(
             assert known.min_input <= len(node.input) <= known.max_input, node.name
 
 
-@pytest.mark.heavy
-def test_the_checker_of_onnx_accepts_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    package = exported(tiny_checkpoint("gemma3_text"), attention="primitives")
-    onnx.checker.check_model(package / "model.onnx", full_check=True)
-
-
 def test_the_cache_is_written_by_position_and_never_rebuilt(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
@@ -79,16 +72,6 @@ def test_the_cache_is_written_by_position_and_never_rebuilt(
     }
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("llama", "qwen3", "gemma2")), "gemma3_text"],
-)
-@pytest.mark.heavy
-def test_float16(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
-    result = read_manifest(exported(tiny_checkpoint(model_type), attention="primitives", precision="fp16")).verification
-    assert result.status == "verified" and result.tolerance == TOLERANCES["fp16"]
-
-
 def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """An empty cache of zeros has scores above those of real keys: they must get no weight at all."""
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), attention="primitives", precision="fp16")
@@ -99,26 +82,6 @@ def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, export
         if tensor.data_type == TensorProto.FLOAT16 and tensor.dims == [] and numpy_helper.to_array(tensor) < -1e4
     }
     assert np.isfinite(np.float16(lowest)) and np.exp(np.float16(lowest) - np.float16(-100)) == 0
-
-
-@pytest.mark.parametrize("kv_heads", [1, 4])
-@pytest.mark.heavy
-def test_one_kv_head_and_as_many_as_query_heads(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, kv_heads: int
-) -> None:
-    checkpoint = tiny_checkpoint("llama", num_key_value_heads=kv_heads, num_hidden_layers=1)
-    package = exported(checkpoint, attention="primitives")
-    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
-
-
-@pytest.mark.heavy
-def test_rows_behind_a_softcap_and_a_window(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Batch of two, a static chunk, half of the layers with a window of 8, scores through tanh."""
-    checkpoint = tiny_checkpoint("gemma2")
-    package = exported(checkpoint, attention="primitives", batch_size=2, static_shapes=True, prefill_chunk=5)
-    prompts = [PROMPT[2:8], PROMPT]
-    expected = [original_tokens(checkpoint, prompt, NEW_TOKENS) for prompt in prompts]
-    assert our_tokens(package, prompts, NEW_TOKENS) == expected
 
 
 @pytest.mark.parametrize(("attention", "opset", "least"), [("onnx24", 23, 24)])
@@ -132,9 +95,3 @@ def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: str, op
 def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None:
     with pytest.raises(UsageError, match=f"`opset={opset}`: must be between 18 and 24"):
         check_options(ExportOptions("none", tmp_path / "out", opset=opset))
-
-
-@pytest.mark.heavy  # tests/export/test_graph.py asks for one
-def test_a_newer_opset_is_written_when_asked(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    package = exported(tiny_checkpoint("llama", num_hidden_layers=1), attention="primitives", opset=21)
-    assert read_manifest(package).graph.opsets == {"": 21}

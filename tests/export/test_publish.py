@@ -142,15 +142,6 @@ def test_force_never_deletes_the_checkpoint(
     assert (checkpoint / "model.safetensors").is_file()
 
 
-def test_a_link_is_not_replaced(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(PackageError, match="exists already"):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", verify=False), replay=no_replay)
-    with pytest.raises(PackageError, match="a link or a file"):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", force=True, verify=False), replay=no_replay)
-    assert (tmp_path / "link").is_symlink()
-
-
 def test_parents_that_were_made_go_again(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     def fail(folder: Path, manifest: Manifest) -> Verification:
         return Verification(status="unverified", detail="wrong")
@@ -193,3 +184,12 @@ def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tm
     with pytest.raises(ResourceError, match="the cache takes"):
         export(huge, replay=no_replay)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_is_not_replaced(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(PackageError, match="exists already"):
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", verify=False), replay=no_replay)
+    with pytest.raises(PackageError, match="a link or a file"):
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", force=True, verify=False), replay=no_replay)
+    assert (tmp_path / "link").is_symlink()

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
 import pytest
 import torch
 
-from partita.export.pipeline import ExportOptions, export
-from partita.export.trace import hooks, recurrence
+from partita.export.trace import hooks
 from partita.export.trace.recurrence import delta_rule, recurrences, selective_scan, state_space_duality
-from partita.library.exporting import replay
-from tests.conftest import TinyCheckpoint
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -149,46 +143,3 @@ def test_transformers_still_has_every_function() -> None:
     assert set(homes) == set(recurrences())
     for name, home in homes.items():
         assert hasattr(importlib.import_module(f"transformers.models.{home}.modeling_{home}"), name)
-
-
-ADDED = '''"""A recurrence that this test adds: a causal convolution, written as a sum of shifted products."""
-
-import torch
-
-from partita.export.trace.recurrence import Recurrence
-
-
-def shifted(hidden_states, weight, bias=None, activation=None, **keywords):
-    assert activation is None
-    size, length = weight.shape[-1], hidden_states.shape[-1]
-    before = torch.nn.functional.pad(hidden_states, (size - 1, 0))
-    total = sum(before[:, :, each : each + length] * weight[:, each, None] for each in range(size))
-    return total if bias is None else total + bias[:, None]
-
-
-RECURRENCE = Recurrence(("causal_conv1d_fn",), contrib=shifted, standard=shifted)
-'''
-
-
-@pytest.mark.heavy
-def test_a_new_recurrence_is_one_file(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Every model whose code has a function of its names is written by it, and verified as it is then."""
-
-    def exported(out: str, *, verify: bool) -> list[str]:
-        options = ExportOptions(str(checkpoint), tmp_path / out, max_length=64, verify=verify)
-        summary = export(options, replay=replay)
-        assert summary.manifest.verification.status == ("verified" if verify else "unverified")
-        graph = onnx.load(tmp_path / out / "model.onnx", load_external_data=False).graph
-        return [node.op_type for node in graph.node]
-
-    checkpoint = tiny_checkpoint("lfm2", layer_types=["conv", "full_attention"])
-    assert "Conv" in exported("before", verify=False)
-    folder = tmp_path / "recurrences"
-    folder.mkdir()
-    (folder / "added.py").write_text(ADDED)
-    monkeypatch.setattr(recurrence, "__path__", [*recurrence.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.recurrence.added", None))
-    assert "causal_conv1d_fn" in recurrences()
-    assert "Conv" not in exported("after", verify=True)

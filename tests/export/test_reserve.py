@@ -291,15 +291,6 @@ def test_a_package_has_the_mode_that_its_user_wants(tmp_path: Path, mask: int, m
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
 
 
-def test_a_disk_without_modes_takes_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, mode: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "chmod", refuse)
-    export(tmp_path / "out", "new")
-    assert word(tmp_path / "out") == "new"
-
-
 @pytest.mark.parametrize("given", [Path(), Path("../out")])
 def test_the_folder_that_somebody_stands_in_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path
@@ -308,3 +299,12 @@ def test_the_folder_that_somebody_stands_in_is_not_replaced(
     with pytest.raises(PackageError, match="is the current folder, or contains it"), reserve(given, (), force=True):
         pass
     assert word(tmp_path / "out") == "old" and hidden(tmp_path) == []
+
+
+def test_a_disk_without_modes_takes_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    export(tmp_path / "out", "new")
+    assert word(tmp_path / "out") == "new"

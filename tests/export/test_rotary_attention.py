@@ -171,11 +171,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "all of a head": {},
     "half of a head": {"turned": 16},
     "neighbours": {"form": neighbours, "waves": tables(WIDTH, repeat="neighbours")},
-    "neighbours in half of a head": {
-        "form": neighbours,
-        "turned": 16,
-        "waves": tables(16, repeat="neighbours"),
-    },
+    "neighbours in half of a head": {"form": neighbours, "turned": 16, "waves": tables(16, repeat="neighbours")},
     "neighbours in a quarter of a head, which is widened": {
         "form": neighbours,
         "turned": 8,

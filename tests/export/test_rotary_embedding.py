@@ -135,10 +135,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "neighbours": {"form": neighbours, "waves": tables(WIDTH, repeat="neighbours")},
     "neighbours that come out as halves": {"form": neighbours_to_halves, "waves": tables(WIDTH, repeat="")},
     "complex numbers": {"form": complex_numbers, "waves": tables(WIDTH, repeat="")},
-    "complex numbers that are scaled": {
-        "form": stretched("waves", complex_numbers),
-        "waves": tables(WIDTH, repeat=""),
-    },
+    "complex numbers that are scaled": {"form": stretched("waves", complex_numbers), "waves": tables(WIDTH, repeat="")},
     "halves that come out as neighbours": {"form": halves_to_neighbours, "waves": tables(WIDTH, repeat="")},
 }
 

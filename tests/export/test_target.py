@@ -14,7 +14,7 @@ import pytest
 from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, Summary, export
-from partita.export.target import ProbeResult, Target, Way, candidates, describe, rank, usual
+from partita.export.target import ProbeResult, Target, candidates, describe, rank, usual
 from partita.export.trace import attention
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package.folder import Manifest, read_manifest
@@ -292,6 +292,36 @@ def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
     assert provider.asked == ["gqa"] and "MoE" in operators
 
 
+LOWERING_FILE = '''"""A lowering that this test adds: primitives under another name."""
+
+from dataclasses import replace
+
+from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
+
+LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
+'''
+
+
+def test_a_new_lowering_is_one_file(
+    exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "lowerings"
+    folder.mkdir()
+    (folder / "added.py").write_text(LOWERING_FILE)
+    monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
+    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
+
+    assert completion.attentions("ad") == ["added"]
+    assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [
+        "gqa",
+        "added",
+        "onnx24",
+        "primitives",
+    ]
+    named = exporting(None, attention="added")
+    assert (named.manifest.graph.attention, named.manifest.verification.status) == ("added", "verified")
+
+
 class WithExperts(Provider):
     """It has the MoE operator."""
 
@@ -323,38 +353,3 @@ def test_a_model_without_experts_is_asked_about_once_for_each_lowering(exporting
     provider = Provider({"gqa": 6})
     exporting(provider.target())
     assert provider.asked == ["gqa", "onnx24"]
-
-
-def test_a_way_says_what_is_unusual_about_it() -> None:
-    assert str(Way("gqa", "contrib")) == "gqa"
-    assert str(Way("gqa", "standard")) == "gqa with standard experts and recurrences"
-
-
-LOWERING_FILE = '''"""A lowering that this test adds: primitives under another name."""
-
-from dataclasses import replace
-
-from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
-
-LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
-'''
-
-
-def test_a_new_lowering_is_one_file(
-    exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    folder = tmp_path / "lowerings"
-    folder.mkdir()
-    (folder / "added.py").write_text(LOWERING_FILE)
-    monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
-    request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
-
-    assert completion.attentions("ad") == ["added"]
-    assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [
-        "gqa",
-        "added",
-        "onnx24",
-        "primitives",
-    ]
-    named = exporting(None, attention="added")
-    assert (named.manifest.graph.attention, named.manifest.verification.status) == ("added", "verified")

@@ -100,11 +100,5 @@ def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
     assert np.array_equal(out, wanted)
 
 
-def test_twice_is_once() -> None:
-    made = model(reader_first=False)
-    write_after_read.run(made, STATES)
-    assert write_after_read.run(made, STATES) == 0
-
-
 def test_readers_upstream_need_nothing() -> None:
     assert write_after_read.run(model(reader_first=True), STATES) == 0

@@ -91,39 +91,6 @@ def test_each_request_gets_what_it_would_get_alone(
     assert len({known(ASKED[0][0], name) for name in (None, *RANKS)}) == 3, "the adapters make no difference"
 
 
-def test_a_row_that_is_free_has_no_adapter_any_more(tmp_path: Path, opened: Opened) -> None:
-    engine = opened(handmade(tmp_path / "p", batch=2, states=ALL, adapters=RANKS, apart=True))
-    scheduler = engine
-    first, second = (
-        scheduler.submit(Work(SYSTEM, Sampling(temperature=0.0, max_new_tokens=count), adapter=name))
-        for name, count in (("loud", 2), ("small", 6))
-    )
-    nothing = engine.runner._adapters[0]
-    while first.state != "over":
-        scheduler.step()
-    given = engine.runner._adapters
-    assert given[0] is nothing and given[1] is not nothing, "what it has is not computed with in vain"
-    while second.state != "over":
-        scheduler.step()
-    assert second.answer.tokens == known(SYSTEM, "small", 6)
-
-
-def test_a_request_that_nobody_asked_for_is_not_told_with_its_adapter(tmp_path: Path, opened: Opened) -> None:
-    """As those at the start of a server, which has each adapter read once."""
-    engine = opened(handmade(tmp_path / "p", batch=2, states=ALL, adapters=RANKS, apart=True))
-    scheduler = engine
-    one = Sampling(temperature=0.0, max_new_tokens=1)
-    for work in (Work((5,), one), *(Work((5,), one, adapter=name, is_warm_up=True) for name in RANKS)):
-        scheduler.submit(work)
-    while scheduler.step():
-        pass
-    assert list(engine.runner.recorder.adapters) == [None]
-    scheduler.submit(Work((5,), one, adapter="small"))
-    while scheduler.step():
-        pass
-    assert list(engine.runner.recorder.adapters) == [None, "small"]
-
-
 @pytest.mark.parametrize("shapes", ["any", "pair"])
 def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str) -> None:
     folder = handmade(tmp_path / "p", batch=3, shapes=shapes, adapters=RANKS)

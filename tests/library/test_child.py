@@ -103,7 +103,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tmp_path, number):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(

@@ -330,12 +330,6 @@ def test_a_report_in_the_middle_of_a_generation_does_not_end_it(model):
     assert generation.run().finish_reason == "length" and len(generation.tokens[0]) == N
 
 
-@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc", memoryview(b"abc"), [memoryview(b"abc")]])
-def test_bytes_are_no_token_ids(model, prompt):
-    with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
-        model.generate(prompt)
-
-
 def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N)
     next(generation)
@@ -430,36 +424,6 @@ def test_a_forgotten_model_goes_on_with_its_generation_and_then_it_is_closed(pac
     assert generation.tokens == whole, "what it has said stays"
 
 
-@pytest.mark.usefixtures("few_objects")
-def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(package):
-    model, engine = loaded(package)
-    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
-    whole = tokens(partita.load(package, providers="cpu"))
-    del model
-    assert open_engine(engine)
-    ticket = scheduler.submit(work)
-    while scheduler.step():
-        pass
-    assert (ticket.answer.tokens,) == whole
-    del scheduler, ticket
-    assert not open_engine(engine)
-
-
-@pytest.mark.usefixtures("few_objects")
-def test_no_argument_of_a_first_call_is_kept():
-    class Held:
-        @public
-        def call(self, other: object) -> int:
-            return 1
-
-    held, other = Held(), Held()
-    both = weakref.ref(held), weakref.ref(other)
-    assert held.call(other) == 1
-    del held, other
-    gc.collect()
-    assert [each() for each in both] == [None, None]
-
-
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, process):
     model = partita.load(package, providers="cpu", process=process)
@@ -543,12 +507,6 @@ def test_a_wrong_argument_is_a_sentence(model, arguments, says):
         model.generate(**{"prompts": PROMPT, **arguments})
     assert says in str(caught.value)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, TypeError)
-
-
-def test_numbers_of_numpy_are_numbers(model):
-    drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
-    assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
-    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().answers[0].tokens) == 2
 
 
 @pytest.mark.parametrize("token", [-1, 10**30])
@@ -637,13 +595,6 @@ def test_what_the_system_refuses_is_of_the_tree_and_other_exceptions_keep_their_
     assert type(found) is partita.ArgumentError and str(found) == "x is 3"
     for other in (KeyError("x"), partita.PackageError("damaged")):
         assert raised(other) is other
-
-
-def test_names_of_arguments_are_checked_by_python(model):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
-        model.generate(PROMPT, temprature=1.0)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'package'"):
-        partita.load()  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
@@ -882,3 +833,30 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (folder / "config.json").symlink_to("/proc/self/mem")
     with pytest.raises(PackageError, match=r"config\.json"):
         contents_hash(folder, manifest)
+
+
+@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc", memoryview(b"abc"), [memoryview(b"abc")]])
+def test_bytes_are_no_token_ids(model, prompt):
+    with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
+        model.generate(prompt)
+
+
+@pytest.mark.usefixtures("few_objects")
+def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(package):
+    model, engine = loaded(package)
+    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
+    whole = tokens(partita.load(package, providers="cpu"))
+    del model
+    assert open_engine(engine)
+    ticket = scheduler.submit(work)
+    while scheduler.step():
+        pass
+    assert (ticket.answer.tokens,) == whole
+    del scheduler, ticket
+    assert not open_engine(engine)
+
+
+def test_numbers_of_numpy_are_numbers(model):
+    drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
+    assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
+    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().answers[0].tokens) == 2

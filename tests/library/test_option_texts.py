@@ -208,16 +208,7 @@ def what_helps(call: Call, place: Place) -> list[Remedy]:
         (lambda place: place.load(providers="cuda"), None),
         (lambda place: partita.load(place.folder / "none"), None),
     ],
-    ids=[
-        "prompt too long",
-        "no prompt",
-        "chain",
-        "provider",
-        "no provider",
-        "taken",
-        "cuda",
-        "none",
-    ],
+    ids=["prompt too long", "no prompt", "chain", "provider", "no provider", "taken", "cuda", "none"],
 )
 def test_what_to_do_is_data_of_the_common_errors(call: Call, words: list[str] | None, place: Place) -> None:
     """`words`: those of the command or the options of each thing that helps; None: there are some."""

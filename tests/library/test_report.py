@@ -12,7 +12,6 @@ from onnx import parser
 
 import partita
 from partita.partition_reports import storage
-from partita.remedies import Remedy
 
 RELU = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -60,16 +59,6 @@ def test_a_run_that_fails_keeps_the_report(tmp_path, process):
     assert (str(caught.value), caught.value.remedy) == (str(cause), cause.remedy)
 
 
-def test_what_to_do_about_a_run_that_failed_is_kept_as_data(model, monkeypatch):
-    def fails(*_: object) -> None:
-        raise partita.ResourceError("no memory is left", where=model, remedy=Remedy("free some"))
-
-    monkeypatch.setattr("partita.runtime.ort.session.Binding.run", fails)
-    with pytest.raises(partita.PlacementError) as caught:
-        partita.place(model, "cpu", shapes={"N": 1})
-    assert caught.value.remedy == Remedy("free some") and caught.value.where == model
-
-
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
     where = "ort.session.Binding.run" if process == "this" else "worker.parent.Worker.wait"
@@ -86,19 +75,6 @@ def test_cuda_without_a_gpu(model, stand_ins):
     report = partita.place(model, "cuda,cpu", shapes={"x": (2, 4)}, dry_run=True, device="h100")
     assert report.dry_run is not None and report.dry_run.device == "h100"
     assert report.check("provider=cuda,share=1").passed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"providers": "cpu", "runs": 0}, "runs"),
-        ({"providers": "cpu", "device": "h100"}, "dry"),
-        ({"providers": "cpu", "shapes": {"nope": 1}}, "nope"),
-    ],
-)
-def test_placing_with_a_wrong_argument_is_a_sentence(model, arguments, says):
-    with pytest.raises(partita.ArgumentError, match=says):
-        partita.place(model, **arguments)
 
 
 # --- the object ------------------------------------------------------------------------------------------------------

@@ -84,10 +84,7 @@ def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: 
         model.save_prefix(text, BEGIN)
         model.save_prefix(system, system=SYSTEM)
         model.save_prefix(ids, model.encode(BEGIN))
-        whole, talk = (
-            model.generate(BEGIN + REST, max_new_tokens=6).run(),
-            model.chat(said, max_new_tokens=6).run(),
-        )
+        whole, talk = (model.generate(BEGIN + REST, max_new_tokens=6).run(), model.chat(said, max_new_tokens=6).run())
         for generation, wanted in (
             (model.generate(REST, prefix=text, max_new_tokens=6).run(), whole),
             (model.chat(said, prefix=str(system), max_new_tokens=6).run(), talk),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -18,18 +17,6 @@ from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_SECONDS = 120
-KEYS = {
-    "Tab": 9,
-    "Enter": 13,
-    "Escape": 27,
-    "End": 35,
-    "Home": 36,
-    "ArrowLeft": 37,
-    "ArrowUp": 38,
-    "ArrowRight": 39,
-    "ArrowDown": 40,
-}
-"""Windows key codes, which the protocol wants."""
 
 
 def find_chromium() -> str | None:
@@ -108,23 +95,10 @@ class Tab:
             raise RuntimeError(json.dumps(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def press(self, key: str, times: int = 1) -> None:
-        """Press a key, as a person does."""
-        text = {"text": "\r"} if key == "Enter" else {}
-        for _ in range(times):
-            code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
-            self.call("Input.dispatchKeyEvent", type="keyDown", **code, **text)
-            self.call("Input.dispatchKeyEvent", type="keyUp", **code)
-
     def prefer(self, **features: str) -> None:
         """Emulate media features; `_` stands for `-`: prefers_color_scheme="dark"."""
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=wanted)
-
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        """A screenshot as PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager

@@ -11,16 +11,7 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.arithmetic import section
 from partita.partition_reports.sections.model import Line, Table
 from partita.partition_reports.views import html, markdown, text
-from tests.partition_reports.samples import (
-    CPU,
-    GPU,
-    PACKAGE,
-    event,
-    exported,
-    report_of,
-    run_facts,
-    session_facts,
-)
+from tests.partition_reports.samples import CPU, GPU, PACKAGE, event, exported, report_of, run_facts, session_facts
 
 GATHER, ROWS, FOLDED, PRODUCT, SUM = (
     "model.embed/Gather",
@@ -106,11 +97,6 @@ def test_what_the_file_says_gives_way_to_what_ran() -> None:
         "prefill and decode: no node in float16 and 2 in float32 (1 of them with float16 weights in the file)."
     ]
     assert rows["MatMul float32"][0] == "float16"
-
-
-def test_without_a_run_nothing_is_said() -> None:
-    ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
-    assert section(report("fp16", replace(ran, events=(), runs=()))) is None
 
 
 def test_a_compiler_does_not_say() -> None:

@@ -20,7 +20,6 @@ from tests.partition_reports.samples import (
     event,
     exported,
     failed,
-    mixed_facts,
     mixed_session,
     phase_of,
     recorded_facts,
@@ -76,12 +75,6 @@ def test_no_profile_leaves_placement_to_the_other_sources():
     assert {entry.node for entry in report.disagreements} == set(unknown)
     assert "no node times" in decode.timing_note
     assert not next(entry for entry in report.sources if entry.source == "profile").available
-
-
-def test_without_another_provider_every_planned_node_is_on_the_cpu():
-    report = report_of(with_session(recorded_facts(), events=(), runs=()))
-    assert {node.provider for node in phase_of(report, "decode").nodes} == {CPU}
-    assert report.disagreements == ()
 
 
 def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():
@@ -252,10 +245,6 @@ def test_any_facts_give_a_report_whose_sums_hold(chain):
         assert Report.model_validate(json.loads(report.model_dump_json(by_alias=True))) == report
         if seed < 15:
             assert text.VIEW.to_text(report)
-
-
-def test_building_twice_gives_the_same_report():
-    assert report_of(mixed_facts(), GPU_CHAIN) == report_of(mixed_facts(), GPU_CHAIN)
 
 
 def test_a_node_named_after_one_that_still_runs_replaces_nothing():

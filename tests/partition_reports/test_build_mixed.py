@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.observations.facts import AssignedNode, GraphNode, PortFact
+from partita.observations.facts import AssignedNode, PortFact
 from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import (
     CPU,
@@ -16,7 +16,6 @@ from tests.partition_reports.samples import (
     MIXED_PLAN,
     NO_GPU_CHAIN,
     NO_KERNEL,
-    event,
     failed,
     mixed_facts,
     mixed_session,
@@ -24,8 +23,6 @@ from tests.partition_reports.samples import (
     recorded_facts,
     report_of,
     run_facts,
-    session_facts,
-    windows,
     with_session,
 )
 
@@ -122,30 +119,6 @@ def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(r
             "between the layers": (0, 1),
             "after the layers": (1, 0),
         }
-
-
-def test_operators_and_modules_of_replaced_nodes_are_those_of_the_file():
-    """Not what their names look like: torch's exporter calls every node `node_<something>`."""
-    names = ("node_MatMul_80", "node_scaled_dot_product_attention_3", "Memcpy/Add")
-    ops = ("MatMul", "Transpose", "Mul")
-    graph = tuple(
-        GraphNode(name, op, "", (f"t{n}",), (f"t{n + 1}",), f"layers.{n}" if n else None, None, None)
-        for n, (name, op) in enumerate(zip(names, ops, strict=True))
-    )
-    fused = GraphNode("fused", "FusedMatMul", "com.microsoft", ("t0",), ("t3",), None, None, None)
-    session = session_facts(
-        graph=graph,
-        plan=(("fused",),),
-        optimised=(fused,),
-        phases=("decode",),
-        runs=windows("decode"),
-        events=(event(0, 0, "fused", "FusedMatMul", CPU),),
-    )
-    (phase,) = report_of(run_facts(session)).phases
-    assert phase.nodes[0].replaces == names and phase.nodes[0].module is None
-    rows = [(row.name, row.op_type, row.module, row.ran_as) for row in phase.file_nodes]
-    modules = (None, "layers.1", "layers.2")
-    assert rows == [(*each, ("fused",)) for each in zip(names, ops, modules, strict=True)]
 
 
 def test_a_wanted_provider_that_is_not_there_explains_every_node():

@@ -13,7 +13,6 @@ from partita.partition_reports.cost import with_costs
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
-    CPU,
     CPU_CHAIN,
     GPU,
     GPU_CHAIN,
@@ -333,16 +332,3 @@ def test_the_cache_says_at_how_many_steps_it_was_checked():
     assert "at each of 4 observed steps" in " ".join(VIEW.to_text(report).split())
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=None))))
     assert report.cache is not None and report.cache.checked_steps is None
-
-
-def test_a_cache_that_nobody_checked_is_not_called_in_place():
-    text = " ".join(VIEW.to_text(report_of(replace(recorded_facts(), states=(state(checked_steps=0),)))).split())
-    assert "cache not checked" in text and "cache in place" not in text
-    assert "KV cache not checked not checked" in text
-
-
-def test_everything_adds_up_with_the_optimised_graph():
-    report = report_with()
-    assert failed(report) == [] and report.disagreements == ()
-    assert {node.provider for node in phase_of(report, "decode").nodes} == {GPU, CPU}
-    assert all("optimised_model" in node.sources for node in phase_of(report, "decode").nodes)

@@ -25,7 +25,6 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
     session_facts,
-    step,
     windows,
 )
 
@@ -104,20 +103,6 @@ def test_no_time_leaks():
     assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
 
 
-def test_placement_and_copies_stay():
-    real = report_of(mixed_facts(), GPU_CHAIN)
-    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED)
-    for before, after in zip(real.phases, report.phases, strict=True):
-        assert [(n.name, n.provider) for n in before.nodes] == [(n.name, n.provider) for n in after.nodes]
-        assert [copy.name for copy in before.copies] == [copy.name for copy in after.copies]
-    assert [entry.model_copy(update={"cost": None}) for entry in report.fallbacks] == [
-        entry.model_copy(update={"cost": None}) for entry in real.fallbacks
-    ]
-    caused = [[entry.cost and entry.cost.copies for entry in each.fallbacks] for each in (real, report)]
-    assert caused[0] == caused[1] and any(caused[0])
-    assert failed(report) == []
-
-
 def test_sizes_are_known_as_long_as_no_operator_looks_at_values():
     sizes, report = sized(node("a", "Relu", ["x"], ["t"]), node("b", "MatMul", ["t", "w"], ["y"]), constants=["w"])
     assert sizes == {"a": 100, "b": 100}
@@ -190,29 +175,6 @@ def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
     _, report = sized(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["m"]), ports=ports)
     copies = {copy.name: copy.bytes_per_run for copy in phase_of(report, "run").copies}
     assert copies == {"x": 64, "i": None, "m": 64}
-
-
-def test_a_model_that_is_no_package_has_one_phase_and_neither_cache_nor_totals():
-    report = report_of(
-        replace(
-            run_facts(
-                session_facts(
-                    phases=("run",), plan=(("a",),), events=(event(0, 0, "a", "Add", CPU),), runs=windows("run")
-                )
-            ),
-            steps=(step("run", 0),),
-            finish_reason=None,
-        ),
-        package=None,
-        model=MODEL,
-    )
-    assert [phase.name for phase in report.phases] == ["run"]
-    assert (report.package, report.cache, report.totals, report.dry_run) == (None, None, None, None)
-    assert phase_of(report, "run").tokens_per_second is None and phase_of(report, "run").seconds
-    assert not [check.name for check in report.checks if "steps add up" in check.name]
-    assert failed(report) == []
-    text = VIEW.to_text(report)
-    assert "m.onnx: 3 nodes" in text and "x float32[1,3]" in text and "KV cache" not in text
 
 
 def test_the_banner_comes_first_and_names_what_was_real():

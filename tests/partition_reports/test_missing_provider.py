@@ -13,7 +13,6 @@ from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
-    GPU,
     MISSING_FIRST_CHAIN,
     NO_GPU_CHAIN,
     REQUEST,
@@ -24,12 +23,6 @@ from tests.partition_reports.samples import (
 
 REPORT = mixed(MISSING_FIRST_CHAIN)
 OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
-
-
-def test_nodes_are_grouped_by_what_kept_them_from_the_provider_that_was_there() -> None:
-    groups = {key: {entry.preferred_provider for entry in entries} for key, entries in by_reason(REPORT)}
-    assert {key: wanted for key, wanted in groups.items() if key[1] == CPU} == {(code, CPU): {GPU} for code in OWN}
-    assert groups["library_missing", GPU] == {TENSORRT}, "nodes on the second provider have no other reason"
 
 
 def test_the_record_keeps_every_reason_and_the_summary_counts_the_deciding_one() -> None:

@@ -126,10 +126,3 @@ def test_every_view_tells_what_the_precision_costs() -> None:
             assert told in shown, each.VIEW.name
     again = Report.model_validate_json(report.model_dump_json(by_alias=True))
     assert again.package is not None and again.package.quality == quality
-
-
-def test_a_report_of_before_has_no_quality() -> None:
-    report = report_of(recorded_facts())
-    assert report.package is not None
-    written = report.package.model_dump(exclude={"quality"})
-    assert type(report.package).model_validate(written).quality is None

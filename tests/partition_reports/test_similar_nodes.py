@@ -8,7 +8,7 @@ from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import RejectedPart
 from partita.partition_reports.sections.fallbacks import section
 from partita.partition_reports.sections.model import Group, Line
-from partita.partition_reports.sections.similar_nodes import finding_key, first_of
+from partita.partition_reports.sections.similar_nodes import finding_key
 from tests.partition_reports.pages import mixed_report
 
 REPORT = mixed_report()
@@ -67,7 +67,3 @@ def test_every_text_is_there_node_by_node() -> None:
     lines = [block.text for block in finding.blocks if isinstance(block, Line) and block.label.startswith("evidence")]
     assert lines == ["no kernel for a (one of 2)"]
     assert "no kernel for b" in str(finding)
-
-
-def test_one_text_is_said_as_it_is() -> None:
-    assert first_of(["a", "a"]) == "a"

@@ -39,15 +39,6 @@ def test_a_report_stores_its_verdict_in_figures():
     assert report.summary.checks_failed == sum(not check.passed for check in report.checks)
 
 
-def test_the_summary_says_whether_the_cache_stayed_in_place():
-    report = report_of(recorded_facts())
-    assert report.cache is not None and summarise(report).cache_in_place is True
-    moved_away = report.cache.model_copy(update={"address_changes": 2})
-    unseen = report.cache.model_copy(update={"checked_steps": 0})
-    assert summarise(report.model_copy(update={"cache": moved_away})).cache_in_place is False
-    assert summarise(report.model_copy(update={"cache": unseen})).cache_in_place is None
-
-
 def test_rows_are_nodes_of_the_file_whatever_ran_them():
     report = compiled(7, "model.layers.0.self_attn/Det")(mixed())
     for phase, was in zip(report.phases, mixed().phases, strict=True):

@@ -14,7 +14,6 @@ from partita.cli import run
 from partita.partition_reports import storage
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
-from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections import overview
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import verdict_of
@@ -24,7 +23,7 @@ from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
-from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, NO_GPU_CHAIN, mixed_facts, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, GPU, NO_GPU_CHAIN, recorded_facts, report_of
 
 LARGEST_PAGE = 2_000_000
 
@@ -198,29 +197,6 @@ def test_what_no_reader_may_overlook_is_at_the_top() -> None:
     assert failed.name in flags
 
 
-def test_five_questions_are_answered(mixed: Element) -> None:
-    answers = mixed.one("dl", class_="answers")
-    said = [words(e) for e in answers.children]
-    assert len(said) == 5
-    assert "66.7 %" in said[0] and "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)" in said[0]
-    assert "4 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
-    assert "WebGpu has no kernel for Gather (no_kernel_op): 1 node, evidence logged" in said[2]
-    assert "partitions" in said[3] and "copies per decode run" in said[3] and "host wait" in said[3]
-    assert "tokens/s" in said[3]
-    assert answers.children[4].one("code")
-
-
-def test_phases_are_in_figures(mixed: Element) -> None:
-    figures = section(mixed, "phases").one("table")
-    rows = {
-        words(row.children[0]): [words(cell) for cell in row.children[1:]] for row in figures.one("tbody").all("tr")
-    }
-    assert rows["nodes on WebGpu (node time)"] == ["6 (69.2 %)"] * 2
-    assert rows["partitions"] == ["5"] * 2
-    assert {"tokens per second (mean)", "copies between devices", "bytes copied per token", "step p50, ms"} <= set(rows)
-    assert "KV cache" not in rows, "there is none"
-
-
 def test_each_reason_has_its_definition_and_its_page() -> None:
     report = report_of(recorded_facts(), NO_GPU_CHAIN)
     part = section(read(html.to_text(report)), "fallbacks")
@@ -254,23 +230,6 @@ def test_a_node_is_told_by_letter_and_name_too() -> None:
     assert len(set(letters.values())) == len(letters)
 
 
-def test_partitions_say_who_hands_what_to_whom(mixed: Element) -> None:
-    said = words(section(mixed, "partitions"))
-    report = pages.mixed_report()
-    for part in report.phases[1].partitions:
-        for tensor in part.boundary:
-            if tensor.direction == "out" and tensor.other_side != "session":
-                assert tensor.name in said
-    assert "0 (WebGpu)" in said and "1 (CPU)" in said
-
-
-def test_copies_name_tensor_and_cause(mixed: Element) -> None:
-    said = words(section(mixed, "copies"))
-    for copy in pages.mixed_report().phases[1].copies:
-        assert copy.name in said and (copy.tensor or "") in said
-        assert all(cause in said for cause in copy.caused_by[:1])
-
-
 def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> None:
     reasons = section(deep, "fallbacks")
     group = reasons.one("article")
@@ -301,13 +260,6 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
         assert " ".join(text.split()) in whole, text
 
 
-def test_every_section_has_its_name_in_the_contents(page: str) -> None:
-    root = read(page)
-    listed = [(link["href"][1:], words(link)) for link in root.one("nav").all("a")]
-    found = [(e["id"], words(e.all("h2")[0])) for e in root.one("main").children]
-    assert listed == found
-
-
 def test_a_copied_command_is_whole(mixed: Element) -> None:
     report = pages.mixed_report()
     package = report.package and report.package.model_copy(update={"name": "my 'model'"})
@@ -315,14 +267,6 @@ def test_a_copied_command_is_whole(mixed: Element) -> None:
     page = read(html.to_text(report.model_copy(update={"package": package, "request": request})))
     shown = {words(e) for e in page.all("code")}
     assert any("\"my 'model'-for-webgpu\"" in text for text in shown), shown
-
-
-def test_disagreements_are_shown() -> None:
-    facts = mixed_facts(plan=(("ghost",),))
-    report = report_of(facts, GPU_CHAIN)
-    assert report.disagreements
-    said = words(section(read(html.to_text(report)), "checks"))
-    assert all(entry.detail in said for entry in report.disagreements)
 
 
 # look
@@ -363,14 +307,6 @@ def test_colours_are_used_by_name_only() -> None:
     style = read_part("page.css")
     rules = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!-)", re.sub(r"#[a-z][\w-]*", "", rules))
-
-
-def test_paper_is_light_and_shows_everything() -> None:
-    style = read_part("page.css")
-    assert "@media screen and (prefers-color-scheme: dark)" in style, "paper keeps the light colours"
-    printed = style[style.index("@media print") :]
-    assert "details::details-content" in printed and "max-height: none" in printed
-    assert "prefers-reduced-motion" in style
 
 
 # size
@@ -420,11 +356,6 @@ def test_a_page_that_cannot_be_written_is_one_line(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert stored.read_bytes() == before
-
-
-def test_it_is_a_view() -> None:
-    assert load_view("html") is html.VIEW
-    assert html.to_text(pages.cpu_report()).endswith("</html>\n")
 
 
 def test_a_node_of_which_each_phase_knows_another_reason_leads_to_the_row_of_that_reason():

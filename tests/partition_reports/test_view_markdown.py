@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import unescape
-from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from partita.cli import run
-from partita.partition_reports import storage
 from partita.partition_reports.render.markdown import cell_text, safe
-from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections.model import Command
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.views import markdown
@@ -72,20 +68,6 @@ def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
     found = list(tokens(outside.replace("<details>", "\n<details>")))
     assert not [token for token in found if token.type in ("link_open", "image", "code_inline", "em_open", "s_open")]
     assert sum(token.type == "heading_open" for token in found) == 3, "the headline and two open sections"
-
-
-def test_the_verb_writes_it_to_stdout_or_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stored = tmp_path / "run.json"
-    storage.write(pages.mixed_report(), stored)
-    assert run(["report", "markdown", str(stored)]) == 0
-    out = capsys.readouterr().out
-    assert out == markdown.to_text(pages.mixed_report())
-    assert run(["report", "markdown", str(stored), "--out", str(tmp_path / "c.md")]) == 0
-    assert (tmp_path / "c.md").read_text(encoding="utf-8") == out
-
-
-def test_it_is_a_view() -> None:
-    assert load_view("markdown") is markdown.VIEW
 
 
 def test_underscores_numbers_and_dollars_of_names_are_nothing_but_text() -> None:

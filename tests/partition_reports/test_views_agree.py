@@ -1,22 +1,27 @@
-"""Terminal, page and JSON say the same of every report: each figure is read back from all three."""
+"""Page, terminal and Markdown show every text of the sections, and the sections count as the report does."""
 
 from __future__ import annotations
 
+import html as markup
 import io
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
 
-from partita.observations.text_format import decimals, percent
-from partita.partition_reports.outcome import fallbacks_of
-from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.views import html, text
+from partita.observations.text_format import clean, decimals
+from partita.partition_reports.outcome import fallbacks_of, used_phases
+from partita.partition_reports.records import Report
+from partita.partition_reports.render.shortening import LEFT_OUT, shown_blocks, shown_rows
+from partita.partition_reports.sections import copies, fallbacks, layers, partitions, phases, placement
+from partita.partition_reports.sections.model import Block, Command, Fold, Group, Line, Pairs, Section, Table, text_of
+from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.sections.report import sections
+from partita.partition_reports.views import html, markdown, text
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import REPORTS
-
-LAYER = r"layer \d+|before the layers|between the layers|after the layers|the whole graph|several layers"
 
 
 @dataclass(frozen=True)
@@ -24,227 +29,145 @@ class Shown:
     """One report in every form."""
 
     report: Report
-    text: str
     page: Element
+    terminal: str
+    markdown: str
 
-    def timed(self) -> bool:
-        return self.report.dry_run is None
+
+def squeezed(shown: str) -> str:
+    return clean(" ".join(shown.split()))
 
 
 @pytest.fixture(scope="module", params=REPORTS)
 def shown(request: pytest.FixtureRequest) -> Shown:
     report = REPORTS[request.param]()
     stream = io.StringIO()
-    text.render(report, Console(file=stream, width=240, color_system=None))
-    return Shown(report, stream.getvalue(), read(html.to_text(report)))
+    text.render(report, Console(file=stream, width=1000, color_system=None))
+    plain = markup.unescape(re.sub(r"<[^>]*>|&#8203;", "", markdown.to_text(report)))
+    return Shown(report, read(html.to_text(report)), squeezed(stream.getvalue()), squeezed(plain.replace("|", " ")))
 
 
-def phases_of(report: Report) -> list[Phase]:
-    return [phase for phase in report.phases if phase.nodes]
+def own_texts(block: Block) -> Iterator[str]:
+    """Texts of a block itself, without those of the blocks in it; a row of a table is one text."""
+    if isinstance(block, Line):
+        yield text_of(block.text)
+        yield block.label
+    elif isinstance(block, Command):
+        yield block.text
+        yield block.does
+    elif isinstance(block, Pairs):
+        yield from (each for name, values in block.rows for each in (name, *values))
+    elif isinstance(block, Table):
+        yield from (" ".join(filter(None, map(text_of, row.cells))) for row in block.rows)
+    elif isinstance(block, (Fold, Group)):
+        yield block.title
 
 
-def text_section(shown: Shown, title: str) -> str:
-    """What stands under a heading."""
-    found = re.search(rf"^{re.escape(title)}(?::[^\n]*)?\n(.*?)(?=\n\n[^\s]|\Z)", shown.text, re.DOTALL | re.MULTILINE)
-    assert found, title
-    return found[0]
+def every_block(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Blocks and those within them."""
+    for block in blocks:
+        yield block
+        if isinstance(block, (Fold, Group)):
+            yield from every_block(block.blocks)
 
 
-def text_rows(part: str, names: str) -> dict[str, list[str]]:
-    """Rows of a table that begin with one of `names`: what follows, cell by cell; empty cells are left out."""
-    rows = re.findall(rf"^  ({names})(?:  +(.*))?$", part, re.MULTILINE)
-    return {name: re.split(r"\s{2,}", rest.strip()) for name, rest in rows}
+def short_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The same of views that shorten: without folds, and with the first rows of long tables."""
+    for block in shown_blocks(tuple(blocks)):
+        if isinstance(block, Table):
+            yield Table(block.caption, block.columns, shown_rows(block)[0])
+        elif isinstance(block, Group):
+            yield Group(block.title, ())
+            yield from short_blocks(block.blocks)
+        elif not (isinstance(block, Line) and "more group" in text_of(block.text)):
+            yield block
 
 
-def page_tables(part: Element) -> list[tuple[list[str], list[list[str]]]]:
-    """Headings and cells of the tables of a section."""
-    return [
-        (
-            [words(head) for head in table.one("thead").all("th")],
-            [[words(cell) for cell in row.children] for row in table.one("tbody").all("tr")],
-        )
-        for table in part.all("table")
-    ]
+def test_the_page_shows_every_text_of_every_section(shown: Shown) -> None:
+    listed = [words(link) for link in shown.page.one("nav").all("a")]
+    assert listed == ["At a glance", *(squeezed(part.title) for part in sections(shown.report))]
+    for part in sections(shown.report):
+        within = words(section(shown.page, part.key))
+        rows = [words(row) for row in section(shown.page, part.key).all("tr")]
+        for block in every_block(part.blocks):
+            for each in own_texts(block):
+                wanted = squeezed(each)
+                assert wanted in (rows if isinstance(block, Table) else within), (part.key, each)
 
 
-def page_table(part: Element, first_head: str) -> list[list[str]]:
-    return next((rows for heads, rows in page_tables(part) if heads[0] == first_head), [])
-
-
-def leading(cell: str) -> int:
-    """The count that a cell begins with."""
-    return int(re.findall(r"^[\d,]+", cell)[0].replace(",", ""))
-
-
-# per layer
-
-
-def expected_layers(report: Report) -> dict[str, list[tuple[int, str, str]]]:
-    """From the JSON: nodes, milliseconds and share of each layer per phase; what is outside of them in one."""
-    raw = report.model_dump(mode="json", by_alias=True)
-    found: dict[str, list[tuple[int, str, str]]] = {}
-    for phase in (phase for phase in raw["phases"] if phase["nodes"]):
-        for group in phase["by_layer"]:
-            time, share = group["host_us_per_run"], group["time_share"]
-            cell = (group["nodes"], decimals(time, 1e-3), percent(share))
-            found.setdefault(group["name"], []).append(cell)
-    return found
-
-
-def test_every_layer_has_the_same_nodes_and_time(shown: Shown) -> None:
-    phases = phases_of(shown.report)
-    if not phases:
-        return
-    expected = expected_layers(shown.report)
-    layers = {name: cells for name, cells in expected.items() if name.startswith("layer")}
-    in_text = text_rows(text_section(shown, "Layers"), LAYER)
-    tables = page_tables(section(shown.page, "layers"))
-    in_map = {" ".join(re.findall(LAYER, cells[0])[:1]): cells[1:] for cells in tables[0][1]}
-    in_page = {cells[0]: cells for cells in tables[1][1]}
-    # A terminal shows the first dozen rows.
-    assert [name for name in in_page if name.startswith("layer")] == list(layers)
-    for name, cells in expected.items():
-        counts = " / ".join(dict.fromkeys(f"{nodes:,}" for nodes, _, _ in cells))
-        times = [part for _, time, share in cells for part in (time, share)] if shown.timed() else []
-        assert in_page[name][1] == counts and in_page[name][len(in_page[name]) - len(times) :] == times, name
-        if name in in_text:
-            assert in_text[name][0] == counts and in_text[name][len(in_text[name]) - len(times) :] == times, name
-        for (nodes, time, _), cell in zip(cells, in_map.get(name, ()), strict=name in in_map):
-            assert not nodes or f"{nodes:,} node" in cell, name
-            assert (f", {time} ms" in cell) == (time != "-"), (name, cell)
-    assert all(name in in_text for name in list(in_page)[:12])
-    assert set(in_page) == set(expected)
-
-
-def test_memcpy_nodes_count_in_one_layer_everywhere(shown: Shown) -> None:
-    """What a layer of the map draws is what the table of nodes, and so the JSON, has under this number."""
-    phases = phases_of(shown.report)
-    if not phases:
-        return
-    rows = {row["id"]: row for row in section(shown.page, "nodes").all("tr") if row["id"]}
-    for map_row in section(shown.page, "layers").all("table")[0].one("tbody").all("tr"):
-        number = re.match(r"layer (\d+)", words(map_row.children[0]))
-        for cell, phase in zip(map_row.children[1:], phases, strict=True):
-            for link in cell.all("a"):
-                if (target := rows.get(link["href"][1:])) is None:
-                    assert link["href"] == "#layers" and "ambiguous" in {row.state for row in phase.file_nodes}
-                    continue
-                layer = words(target.children[4])
-                node = phase.nodes[int(words(target.children[0]))]
-                assert (str(node.layer) if node.layer is not None else "") == layer
-                if node.added or node.name == link["title"].partition(" (")[0]:
-                    assert layer == (number[1] if number else ""), words(target.children[1])
-
-
-# counts
-
-
-def figures_in_text(shown: Shown) -> dict[str, list[str]]:
-    return text_rows(text_section(shown, "Phases"), r"\S(?:\S| (?! ))*")
-
-
-def figures_on_page(shown: Shown) -> dict[str, list[str]]:
-    return {cells[0]: cells[1:] for cells in page_table(section(shown.page, "phases"), "figure")}
-
-
-def test_the_figures_of_the_phases_are_the_same_and_those_of_the_report(shown: Shown) -> None:
-    report = shown.report
-    if not report.phases:
-        return
-    in_text, on_page = figures_in_text(shown), figures_on_page(shown)
-    assert {name: in_text[name] for name in on_page} == on_page
-    for at, phase in enumerate(report.phases):
-        assert leading(on_page["partitions"][at]) == len(phase.partitions)
-        if phase.cost is not None:
-            assert leading(on_page["copies between devices"][at]) == phase.cost.copies == len(phase.copies)
-            assert leading(on_page["tensors between partitions"][at]) == phase.cost.crossings
-        for entry in phase.providers:
-            short = entry.provider.removesuffix("ExecutionProvider")
-            cells = next(cells for name, cells in on_page.items() if name.startswith(f"nodes on {short}"))
-            assert leading(cells[at]) == entry.nodes, "added nodes have a row of their own"
-        if shown.timed():
-            assert on_page["step p50, ms"][at] == decimals(phase.step_p50_ms)
-            assert on_page["steps"][at] == f"{phase.steps:,}"
-
-
-def test_partitions_and_copies_are_counted_alike(shown: Shown) -> None:
-    phases = phases_of(shown.report)
-    if not phases:
-        return
-    tables = page_tables(section(shown.page, "partitions"))
-    listed = [rows for heads, rows in tables if heads[0] == "#"]
-    seen = re.findall(r"([\d,]+) partitions?(?: in [\w ]+)?, in execution order", text_section(shown, "Partitions"))
-    assert [leading(count) for count in seen] == [len(rows) for rows in listed]
-    assert {len(rows) for rows in listed} == {len(phase.partitions) for phase in phases}
-    copies = page_tables(section(shown.page, "copies"))
-    counts = [sum(leading(row[heads.index("copies")]) for row in rows) for heads, rows in copies if "copies" in heads]
-    every = [len(rows) for heads, rows in copies if "copied by" in heads]
-    told = [leading(n) for n in re.findall(r"([\d,]+) cop(?:y|ies) between devices", text_section(shown, "Copies"))]
-    assert counts == every == told
-    assert set(counts) == {len(phase.copies) for phase in phases if phase.copies}
-    verdict = words(shown.page.one("p", class_="verdict"))
-    memcpy = {sum(copy.kind == "memcpy_node" for copy in phase.copies) for phase in phases}
-    assert {leading(n) for n in re.findall(r"([\d,]+) Memcpy nodes?", verdict)} == memcpy
-
-
-def test_experiments_are_counted_once(shown: Shown) -> None:
-    probing = shown.report.probing
-    if probing is None:
-        return
-    total = probing.experiments + probing.cached
-    sources = {entry.source: entry.covers for entry in shown.report.sources}
-    assert re.match(rf"{total} experiments? on ", sources["probe"])
-    for part in (text_section(shown, "Fallbacks"), words(section(shown.page, "fallbacks"))):
-        assert f"{total}: {probing.experiments} run in " in " ".join(part.split())
-    for part in (text_section(shown, "Sources"), words(section(shown.page, "sources"))):
-        assert sources["probe"] in " ".join(part.split())
-
-
-def test_fallbacks_are_counted_alike(shown: Shown) -> None:
-    nodes = {entry.node for entry in shown.report.fallbacks}
-    if not nodes:
-        return
-    heading = text_section(shown, "Fallbacks").splitlines()[0]
-    about = words(section(shown.page, "fallbacks").one("p", class_="about"))
-    assert leading(heading.partition(": ")[2]) == leading(about) == len(nodes)
-    reasons = {(entry.reason, entry.provider) for entry in fallbacks_of(shown.report)}
-    groups = [e for e in section(shown.page, "fallbacks").all("article") if re.fullmatch(r"r\d+", e["id"])]
-    assert len(groups) == len(reasons)
-    listed = {
-        words(row.children[0])
-        for fold in section(shown.page, "fallbacks").all("details")
-        if "with cost" in words(fold.one("summary") if len(fold.all("summary")) == 1 else fold.all("summary")[0])
-        for row in fold.one("tbody").all("tr")
-    }
-    assert listed == {" ".join(name.split()) for name in nodes}
-    for group in groups:
-        assert words(group.all("h3")[0]) in shown.text
-
-
-def test_tables_of_operators_and_modules_are_the_same(shown: Shown) -> None:
-    phases = phases_of(shown.report)
-    if not phases:
-        return
-    placement = section(shown.page, "placement")
-    for head, groups in (("operator", "by_op_type"), ("module", "by_module")):
-        rows = {row[0]: row for row in page_table(placement, head)}
-        names = {entry.name for phase in phases for entry in getattr(phase, groups)}
-        assert set(rows) == {" ".join(name.split()) for name in names}
-        for phase in phases:
-            for entry in getattr(phase, groups):
-                assert f"{entry.nodes:,}" in rows[entry.name][1].split(" / ")
-                if shown.timed():
-                    assert decimals(entry.host_us_per_run, 1e-3) in rows[entry.name]
-        part = text_section(shown, "Placement")
-        shown_in_text = {name: cells for name in rows if (cells := text_rows(part, re.escape(name)).get(name))}
-        assert len(shown_in_text) >= min(len(rows), 12)
-        for name, cells in shown_in_text.items():
-            assert cells == [cell for cell in rows[name][1:] if cell], name
+@pytest.mark.parametrize("view", ["terminal", "markdown"])
+def test_views_that_shorten_show_the_first_rows_and_nothing_else_is_missing(shown: Shown, view: str) -> None:
+    printed: str = getattr(shown, view)
+    for part in sections(shown.report):
+        for block in () if part.key in LEFT_OUT else short_blocks(part.blocks):
+            for each in own_texts(block):
+                if isinstance(block, Command):  # a terminal breaks it after every option
+                    assert all(squeezed(word) in printed for word in block.text.split()), each
+                else:
+                    assert squeezed(each) in printed, (part.key, each)
 
 
 def test_the_top_is_the_same(shown: Shown) -> None:
-    top = " ".join(shown.text.partition("\n\n")[0].split())
-    state = shown.page.one("header").all("p")[1]
-    assert state["class"].startswith("state ") and " ".join("".join(state.texts).split()) in top
-    assert words(shown.page.one("p", class_="request")) in top
-    assert words(shown.page.one("p", class_="verdict")).removesuffix(".") in top
+    top, header = glance(shown.report), words(shown.page.one("header"))
+    for each in (top.state.headline, top.verdict, top.request, top.name):
+        assert all(squeezed(each) in printed for printed in (header, shown.terminal, shown.markdown)), each
+    for flag in top.flags:
+        assert squeezed(flag.text) in header and squeezed(flag.text) in shown.markdown
+
+
+def rows_of(part: Section | None, first_column: str) -> dict[str, tuple[str, ...]]:
+    """Rows of the tables whose first column has this title, by their first cell."""
+    blocks = every_block(part.blocks) if part is not None else ()
+    tables = [block for block in blocks if isinstance(block, Table) and block.columns[0].title == first_column]
+    return {text_of(row.cells[0]): tuple(map(text_of, row.cells)) for table in tables for row in table.rows}
+
+
+def leading(cell: str) -> int:
+    """The count that a text begins with."""
+    return int(re.findall(r"^[\d,]+", cell)[0].replace(",", ""))
+
+
+def test_figures_of_the_phases_are_those_of_the_report(shown: Shown) -> None:
+    rows = rows_of(phases.section(shown.report), "figure")
+    for at, phase in enumerate(shown.report.phases, start=1):
+        assert leading(rows["partitions"][at]) == len(phase.partitions)
+        if phase.cost is not None:
+            assert leading(rows["copies between devices"][at]) == phase.cost.copies == len(phase.copies)
+            assert leading(rows["tensors between partitions"][at]) == phase.cost.crossings
+        for entry in phase.providers:
+            short = entry.provider.removesuffix("ExecutionProvider")
+            (cells,) = [cells for name, cells in rows.items() if re.match(rf"nodes on {re.escape(short)}\b", name)]
+            assert leading(cells[at]) == entry.nodes, "added nodes have a row of their own"
+        if shown.report.dry_run is None:
+            assert rows["step p50, ms"][at] == decimals(phase.step_p50_ms)
+            assert rows["steps"][at] == f"{phase.steps:,}"
+
+
+def test_every_layer_operator_and_module_has_a_row(shown: Shown) -> None:
+    report, placed = shown.report, placement.section(shown.report)
+    for rows, groups in (
+        (rows_of(layers.section(report), "layer"), "by_layer"),
+        (rows_of(placed, "operator"), "by_op_type"),
+        (rows_of(placed, "module"), "by_module"),
+    ):
+        entries = [entry for phase in used_phases(report) for entry in getattr(phase, groups)]
+        assert set(rows) == {entry.name for entry in entries}
+        assert all(f"{entry.nodes:,}" in rows[entry.name][1].split(" / ") for entry in entries)
+
+
+def sizes_of(part: Section | None, column: str) -> set[int]:
+    """Numbers of rows of the tables that have a column of this title."""
+    tables = [block for block in every_block(part.blocks if part else ()) if isinstance(block, Table)]
+    return {len(table.rows) for table in tables if column in [each.title for each in table.columns]}
+
+
+def test_partitions_copies_and_fallbacks_are_counted_as_in_the_report(shown: Shown) -> None:
+    report, used = shown.report, used_phases(shown.report)
+    assert sizes_of(partitions.section(report), "#") == {len(phase.partitions) for phase in used}
+    assert sizes_of(copies.section(report), "copied by") == {len(phase.copies) for phase in used if phase.copies}
+    nodes = {entry.node for entry in report.fallbacks}
+    if nodes:
+        found = fallbacks.section(report)
+        assert leading(found.about) == len(nodes)
+        groups = [block for block in found.blocks if isinstance(block, Group) and re.fullmatch(r"r\d+", block.anchor)]
+        assert len(groups) == len({(entry.reason, entry.provider) for entry in fallbacks_of(report)})

@@ -57,10 +57,7 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
     rows = {row.name: (row.op_type, row.ran_as, row.state) for row in report.phases[0].file_nodes}
     assert rows["ln"] == ("LayerNormalization", ("SkipLayerNormalization",), "executed")
-    assert replaced == {
-        "SkipLayerNormalization": ("SkipLayerNormalization", ("add", "ln")),
-        "pow": ("Pow", ()),
-    }
+    assert replaced == {"SkipLayerNormalization": ("SkipLayerNormalization", ("add", "ln")), "pow": ("Pow", ())}
     assert [check for check in report.checks if not check.passed] == [] and report.disagreements == ()
 
 

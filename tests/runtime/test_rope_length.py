@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engine_steps import generate
-from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.record.run_facts import run_facts
@@ -111,16 +110,6 @@ def test_the_known_answer_has_one_length_throughout(tmp_path):
         folder = handmade(tmp_path / shapes, graph="rope", shapes=shapes, batch=2, rereads_at=LIMIT)
         found = replay(folder, CPU, threads=1)
         assert found.status == "verified", found.detail
-
-
-def test_a_manifest_of_before_has_no_limit(tmp_path):
-    folder = handmade(tmp_path / "old")
-    manifest = read_manifest(folder)
-    write_manifest(folder, manifest)
-    text = (folder / "manifest.json").read_text()
-    assert '"rereads_at": null' in text
-    (folder / "manifest.json").write_text(text.replace(',\n  "rereads_at": null', ""))
-    assert read_manifest(folder) == manifest
 
 
 def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.engine_steps import generate
-from partita.errors import GenerationError
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.cache.fixed_states import RecurrentStates
@@ -88,61 +87,6 @@ def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends)
     assert (phases.count("prefill"), phases.count("decode")) == (3, 4)
 
 
-def test_a_row_that_has_finished_does_not_disturb_the_others(opened):
-    runner = opened(batch=3)
-    stop = known_tokens(PROMPTS[1], 9)[2]
-    steps = run(runner, PROMPTS, stop=[stop])
-    for index, prompt in enumerate(PROMPTS):
-        expected = known_tokens(prompt, 9)
-        assert row(steps, index) == (expected[: expected.index(stop) + 1] if stop in expected else expected)
-
-
-def test_nothing_is_left_of_the_generation_before(opened):
-    runner = opened(batch=2)
-    next(generate(runner, PROMPTS[1::-1], max_new_tokens=9, sampler=greedy))
-    assert row(run(runner, PROMPTS[:2])) == known_tokens(PROMPTS[0], 9)
-    for buffer in runner.cache.buffers[:2]:
-        buffer.host.fill(np.nan)
-    assert row(run(runner, PROMPTS[:2]), 1) == known_tokens(PROMPTS[1], 9)
-
-
-def test_a_run_that_failed_leaves_nothing_in_the_states(opened):
-    runner = opened(batch=2)
-    steps = generate(runner, PROMPTS[:2], max_new_tokens=9, sampler=greedy)
-    next(steps)
-    runner.cache.buffers[2].host.fill(np.inf)
-    with pytest.raises(GenerationError, match="not finite"):
-        list(steps)
-    assert row(run(runner, PROMPTS[:2])) == known_tokens(PROMPTS[0], 9)
-
-
-@pytest.mark.parametrize("shapes", PHASES)
-def test_such_a_package_can_be_placed(opened, shapes):
-    runner = opened(shapes=shapes, batch=2)
-    assert run_package(runner, 3) is None
-    assert [step.phase for step in runner.steps] == ["prefill"] * 3 + ["decode"] * 3
-    read = runner.capacity.chunk or 16
-    assert runner.cache.filled == [read + 3] * 2, (
-        "the cursors are those of the engine: the last prompt and what followed"
-    )
-
-
-@pytest.mark.parametrize("states", [ALL, ("key",)], ids=["states", "keys"])
-def test_more_decode_steps_than_the_cache_is_long_can_be_placed(opened, states):
-    runner = opened(batch=2, states=states)
-    assert run_package(runner, 60) is None
-    assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH
-    assert all(count <= LENGTH for count in runner.cache.filled)
-
-
-def test_all_states_stay_where_they_are(opened):
-    runner = opened(batch=2, observe=True)
-    run(runner, PROMPTS[:2])
-    facts = run_facts(runner)
-    assert [state.kind for state in facts.states] == list(ALL)
-    assert all(state.same_address and not state.address_changes and state.checked_steps for state in facts.states)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 def test_rows_of_a_buffer_are_zeroed_and_others_left(dtype):
     buffer = host_buffer((3, 2, 2), dtype)
@@ -184,3 +128,11 @@ def test_reading_again_begins_with_empty_states(opened, tmp_path):
         steps = run(runner, PROMPTS[:2])
         assert any(step.is_repeated for step in steps)
         assert [row(steps, index) for index in range(2)] == [known_tokens(prompt, 9) for prompt in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize("states", [ALL, ("key",)], ids=["states", "keys"])
+def test_more_decode_steps_than_the_cache_is_long_can_be_placed(opened, states):
+    runner = opened(batch=2, states=states)
+    assert run_package(runner, 60) is None
+    assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH
+    assert all(count <= LENGTH for count in runner.cache.filled)

@@ -11,73 +11,16 @@ LEAST = {"gqa": 85, "onnx24": 60, "primitives": 60}
 LEAST_MULTIMODAL = 30
 """Verified types with gqa that are only multimodal."""
 
-NAMED = (
-    "llama",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_next",
-    "qwen3_5_text",
-    "mistral",
-    "ministral3",
-    "mixtral",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "phi",
-    "phi3",
-    "phimoe",
-    "gpt2",
-    "gpt_neox",
-    "gpt_oss",
-    "opt",
-    "bloom",
-    "falcon",
-    "mpt",
-    "starcoder2",
-    "olmo2",
-    "olmoe",
-    "cohere2",
-    "granite",
-    "granitemoehybrid",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4",
-    "glm4_moe",
-    "stablelm",
-    "smollm3",
-    "lfm2",
-    "jamba",
-    "bamba",
-    "falcon_h1",
-    "mamba2",
-    "ernie4_5",
-    "exaone4",
-    "nemotron",
-    "helium",
-    "minicpm3",
-    "llama4_text",
-    "llava",
-    "llava_next",
-    "llava_onevision",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "mistral3",
-    "smolvlm",
-    "idefics3",
-    "internvl",
-    "glm4v",
-    "aya_vision",
-    "gemma3",
-    "voxtral",
-    "qwen2_audio",
-    "phi4_multimodal",
-)
+_NAMED = """
+    llama qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text mistral ministral3 mixtral gemma gemma2
+    gemma3_text gemma4_text phi phi3 phimoe gpt2 gpt_neox gpt_oss opt bloom falcon mpt starcoder2 olmo2 olmoe
+    cohere2 granite granitemoehybrid deepseek_v2 deepseek_v3 glm4 glm4_moe stablelm smollm3 lfm2 jamba bamba
+    falcon_h1 mamba2 ernie4_5 exaone4 nemotron helium minicpm3 llama4_text llava llava_next llava_onevision
+    qwen2_vl qwen2_5_vl qwen3_vl mistral3 smolvlm idefics3 internvl glm4v aya_vision gemma3 voxtral qwen2_audio
+    phi4_multimodal
+"""
+NAMED = _NAMED.split()
 """Families that are verified with gqa."""
-
 
 DIFFERENT = {"falcon", "gemma3", "glm5_next", "paligemma"}
 """Types with a setting for which eager attention computes other numbers than the default. Falcon follows the default,

@@ -103,6 +103,20 @@ def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[Part
     assert note == f"chat will fail: {named}it is damaged; do it again"
 
 
+def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "generation_config.json").write_text("{}")
+    settings = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "has no eos_token_id: generate will stop only at the maximum" in " ".join(err.split())
+
+
+def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(checkpoint, capsys)[0] == 0
+    assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
+    assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "raised",
     [
@@ -117,17 +131,3 @@ def test_why_a_graph_does_not_run_does_not_name_the_hidden_folder(
     with pytest.raises(NotRunningError) as caught, opened_and_run("cpu", hidden):
         raise raised(hidden)
     assert str(hidden) not in str(caught.value) and "model.onnx" in caught.value.detail
-
-
-def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkpoint / "generation_config.json").write_text("{}")
-    settings = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
-    code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "has no eos_token_id: generate will stop only at the maximum" in " ".join(err.split())
-
-
-def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(checkpoint, capsys)[0] == 0
-    assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
-    assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from partita.errors import CheckpointError, PartitaError, UnsupportedModelError, UsageError
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values
 from partita.export.checkpoint.config_values import check_values
 from partita.export.checkpoint.description import open_checkpoint
@@ -158,25 +158,6 @@ def test_a_pointer_of_git_lfs_is_told(checkpoint: Path, name: str) -> None:
         (checkpoint / "model.safetensors").unlink()
     (checkpoint / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n")
     refused(checkpoint, name, "git lfs pull")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_file_that_may_not_be_read_is_not_called_damaged(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """As root everything may be read, so the answer of the operating system is played."""
-    (checkpoint / "tokenizer.json").touch()
-    usual = Path.open
-
-    def opened(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path == checkpoint / name:
-            raise PermissionError(13, "Permission denied", str(path))
-        return usual(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(PartitaError) as caught:
-        exported(checkpoint, verify=False)
-    assert "permission" in str(caught.value) and name in str(caught.value) and "damaged" not in str(caught.value)
 
 
 def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

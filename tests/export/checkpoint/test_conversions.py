@@ -164,22 +164,6 @@ def test_layouts_are_those_of_torch(
         assert torch.equal(torch.from_numpy(made.numpy()), wanted)
 
 
-def test_equal_layouts_have_equal_keys(tiny_checkpoint: TinyCheckpoint) -> None:
-    checkpoint, sources = matched(mixtral(tiny_checkpoint))
-    origin, again = sources.of(STACK), matched(checkpoint.folder)[1].of(STACK)
-    assert origin is not None and again is not None
-    weight: Any = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
-    turned = weight.permuted((0, 2, 1))
-    assert checkpoint_weight(checkpoint, again, ir.DataType.FLOAT).key == weight.key
-    assert turned.permuted((0, 2, 1)).key == weight.key
-    assert weight.interleaved(1).permuted((0, 2, 1)).key == turned.interleaved(2).key
-    assert len({w.key for w in (weight, turned, weight.interleaved(1), turned.interleaved(2))}) == 4
-    with pytest.raises(ValueError, match="no order of the axes"):
-        weight.permuted((0, 1))
-    with pytest.raises(ValueError, match="no two halves"):
-        turned.permuted((0, 2, 1)).interleaved(3)
-
-
 QKV = {name: f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"}
 ONE_TO_MANY: dict[str, list[ConversionOps]] = {
     "chunk": [Chunk(dim=0)],

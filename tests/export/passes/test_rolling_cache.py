@@ -113,29 +113,6 @@ def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-@pytest.mark.heavy
-def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path, Path]) -> None:
-    """They begin with a common text that is longer than the window, and go on from copies of each other's states."""
-
-    def answers(folder: Path) -> tuple[list[list[int]], int]:
-        prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]
-        with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
-            engine = Engine(runner, prefill_chunk=5, shares=True)
-            found: dict[int, list[int]] = {}
-            for prompt in prompts:
-                engine.join(Request(prompt, greedy, 16, shares=24))
-                for _ in range(9):
-                    _step(engine, found)
-            while _step(engine, found):
-                pass
-            assert engine.prefixes is not None
-            return [found[row] for row in range(3)], engine.prefixes.copied_tokens
-
-    (rolled, copied), (whole, _) = map(answers, rows)
-    assert rolled == whole and [len(tokens) for tokens in rolled] == [16] * 3
-    assert copied == 48
-
-
 def _step(engine: Engine, found: dict[int, list[int]]) -> bool:
     step = engine.step()
     for row, tokens in enumerate(() if step is None else step.tokens):
@@ -237,3 +214,26 @@ def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> No
 def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:
     with pytest.raises(PartitaError, match="which webgpu is not known to support"):
         load_runner(pair[0], parse_chain("webgpu,cpu"))
+
+
+@pytest.mark.heavy
+def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path, Path]) -> None:
+    """They begin with a common text that is longer than the window, and go on from copies of each other's states."""
+
+    def answers(folder: Path) -> tuple[list[list[int]], int]:
+        prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]
+        with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+            engine = Engine(runner, prefill_chunk=5, shares=True)
+            found: dict[int, list[int]] = {}
+            for prompt in prompts:
+                engine.join(Request(prompt, greedy, 16, shares=24))
+                for _ in range(9):
+                    _step(engine, found)
+            while _step(engine, found):
+                pass
+            assert engine.prefixes is not None
+            return [found[row] for row in range(3)], engine.prefixes.copied_tokens
+
+    (rolled, copied), (whole, _) = map(answers, rows)
+    assert rolled == whole and [len(tokens) for tokens in rolled] == [16] * 3
+    assert copied == 48

@@ -14,7 +14,7 @@ import torch
 
 from partita.export.progress import Silent, stage
 from partita.export.quantise.calibrate.reference import written_rows
-from partita.export.quantise.forms import Form, Place, Weight, candidates, form, forms
+from partita.export.quantise.forms import Form, Place, Weight, form
 from partita.export.quantise.quantisers import Grid
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource
@@ -121,16 +121,6 @@ def test_products(
     assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
 
 
-def test_products_of_the_same_activations_share_their_rounding(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    written = form("matmul_integer")
-    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
-    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight, products=2)
-    operators = [node.op_type for node in one.model.graph]
-    assert operators.count("QuantizeLinear") == 1 and operators.count("MatMulInteger") == 2
-    one.run(np.ones((1, 1, WIDTH), np.float32))
-
-
 @pytest.mark.parametrize("opset", [18, 21])
 def test_activations_of_a_batch_are_rounded_for_every_token(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int
@@ -206,9 +196,7 @@ def test_the_cpu_provider_makes_packed_products_of_standard_operators(
     written = form("dequantize_linear")
     packing = Packing(Grid(4, symmetric=False), 32, "nearest")
     one = Written(
-        tmp_path,
-        written,
-        QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout),
+        tmp_path, written, QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     )
     one.run(np.zeros((1, 1, WIDTH), np.float32))
     options = ort.SessionOptions()
@@ -216,13 +204,3 @@ def test_the_cpu_provider_makes_packed_products_of_standard_operators(
     ort.InferenceSession(tmp_path / "one.onnx", options)
     seen = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
     assert seen == {"MatMulNBits"}
-
-
-def test_every_form_can_be_asked_about() -> None:
-    asked = {
-        each.name
-        for rounds in (False, True)
-        for standard in (False, True)
-        for each in candidates(rounds_activations=rounds, standard=standard)
-    }
-    assert asked == set(forms())

@@ -29,7 +29,6 @@ from partita.export.target import Kernels
 from partita.export.verify import known_answer, quality
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import SlicedOrigin
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import QUALITY, WEIGHTS, read_manifest
 from partita.package.records import PackedWeights, Quality, TriedMix
@@ -99,34 +98,6 @@ def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None
     assert keep_of(found.steps[:1]) == (Keep(found.steps[0].unit.patterns[0], "int8"),)
     every = keep_of(found.steps[:6])
     assert {keep.precision for keep in every} == {"fp32"} and len(every) == 3
-
-
-def test_weights_of_eight_bits_have_one_wider_width(tiny_checkpoint: TinyCheckpoint) -> None:
-    plan = replace(PLAN, bits=8)
-    found = units(placed(tiny_checkpoint("llama"), plan=plan), plan)
-    assert [step.bits for step in ordered_steps([(unit, 1.0) for unit in found], plan)] == [FULL] * 4
-
-
-def test_an_embedding_that_no_block_divides_keeps_its_own(tiny_checkpoint: TinyCheckpoint) -> None:
-    """It is only looked up, a whole row at a time."""
-    plan = Plan(8, None, "refit", Kernels(), form("dequantize_linear"))
-    checkpoint, name = open_checkpoint(str(tiny_checkpoint("llama"))), "model.embed_tokens"
-    source = checkpoint_weight(checkpoint, f"{name}.weight", ir.DataType.FLOAT).source
-    assert isinstance(source, FloatSource)
-    packing = plan.packing([name], 50, embedding=True)
-    assert packing is not None and packing.block_size == 50 and plan.packed(8, 50) is None
-    packed = QuantisedSource.of(
-        replace(source, origin=SlicedOrigin(source.origin, 1, 0, 50)), packing, plan.form.look_up.layout
-    )
-    (unit,) = units([PlacedWeight(packed, (name,), ())], plan)
-    assert unit.size(8, plan) == packed.rows * (50 + 4) and unit.size(FULL, plan) == 4 * packed.rows * 50
-
-
-def test_what_is_not_packed_has_the_type_of_the_graph(tiny_checkpoint: TinyCheckpoint) -> None:
-    (gate,) = placed(tiny_checkpoint("llama"), NAMES[:1])
-    half = Unit((replace(gate, packed=replace(gate.packed, dtype=ir.DataType.FLOAT16)),))
-    assert half.size(FULL, PLAN) == 2 * 64 * 96
-    assert keep_of(ordered_steps([(half, 1.0)], PLAN)) == (Keep(NAMES[0], "fp16"),)
 
 
 def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -250,20 +221,6 @@ def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, t
     assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
 
 
-@pytest.mark.heavy
-def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """With the widths that were chosen without its text."""
-    checkpoint = tiny_checkpoint("llama", tied=True)
-    size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
-    options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
-    package = exported(checkpoint, calibrate=heldout_path(), **options)
-    packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
-    assert packed.calibration is not None and packed.mix is not None and packed.mix.taken > 0
-    assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
-    found = read_manifest(package).quality
-    assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -307,6 +264,28 @@ def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: T
     assert not (tmp_path / "out").exists()
 
 
+def test_weights_that_are_too_large_at_their_smallest_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
+        export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.heavy
+def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """With the widths that were chosen without its text."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
+    options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
+    package = exported(checkpoint, calibrate=heldout_path(), **options)
+    packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
+    assert packed.calibration is not None and packed.mix is not None and packed.mix.taken > 0
+    assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
+    found = read_manifest(package).quality
+    assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
+
+
 @pytest.mark.heavy
 def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """One table, as it was measured and counted."""
@@ -318,11 +297,3 @@ def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: Tiny
     assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.kept)
     assert manifest.graph.weight_bytes == read_manifest(exported(checkpoint)).graph.weight_bytes
     assert manifest.quality is not None and manifest.quality.kl_mean < 1e-9
-
-
-def test_weights_that_are_too_large_at_their_smallest_are_refused(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
-        export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
-    assert not (tmp_path / "out").exists()

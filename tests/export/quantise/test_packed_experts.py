@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import SilentStage
 from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
 from partita.export.quantise.calibrate.calibration import calibrate
-from partita.export.quantise.calibrate.reference import movable, parameter_names, put_back
 from partita.export.quantise.forms import form
 from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.mixed_precision import units
@@ -30,11 +28,10 @@ from partita.export.quantise.write.experts import flatten_stack
 from partita.export.quantise.write.products import routes
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
-from partita.export.target import Kernels, ProbeResult
+from partita.export.target import Kernels
 from partita.export.trace.experts.base import Experts
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import FlattenedOrigin, PermutedOrigin, StoredTensor, blocks
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
@@ -78,31 +75,6 @@ def test_experts_are_packed(
         assert (node["expert_weight_bits"], node["block_size"]) == ({"int4": 4, "int8": 8}[precision], 32)
 
 
-@pytest.mark.heavy
-@pytest.mark.environment("beside")
-def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Packed for one graph and wide for the other of a pair they would be stored twice."""
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    kept = exported(checkpoint, precision="int4", keep={"experts": "fp32"})
-    assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
-    pair = exported(checkpoint, precision="int4", attention="primitives", static_shapes=True, prefill_chunk=6)
-    manifest = checked(pair)
-    assert manifest.packed is not None and any("experts" in phrase for phrase in manifest.packed.not_packed)
-    plain = exported(checkpoint)
-    assert (pair / "model.onnx.data").stat().st_size < (plain / "model.onnx.data").stat().st_size
-
-
-@pytest.mark.heavy
-def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    package = exported(checkpoint, precision="int4", keep={"layers.0.mlp.experts.down_proj": "fp16"})
-    checked(package)
-    kinds = {each.name: each.data_type for each in initializers(package)}
-    halves = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16 and "experts" in name]
-    assert len(halves) == 2 and all("layers.0." in name for name in halves)
-    assert operators(package)["MoE"] == 1 and operators(package)["QMoE"] == 1
-
-
 def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> FloatSource:
     """A stack of experts as the exporter has it, one matrix below the other."""
     opened = open_checkpoint(str(checkpoint))
@@ -113,48 +85,6 @@ def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Float
     source = checkpoint_weight(opened, origin, ir.DataType.FLOAT, parameter=parameter).source
     assert isinstance(source, FloatSource)
     return flatten_stack(source)
-
-
-def test_a_stack_is_read_as_one_matrix(tiny_checkpoint: TinyCheckpoint) -> None:
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    origin = stack(checkpoint).origin
-    assert isinstance(origin, FlattenedOrigin)
-    with OpenFiles(checkpoint) as files:
-        whole = origin.whole.read_all(files)
-        assert torch.equal(origin.read_all(files), whole.flatten(0, 1))
-        for seen, expected in ((origin, whole.flatten(0, 1)), (PermutedOrigin(origin, (1, 0)), whole.flatten(0, 1).T)):
-            for region in blocks(seen.shape, 1000):
-                assert torch.equal(seen.read(region, files), expected[tuple(slice(*pair) for pair in region)])
-        assert torch.equal(origin.read(((5, 5), (0, 3)), files), whole.flatten(0, 1)[5:5, :3])
-    with pytest.raises(ValueError, match="no stack"):
-        FlattenedOrigin(StoredTensor(next(iter(origin.tensors()))))
-
-
-def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyCheckpoint) -> None:
-    """Through the tensors of the checkpoint, of which the parameter is made in another order than the weight."""
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    plain = stack(checkpoint)
-    opened = open_checkpoint(str(checkpoint))
-    model = load(opened)
-    sources = match_names(model, opened.tensors)
-    assert movable(sources)(plain)
-    turned = plain.permuted((1, 0))
-    packed = QuantisedSource.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
-    with OpenFiles(checkpoint) as files:
-        rows = turned.origin.read_all(files).float() * 2
-    before = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
-    with torch.no_grad():
-        chunks = ((0, rows[:10]), (10, rows[10:]))
-        put_back(model, PlacedWeight(packed, ("experts",), ()), parameter_names(model, sources), iter(chunks))
-    assert torch.equal(model.model.layers[0].mlp.experts.gate_up_proj, 2 * before)
-
-
-def test_a_part_of_a_stack_cannot_be_put_back(tiny_checkpoint: TinyCheckpoint) -> None:
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    opened = open_checkpoint(str(checkpoint))
-    fits = movable(match_names(load(opened), opened.tensors))
-    one = checkpoint_weight(opened, sorted(stack(checkpoint).tensors)[0], ir.DataType.FLOAT).source
-    assert isinstance(one, FloatSource) and not fits(one)
 
 
 def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -188,15 +118,6 @@ def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozense
     make_plan(options(), target(other, Kernels(experts=False)), MODULES, has_experts=True)
     make_plan(options(), target(other), MODULES)
     assert not any(node.op_type == "QMoE" for model in other.models for node in model.graph.node)
-
-
-def test_the_cpu_provider_takes_packed_experts() -> None:
-    from partita.library.place.target import find_target
-
-    ask: Callable[..., ProbeResult] | None = find_target("cpu", {}, default_allowed=False, libraries={}).ask
-    assert ask is not None
-    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES, has_experts=True)
-    assert plan is not None and plan.kernels.experts
 
 
 class Calibrated:
@@ -275,17 +196,6 @@ def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: T
     assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
 
 
-@pytest.mark.heavy
-@pytest.mark.environment("beside")
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
-def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
-    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
-    manifest = checked(package)
-    assert manifest.packed is not None and manifest.packed.calibration is not None
-    looked_up = "model.embed_tokens"  # no product reads it
-    assert manifest.packed.calibration.not_calibrated == (looked_up,) and operators(package)["QMoE"] == 2
-
-
 def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyCheckpoint) -> None:
     """A stack without the other of its layer is rounded without the text."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
@@ -319,3 +229,39 @@ def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> 
     for step in steps.split():
         node = ir.Node("", step, [node.outputs[0]])
     assert routes(first) is router
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Packed for one graph and wide for the other of a pair they would be stored twice."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    kept = exported(checkpoint, precision="int4", keep={"experts": "fp32"})
+    assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
+    pair = exported(checkpoint, precision="int4", attention="primitives", static_shapes=True, prefill_chunk=6)
+    manifest = checked(pair)
+    assert manifest.packed is not None and any("experts" in phrase for phrase in manifest.packed.not_packed)
+    plain = exported(checkpoint)
+    assert (pair / "model.onnx.data").stat().st_size < (plain / "model.onnx.data").stat().st_size
+
+
+@pytest.mark.heavy
+def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    package = exported(checkpoint, precision="int4", keep={"layers.0.mlp.experts.down_proj": "fp16"})
+    checked(package)
+    kinds = {each.name: each.data_type for each in initializers(package)}
+    halves = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16 and "experts" in name]
+    assert len(halves) == 2 and all("layers.0." in name for name in halves)
+    assert operators(package)["MoE"] == 1 and operators(package)["QMoE"] == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.packed.calibration is not None
+    looked_up = "model.embed_tokens"  # no product reads it
+    assert manifest.packed.calibration.not_calibrated == (looked_up,) and operators(package)["QMoE"] == 2

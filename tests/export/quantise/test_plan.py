@@ -14,7 +14,7 @@ from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
 from partita.export.quantise.forms.blocks import GATHER, MATMUL
-from partita.export.quantise.keep_setting import Keep, check_modules, paths
+from partita.export.quantise.keep_setting import Keep, check_modules
 from partita.export.quantise.plan import make_plan
 from partita.export.quantise.write.rewrite import Outcome, PlacedWeight, check_blocks, notes
 from partita.export.quantise.write.weight_source import QuantisedSource
@@ -169,13 +169,6 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
     assert "npu does not support MatMulNBits" in told[-1]
 
 
-def test_what_a_weight_is_known_by_besides_what_multiplies_by_it() -> None:
-    joined = [f"model.language_model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
-    assert paths(joined) == tuple(sorted(name.removesuffix(".weight") for name in joined))
-    assert paths(["model.embed_tokens.weight"]) == (), "a head may read it, too"
-    assert paths(["model.layers.0.mlp.experts.down_proj"]) == ("model.layers.0.mlp.experts.down_proj",)
-
-
 def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
     asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
     plan = make_plan(options(), target(asked), MODULES, told.append)
@@ -241,7 +234,7 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
         (
             replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
             r"`keep=lm_head=int4`: .* only int8 weights",
-        ),
+        )
     ],
 )
 def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: ExportOptions, said: str) -> None:
@@ -279,10 +272,3 @@ def test_where_nobody_can_be_asked_the_record_decides() -> None:
     assert plan is not None and plan.kernels == replace(kernels, smaller=())
     found = plan.packing(["lm_head"], 256)
     assert found is not None and found.block_size == 32 and found.grid.symmetric
-
-
-def test_the_cpu_provider_takes_the_form_of_its_record() -> None:
-    from partita.library.place.target import find_target
-
-    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES)
-    assert plan is not None and plan.kernels == Kernels()

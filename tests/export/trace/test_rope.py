@@ -138,19 +138,6 @@ def test_without_a_length_every_text_counts_as_short(make: Any) -> None:
     assert same([wave[:, :CONTEXT] for wave in waves], make()(*inputs(0, CONTEXT)))
 
 
-@pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_the_module_is_left_as_it_was(make: Any) -> None:
-    rotary = make()
-    before = {name: id(value) for name, value in vars(rotary).items()}
-    buffers = {name: (value, value.clone()) for name, value in rotary.named_buffers()}
-    with pytest.raises(ZeroDivisionError), rope_by_length(rotary, scalar(40)):
-        rotary(*inputs(0, 40))
-        raise ZeroDivisionError
-    assert {name: id(value) for name, value in vars(rotary).items()} == before
-    for name, value in rotary.named_buffers():
-        assert value is buffers[name][0] and torch.equal(value, buffers[name][1])
-
-
 def test_a_scaling_of_the_waves_is_kept() -> None:
     expected = phi3(attention_factor=1.7)(*inputs(0, 40))
     assert not same(expected, phi3()(*inputs(0, 40)))
@@ -170,12 +157,6 @@ def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str,
                 assert same(rotary(*inputs(0, length), layer_type), expected)
 
 
-def test_what_depends_on_the_length_is_told_by_path() -> None:
-    assert kinds(Model(phi3())) == {"model.rotary": "longrope"}
-    assert kinds(Model(llama())) == {"model.rotary": "dynamic"}
-    assert static_up_to(Model(phi3())) == static_up_to(Model(llama())) == CONTEXT
-
-
 def test_cached_keys_stay_valid_but_for_longrope() -> None:
     assert rereads_at(Model(phi3())) == CONTEXT
     assert rereads_at(Model(llama())) is None
@@ -191,12 +172,7 @@ def test_longrope_that_changes_at_different_lengths_is_refused() -> None:
 STATIC: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "yarn": {"factor": 2.0, "original_max_position_embeddings": 8},
-    "llama3": {
-        "factor": 2.0,
-        "original_max_position_embeddings": 8,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
+    "llama3": {"factor": 2.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "proportional": {"factor": 2.0},
 }
 

@@ -35,10 +35,7 @@ LONGROPE = {
     "max_position_embeddings": 160,
     "sliding_window": None,
 }
-DYNAMIC = {
-    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-    "max_position_embeddings": 40,
-}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}, "max_position_embeddings": 40}
 
 
 def checkpoint(folder: Path, model_type: str, **settings: Any) -> Path:

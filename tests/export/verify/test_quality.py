@@ -125,18 +125,6 @@ def test_it_is_repeated_without_the_original(half: Path) -> None:
     assert 0.3 * stored.kl_mean < stored.likely.kl_mean <= stored.kl_mean
 
 
-def test_a_package_of_before_has_no_divergence_to_repeat(
-    half: Path, own_copy: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = own_copy(half)
-    kept = {name: each for name, each in load_file(package / QUALITY).items() if "likely" not in name}
-    save_figures(package, kept)
-    now = evaluate(package, parse_chain("cpu"))
-    assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
-    text = shown(package, read_manifest(half), now)
-    assert "not measured: the package lacks the source model's probabilities" in text and ">=" not in text
-
-
 def save_figures(package: Path, figures: dict[str, Any]) -> None:
     """Put other figures of the original into a package."""
     save_file(figures, package / QUALITY)
@@ -155,12 +143,6 @@ def test_a_loss_that_is_beyond_a_float_gives_the_largest_perplexity(
     monkeypatch.setattr("partita.runtime.verify.quality.loss", lambda logits, token: 1e4)
     now = evaluate(package, parse_chain("cpu"))
     assert now.perplexity == now.original_perplexity == math.exp(709) and now.perplexity_ratio == 1
-
-
-def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:
-    stream = io.StringIO()
-    show(package, manifest, now, Console(file=stream, width=200, color_system=None))
-    return stream.getvalue()
 
 
 def test_text_and_json_have_the_divergence(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,20 +240,6 @@ def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options:
         check_options(ExportOptions("a", Path("b"), **given, **options))
 
 
-def test_options_say_what_is_measured() -> None:
-    given: dict[str, dict[str, Any]] = {
-        "fp32": {},
-        "fp16": {"precision": "fp16"},
-        "bf16": {"precision": "bf16"},
-        "stored": {"precision": "bf16", "activations": "fp32"},
-        "int4": {"precision": "int4"},
-        "cache": {"cache_precision": "int8"},
-    }
-    measured = {name: ExportOptions("a", Path("b"), **options).measures for name, options in given.items()}
-    assert measured == {name: name != "fp32" for name in measured}
-    assert not ExportOptions("a", Path("b"), precision="fp16").rounds
-
-
 def test_a_package_that_cannot_read_the_text_is_not_published(
     tiny_checkpoint: TinyCheckpoint, half: Path, tmp_path: Path
 ) -> None:
@@ -320,3 +288,21 @@ def test_the_default_text_is_taken_where_the_original_is_run() -> None:
     assert resolve(options, floats, None, heldout_path()).quality_text == heldout_path()
     assert resolve(replace(options, verify=False), floats, None, heldout_path()).quality_text is None
     assert resolve(replace(options, precision="fp32"), floats, None, heldout_path()).quality_text is None
+
+
+def test_a_package_of_before_has_no_divergence_to_repeat(
+    half: Path, own_copy: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = own_copy(half)
+    kept = {name: each for name, each in load_file(package / QUALITY).items() if "likely" not in name}
+    save_figures(package, kept)
+    now = evaluate(package, parse_chain("cpu"))
+    assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
+    text = shown(package, read_manifest(half), now)
+    assert "not measured: the package lacks the source model's probabilities" in text and ">=" not in text
+
+
+def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:
+    stream = io.StringIO()
+    show(package, manifest, now, Console(file=stream, width=200, color_system=None))
+    return stream.getvalue()

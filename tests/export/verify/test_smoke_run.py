@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from partita import cli
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
-from partita.export import pipeline
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import ProbeResult, Target
 from partita.export.verify import known_answer
@@ -95,16 +93,6 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.heavy
-def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
-    options = ExportOptions(str(checkpoint), tmp_path / "other", max_length=64, precision="fp16")
-    every = beyond("gqa", "onnx24", "primitives")
-    with pytest.raises(ParityError, match="first difference in decode 5"):
-        export(options, replay=every, target=target)
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
 @pytest.mark.parametrize("asked", [True, False])
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
@@ -147,19 +135,6 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
     assert "omit `cache=window`: `attention=onnx24` runs there" in str(caught.value)
     assert "`attention=auto`" not in str(caught.value)
-
-
-@pytest.mark.parametrize("rounded", ["int8", None])
-def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
-    tmp_path: Path, rounded: str | None
-) -> None:
-    class NoOthers:
-        def others(self) -> list[Any]:
-            return []
-
-    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)  # type: ignore[arg-type]
-    end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
-    assert end.startswith("; choose another `target`") and ("omit `cache_precision=int8`" in end) == bool(rounded)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
@@ -253,6 +228,27 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
     assert any(note.startswith("not run on cpu here") for note in summary.notes)
 
 
+def test_bf16_for_the_cpu_by_name_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
+    assert (
+        cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
+        == 3
+    )
+    assert "--precision" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.heavy
+def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
+    options = ExportOptions(str(checkpoint), tmp_path / "other", max_length=64, precision="fp16")
+    every = beyond("gqa", "onnx24", "primitives")
+    with pytest.raises(ParityError, match="first difference in decode 5"):
+        export(options, replay=every, target=target)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.heavy
 def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -267,14 +263,3 @@ def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     if manifest.target.provider == "cpu":
         assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
         assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]
-
-
-def test_bf16_for_the_cpu_by_name_is_refused(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
-    assert (
-        cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
-        == 3
-    )
-    assert "--precision" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -135,8 +135,3 @@ def test_a_weight_of_several_parts_is_not_turned_in_part(checkpoint: Checkpoint)
         assert weight.permuted((1, 0)) is None and weight.interleaved(0) is None
     whole = checkpoint_weight(checkpoint, NAME, ir.DataType.FLOAT).permuted((1, 0))
     assert whole is not None and tuple(whole.shape.numpy()) == (COLUMNS, ROWS)
-
-
-def test_a_value_that_is_no_weight_is_none() -> None:
-    assert weight_part(None) is None
-    assert weight_part(value("x", [1])) is None

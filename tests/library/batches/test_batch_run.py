@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import GenerationError, InstallationError, ProviderError
+from partita.errors import GenerationError, ProviderError
 from partita.library.batches.batch_run import BatchRunResult, run_file, run_rows
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults
@@ -212,25 +212,3 @@ def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_pat
         run_file(scan_file(file.source), file.out, some, DEFAULTS, package="package", options={})
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         assert file.run(engine).resumed == 8
-
-
-class Odd:
-    """A tokenizer that does not load when it encodes, and that has no text for token 47."""
-
-    def encode(self, prompt: str) -> list[int]:
-        raise InstallationError("transformers is not installed")
-
-    def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Any:
-        if 47 in prompt:
-            raise GenerationError("the tokens cannot be decoded: IndexError: no such piece")
-        return None
-
-
-def test_a_prompt_without_text_is_an_error_of_its_row_and_a_missing_library_of_the_run(tmp_path):
-    rows = [InputRow(index, {"tokens": [index + 1, 47 - index]}) for index in range(3)]
-    with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        found = answered(engine, rows, text=Odd())
-        with pytest.raises(InstallationError, match="transformers is not installed"):
-            answered(engine, [InputRow(0, {"prompt": "text"})], text=Odd())
-    assert [row["finish_reason"] for row in found] == ["error", "length", "length"]
-    assert "cannot be decoded" in found[0]["error"]

@@ -256,16 +256,6 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
     assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
 
-def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
-    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
-    ticket = scheduler.submit(work(PROMPTS[0], 4))
-    _interrupt_after(monkeypatch, Loop, "join")
-    with pytest.raises(KeyboardInterrupt):
-        scheduler.step()
-    run(scheduler)
-    assert list(ticket.answer.tokens) == known_tokens(PROMPTS[0], 4, KEYS)
-
-
 def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
@@ -525,21 +515,6 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
     assert failing.answer.finish_reason == "interrupted" and scheduler.running == 0
 
 
-def test_a_listener_that_fails_always_is_told_of_once(tmp_path, opened):
-    """Its last piece comes in a later step, which is of the others."""
-    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-
-    def fails(ticket: Ticket, piece: RequestOutput) -> None:
-        raise ValueError("no room")
-
-    scheduler.submit(work(PROMPTS[1], 30), fails)
-    with pytest.raises(ValueError, match="no room"):
-        run(scheduler)
-    other = scheduler.submit(work(PROMPTS[2]))
-    run(scheduler)
-    assert list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
-
-
 def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     logits = np.array([1.0, -np.inf, 0.5, -np.inf], np.float32)
     told = token_logprobs(logits, 1, 4)
@@ -566,3 +541,13 @@ def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch
         scheduler.step()
     assert ticket.state == "over" and "MemoryError: no room" in str(ticket.error)
     assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
+
+
+def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
+    ticket = scheduler.submit(work(PROMPTS[0], 4))
+    _interrupt_after(monkeypatch, Loop, "join")
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    run(scheduler)
+    assert list(ticket.answer.tokens) == known_tokens(PROMPTS[0], 4, KEYS)

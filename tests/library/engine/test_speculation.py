@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import partita
 from partita.library.engine.speculation import differing
 from partita.partition_reports.sections.report import sections
-from partita.runtime.generate.runner import load_runner
 from tests.drafts import always_draft, knowing
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
@@ -72,21 +71,6 @@ def test_a_report_of_rows_with_draft_tokens_adds_up(tmp_path: Path, monkeypatch:
         told = model.generate(prompts, max_new_tokens=30, stop_token_ids=(), speculate="ngram").run().speculation
         assert told is not None and 0 < told.accepted < told.drafted
         assert [check for check in model.report().checks if not check.passed] == []
-
-
-def test_threads_of_a_draft_do_not_spin_on_beside_those_of_its_package(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Mapping[str, Mapping[str, str]]] = []
-
-    def load(*args: Any, **options: Any) -> Any:
-        given.append(options["options"])
-        return load_runner(*args, **options)
-
-    monkeypatch.setattr("partita.library.engine.local.load_runner", load)
-    with partita.load(package, "cpu", threads=1, provider_options={"cpu": {"huge_pages": "0"}}) as model:
-        answered(model, draft=package)
-    assert given == [{"cpu": {"huge_pages": "0"}}, {"cpu": {"spinning_after": "0", "huge_pages": "0"}}]
 
 
 def test_a_package_in_a_process_of_its_own_draft_tokens_as_well(package: Path) -> None:

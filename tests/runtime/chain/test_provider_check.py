@@ -9,7 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from partita.providers.generic import parse_libraries, split_libraries
@@ -17,10 +16,6 @@ from partita.providers.resolve import Resolution, all_names, known_providers, pa
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
 from partita.runtime.chain.provider_check import (
-    ANSWER,
-    FEED,
-    PROBE_MODEL,
-    STAGES,
     Check,
     WorkerResult,
     best_chain,
@@ -63,28 +58,6 @@ def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
 
 def no_nvidia_driver() -> bool:
     return not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None
-
-
-def test_the_probe_model_is_what_it_says():
-    import onnx
-    from onnx import helper, numpy_helper
-
-    model = onnx.load_model_from_string(PROBE_MODEL)
-    onnx.checker.check_model(model)
-    (node,) = model.graph.node
-    weights = numpy_helper.to_array(model.graph.initializer[0])
-    assert (node.op_type, list(node.input), model.opset_import[0].version) == ("MatMul", ["x", "w"], 13)
-    made = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="probe")],
-        "probe",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 2])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 2])],
-        [helper.make_tensor("w", onnx.TensorProto.FLOAT, [2, 2], weights.tobytes(), raw=True)],
-    )
-    again = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=7)
-    assert again.SerializeToString() == PROBE_MODEL
-    for kind in (np.float32, np.float16):
-        assert (np.array(FEED, kind) @ weights.astype(kind)).tolist() == [list(row) for row in ANSWER]
 
 
 def test_the_cpu_is_usable_and_lists_its_device():
@@ -195,13 +168,6 @@ def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
 
 def outcome(*, result: dict) -> WorkerResult:
     return WorkerResult(found=result, stage="run", log=(), how="", seconds=0.1)
-
-
-def test_every_stage_of_the_child_has_words():
-    (seen,) = examine([{"inventory": True}])
-    assert seen.stage in STAGES
-    assert seen.found is not None
-    assert seen.found["available"] == list(available_ort_names())
 
 
 def test_outcomes_come_in_the_order_of_the_requests():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.options.sampling import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import executor
-from partita.runtime.generate.choice.drafting import VerifiedDraft
-from partita.runtime.generate.choice.sampling import greedy, make_sampler
-from partita.runtime.generate.loop import Engine, serve
+from partita.runtime.generate.choice.sampling import greedy
+from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
 from tests.runtime.handmade_packages import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
@@ -29,20 +25,6 @@ def finish(engine: Engine) -> dict[int, list[int]]:
         for row, tokens in enumerate(step.tokens):
             found.setdefault(row, []).extend(tokens)
     return found
-
-
-@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
-@pytest.mark.parametrize("shapes", ["one", "pair", "any"])
-@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_a_request_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, fewer):
-    engine = Engine(opened(batch=2, states=states, shapes=shapes, fewer=fewer))
-    first = engine.join(Request(PROMPTS[0], greedy, 12))
-    early = [step for _ in range(6) if (step := engine.step()) is not None]
-    second = engine.join(Request(PROMPTS[1], greedy, 5))
-    late = finish(engine)
-    tokens = [token for step in early for token in step.tokens[first]] + late[first]
-    assert tokens == known_tokens(PROMPTS[0], 12, states)
-    assert late[second] == known_tokens(PROMPTS[1], 5, states)
 
 
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
@@ -64,82 +46,10 @@ def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     assert engine.runner.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
 
 
-@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
-def test_a_next_turn_of_a_row_that_waited_beside_others_goes_on_where_it_was(opened, states, fewer):
-    """Beside rows that go on, states of one that has finished are fed padding."""
-    engine = Engine(opened(batch=3, states=states, fewer=fewer))
-    prompts, budgets = (PROMPTS[2], PROMPTS[1], PROMPTS[0]), (12, 2, 12)
-    rows = [engine.join(Request(prompt, greedy, new)) for prompt, new in zip(prompts, budgets, strict=True)]
-    found: dict[int, list[int]] = {row: [] for row in rows}
-    while len(found[0]) < 8 and (step := engine.step()) is not None:
-        for row, tokens in enumerate(step.tokens):
-            found[row].extend(tokens)
-    assert engine.row(1).finish == "length"
-    engine.extend(1, [5, 6])
-    for row, more in finish(engine).items():
-        found[row] += more
-    assert found[1][2:] == known_tokens([*prompts[1], *found[1][:2], 5, 6], 2, states)
-    assert [found[row] for row in (0, 2)] == [known_tokens(prompts[row], 12, states) for row in (0, 2)]
-
-
 def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
     """The tokens to the first one that ends them."""
     ends = [place for place, token in enumerate(tokens) if token in stops]
     return tokens[: ends[0] + 1] if ends else tokens
-
-
-@pytest.mark.parametrize("chunk", [512, 4])
-@pytest.mark.parametrize("shapes", ["one", "pair"])
-def test_a_listener_hears_the_logits_of_every_token(opened, shapes, chunk):
-    heard: dict[int, np.ndarray] = {}
-    request = Request(PROMPTS[0], greedy, 5, listener=lambda position, logits: heard.update({position: logits.copy()}))
-    list(serve(opened(shapes=shapes), [request], prefill_chunk=chunk))
-    text = [*PROMPTS[0], *known_tokens(PROMPTS[0], 4)]
-    # The prefill graph of the pair gives the logits of one position.
-    assert sorted(heard) == ([4, 9, 14, *range(19, 24)] if shapes == "pair" else list(range(len(text))))
-    wanted = known_logits(text)
-    for position, logits in heard.items():
-        np.testing.assert_allclose(logits, wanted[position], rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("shapes", ["any", "pair"])
-def test_drafted_tokens_are_read_together_and_those_that_are_wrong_are_taken_back(opened, shapes):
-    """Speculation: a row is given several tokens at once, and goes back to the last one that was right."""
-    engine = Engine(opened(batch=2, states=KEYS, shapes=shapes))
-    wanted = known_tokens(PROMPTS[0], 8, KEYS)
-    row, other = engine.join(Request(PROMPTS[0], greedy, 1)), engine.join(Request(PROMPTS[1], greedy, 12))
-    heard = [token for tokens in [finish(engine)] for token in tokens[other]]
-    wrong = (wanted[3] + 1) % VOCAB
-    engine.extend(row, [*wanted[1:3], wrong, wrong])
-    finish(engine)
-    assert engine.row(row).known == len(PROMPTS[0]) + 1 + 4 + 1, "one is sampled after what was drafted"
-    assert engine.rewind(row, 3)
-    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish is None
-    assert finish(engine)[row] == wanted[3:4], "what follows the last token that was right"
-    assert heard == known_tokens(PROMPTS[1], 12, KEYS), "the other row has noticed nothing"
-
-
-def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
-    """What a step writes at the end of a full row is never read."""
-    engine = Engine(opened(batch=2, states=KEYS))
-    full = engine.join(Request(PROMPTS[0], greedy, LENGTH))
-    written = finish(engine)[full]
-    assert engine.row(full).finish == "cache_full"
-    late = engine.join(Request(PROMPTS[1], greedy, 4))
-    assert finish(engine)[late] == known_tokens(PROMPTS[1], 4, KEYS)
-    assert engine.rewind(full, 5)
-    assert finish(engine)[full] == written[-5:]
-
-
-def test_a_state_cannot_go_back_and_says_so(opened):
-    engine = Engine(opened(batch=1, states=STATES))
-    row = engine.join(Request(PROMPTS[0], greedy, 3))
-    wanted = finish(engine)[row]
-    assert not engine.rewind(row, 1)
-    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish == "length"
-    engine.extend(row, [7])
-    assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 7], 3, STATES)
 
 
 def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
@@ -179,15 +89,6 @@ def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(open
     engine.leave(row)
     again = engine.join(Request(PROMPTS[2], greedy, 4))
     assert finish(engine)[again] == known_tokens(PROMPTS[2], 4, states)
-
-
-def test_a_full_batch_and_a_bad_prompt_are_refused_by_name(opened):
-    engine = Engine(opened(batch=1))
-    with pytest.raises(GenerationError, match="token id 999"):
-        engine.join(Request([999]))
-    engine.join(Request([1]))
-    with pytest.raises(GenerationError, match="no row of the batch is free"):
-        engine.join(Request([1]))
 
 
 class Drafts:
@@ -281,22 +182,6 @@ def test_an_accepted_stop_token_ends_the_row(opened):
     assert finish(engine)[row] == list(range(8, 20))
 
 
-class Control:
-    """As many draft tokens as fit, and a record of what was verified."""
-
-    def __init__(self) -> None:
-        self.verified: list[VerifiedDraft] = []
-
-    def rests(self, live: int) -> bool:
-        return False
-
-    def count(self, live: int) -> int:
-        return LENGTH
-
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
-        self.verified += verified
-
-
 @pytest.mark.parametrize(
     "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
 )
@@ -346,23 +231,6 @@ def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
     engine.extend(resting, [7], max_new_tokens=5)
     text = [*PROMPTS[resting], *wanted[resting], 7]
     assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
-
-
-def test_draft_tokens_leave_the_distribution_unchanged(opened):
-    runner = opened(batch=1, states=KEYS)
-
-    def counts(drafter):
-        sampler, found = make_sampler(Sampling(30.0, top_k=3, seed=11)), []
-        for _ in range(300):
-            steps = serve(runner, [Request(PROMPTS[2], sampler, 2, drafter=drafter)])
-            found.append(tuple(token for step in steps for token in step.tokens[0]))
-        return {pair: found.count(pair) / 300 for pair in set(found)}
-
-    plain = counts(None)
-    likeliest = max(plain, key=plain.__getitem__)
-    drafted = counts(lambda history, most: [likeliest[1]] if most else [])
-    assert set(drafted) == set(plain)
-    assert all(abs(drafted[pair] - plain[pair]) < 0.12 for pair in plain)
 
 
 def test_a_drafter_that_fails_changes_no_token(opened):
@@ -416,6 +284,18 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
         pass
     row = engine.row(0)
     assert row.history[row.given : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
+
+
+def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
+    """What a step writes at the end of a full row is never read."""
+    engine = Engine(opened(batch=2, states=KEYS))
+    full = engine.join(Request(PROMPTS[0], greedy, LENGTH))
+    written = finish(engine)[full]
+    assert engine.row(full).finish == "cache_full"
+    late = engine.join(Request(PROMPTS[1], greedy, 4))
+    assert finish(engine)[late] == known_tokens(PROMPTS[1], 4, KEYS)
+    assert engine.rewind(full, 5)
+    assert finish(engine)[full] == written[-5:]
 
 
 def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):

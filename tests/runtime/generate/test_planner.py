@@ -8,13 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.runtime.generate.planner import (
-    Capacity,
-    RowView,
-    StepPlan,
-    plan_step,
-    prompts_first,
-)
+from partita.runtime.generate.planner import Capacity, RowView, StepPlan, plan_step, prompts_first
 
 ANY = Capacity(max_length=64)
 PAIR = Capacity(max_length=64, chunk=8, logits_rows=4)
@@ -51,17 +45,6 @@ def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=
         filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
 
 
-def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
-    apart = replace(ANY, decode_any_length=True)
-    assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
-    assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
-    assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))
-    assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
-    assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
-    alone = replace(apart, appends_chunks=False)
-    assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
-
-
 @pytest.mark.parametrize(
     ("lengths", "spans"),
     [
@@ -74,12 +57,6 @@ def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
 )
 def test_neighbours_are_read_together_where_that_takes_no_longer(lengths, spans):
     assert [plan.span for plan in read_all(lengths, FEWER)] == spans
-
-
-def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chunks_need_a_row_alone():
-    assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    together = replace(FEWER, appends_chunks=True)
-    assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
 
 
 def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
@@ -120,6 +97,23 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             }
             filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
         assert filled == lengths, (capacity, lengths)
+
+
+def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
+    apart = replace(ANY, decode_any_length=True)
+    assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
+    assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
+    assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))
+    assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
+    assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
+    alone = replace(apart, appends_chunks=False)
+    assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
+
+
+def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chunks_need_a_row_alone():
+    assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    together = replace(FEWER, appends_chunks=True)
+    assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
 
 
 def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:

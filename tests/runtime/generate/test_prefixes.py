@@ -66,25 +66,6 @@ def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch)
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-@pytest.mark.parametrize("shapes", ["any", "pair"])
-@pytest.mark.parametrize(("appends", "fewer"), [(True, False), (False, False), (False, True)])
-def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, appends, fewer):
-    runner = opened(batch=3, states=states, shapes=shapes, appends=appends, fewer=fewer)
-    engine = Engine(runner, shares=True)
-    first = engine.join(Request(PROMPTS[0], greedy, 14))
-    found: dict[int, list[int]] = {}
-    some(engine, 4, found)
-    second = engine.join(Request(PROMPTS[1], greedy, 9))
-    some(engine, 2, found)
-    third = engine.join(Request(PROMPTS[2], greedy, 5))
-    some(engine, 99, found)
-    wanted = {first: (PROMPTS[0], 14), second: (PROMPTS[1], 9), third: (PROMPTS[2], 5)}
-    assert {row: found[row] for row in wanted} == {
-        row: known_tokens(prompt, count, states) for row, (prompt, count) in wanted.items()
-    }
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
     engine = Engine(opened(batch=2, states=states), prefill_chunk=5, shares=True)
     first = engine.join(Request(PROMPTS[0], greedy, 4))
@@ -113,19 +94,6 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
             assert found[row] == known_tokens(prompt, 3, states)
             assert taken is None or count == taken + 2
             engine.leave(row)
-
-
-def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
-    runner = opened(batch=1, states=("key",))
-    before = Engine(runner)
-    row = before.join(Request(SYSTEM))
-    finish(before)
-    saved = before.saved(row)
-    engine = Engine(runner, shares=True)
-    engine.give(replace(saved, adapter="other"))
-    engine.join(Request(PROMPTS[0], greedy, 3))
-    _, taken = finish(engine)
-    assert taken == len(PROMPTS[0]) + 2
 
 
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
@@ -263,6 +231,19 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     store.load_row(0, states)
     before[0, :, :tokens] = before[2, :, :tokens]
     np.testing.assert_array_equal(filled.host, before)
+
+
+def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
+    runner = opened(batch=1, states=("key",))
+    before = Engine(runner)
+    row = before.join(Request(SYSTEM))
+    finish(before)
+    saved = before.saved(row)
+    engine = Engine(runner, shares=True)
+    engine.give(replace(saved, adapter="other"))
+    engine.join(Request(PROMPTS[0], greedy, 3))
+    _, taken = finish(engine)
+    assert taken == len(PROMPTS[0]) + 2
 
 
 def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):

@@ -155,6 +155,17 @@ def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
     assert bool(errors) == alone and (steady[1] is not None) == (not alone and not any_logits)
 
 
+def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
+    def script(engine: Engine) -> None:
+        drafts = iter([[], [], [], [3], []])
+        engine.join(Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else []))
+        steps(engine)
+
+    general, steady = both.run(script, batch=1, states=("key",))
+    assert_equal(general, steady)
+    assert both.steady > 10 and any(step.drafted for step in steady[0])
+
+
 def test_the_graph_of_another_adapter_is_bound_anew(both):
     """What a steady step runs was bound for the adapter before."""
 
@@ -177,14 +188,3 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
                 script(Engine(runner, 8, records=True))
                 found.append([step.tokens for step in runner.steps])
     assert found[0] == found[1]
-
-
-def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
-    def script(engine: Engine) -> None:
-        drafts = iter([[], [], [], [3], []])
-        engine.join(Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else []))
-        steps(engine)
-
-    general, steady = both.run(script, batch=1, states=("key",))
-    assert_equal(general, steady)
-    assert both.steady > 10 and any(step.drafted for step in steady[0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine_steps import generate
-from partita.errors import GenerationError, UsageError
+from partita.errors import GenerationError
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import Engine
 from partita.runtime.generate.request import Request
@@ -127,32 +127,16 @@ def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, refe
 
 @pytest.mark.parametrize(
     ("prompts", "says"),
-    [
-        ([[5], [6]], "no row of the batch is free"),
-        ([[]], "empty"),
-        ([[5, 6, -1]], "token id -1 at position 2"),
-    ],
+    [([[5], [6]], "no row of the batch is free"), ([[]], "empty"), ([[5, 6, -1]], "token id -1 at position 2")],
 )
 def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runner, prompts, says):
     is_refused(open_runner(), prompts, says)
-
-
-def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_runner):
-    runner = open_runner()
-    limit = runner.contract.max_length
-    is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens, but the cache length is {limit}.*--max-length")
 
 
 def is_refused(runner, prompts, says):
     with pytest.raises(GenerationError, match=says):
         generate(runner, prompts, max_new_tokens=4, sampler=greedy)
     assert runner.steps == []
-
-
-@pytest.mark.parametrize(("option", "says"), [({"new": 0}, "`max_new_tokens`"), ({"chunk": -1}, "`prefill_chunk`")])
-def test_absurd_options_are_usage_errors(open_runner, option, says):
-    with pytest.raises(UsageError, match=says):
-        run(open_runner(), [[5]], **option)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -167,36 +151,6 @@ def test_logits_that_are_not_finite_name_step_and_row_and_do_not_spoil_the_next_
         next(steps)
     again = run(runner, PROMPTS)
     assert [row(again, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS]
-
-
-def test_a_generation_can_be_left_at_any_step(open_runner, reference):
-    runner = open_runner()
-    steps = generate(runner, [PROMPTS[0]], max_new_tokens=20, sampler=greedy)
-    seen = [next(steps), next(steps)]
-    with pytest.raises(KeyboardInterrupt):
-        steps.throw(KeyboardInterrupt)
-    assert runner.steps == seen
-    assert row(run(runner, [PROMPTS[0]])) == reference(PROMPTS[0], 20)
-
-
-def test_the_sampler_sees_the_rows_own_history(open_runner):
-    seen: list[list[int]] = []
-
-    def spy(logits, history):
-        seen.append(history.tolist())
-        return greedy(logits, history)
-
-    runner = open_runner(batch_size=3)
-    steps = run(runner, PROMPTS, new=2, sampler=spy)
-    first = [row(steps, index)[0] for index in range(3)]
-    assert seen[:3] == [list(prompt) for prompt in PROMPTS]
-    assert seen[3:] == [[*prompt, token] for prompt, token in zip(PROMPTS, first, strict=True)]
-
-
-def test_fp16_gives_sensible_tokens_and_keeps_an_fp16_cache(open_runner, reference):
-    runner = open_runner(precision="fp16")
-    assert row(run(runner, [PROMPTS[0]], new=5)) == reference(PROMPTS[0], 5)
-    assert {buffer.dtype for buffer in runner.cache.buffers} == {"float16"}
 
 
 SHARED = random_prompt(8, 22)

@@ -123,16 +123,6 @@ def test_every_culprit_is_found_and_that_the_rest_opens(chain):
     assert found.rest_opens and sum(part.tries for part in found.parts) <= len(lab.asked)
 
 
-def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain):
-    for tries in range(1, 40):
-        lab = ScriptedLab(lambda names: "n3" in names or "n9" in names, tries=tries)
-        found = rejected(chain, lab)
-        assert found is not None
-        if found.rest_opens:
-            assert [part.nodes for part in found.parts] == [("n3",), ("n9",)], tries
-    assert found is not None and found.rest_opens
-
-
 def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain, monkeypatch):
     monkeypatch.setattr("partita.runtime.lab.bisection.MORE_SECONDS", -1.0)
     slow = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
@@ -149,3 +139,13 @@ def test_of_a_graph_that_is_nothing_but_culprits_no_rest_is_said_to_open(chain):
     one = cut_proto(parser.parse_model(HEAD + text), Path(), {})
     alone = rejected(one, ScriptedLab(lambda names: True))
     assert alone is not None and alone.nodes == ("only",) and not alone.rest_opens
+
+
+def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain):
+    for tries in range(1, 40):
+        lab = ScriptedLab(lambda names: "n3" in names or "n9" in names, tries=tries)
+        found = rejected(chain, lab)
+        assert found is not None
+        if found.rest_opens:
+            assert [part.nodes for part in found.parts] == [("n3",), ("n9",)], tries
+    assert found is not None and found.rest_opens

@@ -91,12 +91,7 @@ BRAINS = "g (bfloat16[2] x) => (bfloat16[K] z) {\n  [n] z = Relu(x)\n}"
 INVALID = {
     "opset: other values": (SOFTMAX, Change(opset=11), "opset", "compute different results"),
     "type": (ADD, Change(elements={"i0": TensorProto.FLOAT16}), "type", "cannot run"),
-    "attribute": (
-        POOL,
-        Change(attributes={"pads": PADS}),
-        "attribute",
-        "cannot run",
-    ),
+    "attribute": (POOL, Change(attributes={"pads": PADS}), "attribute", "cannot run"),
     "axis": (SOFTMAX, Change(attributes={"axis": helper.make_attribute("axis", 3)}), "attribute", "cannot run"),
     "rank": (GATHER, Change(sizes={"i0": ()}), "rank", "cannot run"),
     "sizes": (ADD, Change(sizes={"i1": (5,)}), "static_shape", "cannot run"),

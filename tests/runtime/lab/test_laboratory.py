@@ -273,12 +273,7 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
         ("webgpu", {}, {"Less0": "1", "Where0": "1"}, UNFOLDED),
         ("webgpu", {}, {}, Placement("supported", placement.NO_NODE_LEFT, "nothing")),
         ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("supported")),
-        (
-            "openvino",
-            {"_inlfunc_F_n": "openvino"},
-            {"P_subgraph_0": "0"},
-            UNFOLDED,
-        ),
+        ("openvino", {"_inlfunc_F_n": "openvino"}, {"P_subgraph_0": "0"}, UNFOLDED),
         ("openvino", {}, {"probe": "0"}, Placement("rejected", placement.NOT_CLAIMED)),
         ("openvino", {}, {"P_subgraph_0": "0"}, Placement("supported")),
         ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("supported")),

@@ -20,11 +20,9 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.exploration import Subject, lateness, one_of_each_first
-from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.exploration import lateness
 from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
 from partita.runtime.lab.probes import probe_refusal, probe_run
-from partita.runtime.lab.variant import node_variant
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
 
@@ -167,12 +165,6 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is unknown")
     assert after.probing is not None and after.probing.experiments == 0 and after.probing.missing_probes == ("b",)
     assert any("the type of its input 'h' is unknown: b" in note for note in after.notes)
-
-
-def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
-    graph = cut_graph(model, SIZES)
-    subjects = [Subject(node_variant(graph, name), [(0, name)]) for name in "abcde"]
-    assert [subject.nodes[0][1] for subject in one_of_each_first(subjects)] == ["a", "b", "e", "c", "d"]
 
 
 def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, read_type
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.values import find_constants, known_values
 from partita.runtime.lab.variant import ZEROS, fingerprint, node_variant, part_model, variant_model, zeros_needed
 from partita.runtime.place.onnx_model import read_onnx
@@ -153,28 +153,6 @@ def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut,
         node_variant(graph.with_observed_types({"mystery": ["something[4,2]"]}), "n")
 
 
-@pytest.mark.parametrize(
-    ("text", "element", "sizes"),
-    [
-        ("float32[1,12]", TensorProto.FLOAT, [1, 12]),
-        ("float64[]", TensorProto.DOUBLE, []),
-        ("bfloat16[3]", TensorProto.BFLOAT16, [3]),
-        ("bool[0]", TensorProto.BOOL, [0]),
-    ],
-)
-def test_types_that_runs_show_are_read(text, element, sizes):
-    kind = read_type(text)
-    assert kind is not None and kind.tensor_type.elem_type == element
-    assert [size.dim_value for size in kind.tensor_type.shape.dim] == sizes
-
-
-def test_a_node_without_a_name_has_the_one_that_the_run_gave_it(cut, opened):
-    graph = cut("g (float[4] x) => (float[4] y) {\n  h = Relu(x)\n  y = Neg(h)\n}")
-    assert len(graph.nodes) == 2 and "" not in graph.nodes
-    for name in graph.nodes:
-        assert opened(variant_model(node_variant(graph, name)))
-
-
 # --- bodies and functions ------------------------------------------------------------------------------------------
 
 
@@ -274,13 +252,6 @@ def test_the_whole_graph_as_a_part_computes_the_same(cut, opened):
     whole = ort.InferenceSession(graph.proto.SerializeToString(), providers=["CPUExecutionProvider"])
     part = opened(part_model(graph, "abcde"))
     assert np.allclose(whole.run(None, {"x": x})[0], part.run(None, {"x": x})[0], equal_nan=True)
-
-
-def test_a_part_whose_border_has_no_type_cannot_be_made(cut):
-    graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [a] s = own.Mystery(x)\n  [b] y = Relu(s)\n}")
-    assert part_model(graph, ["a", "b"]).graph.input[0].name == "x"
-    with pytest.raises(CannotProbeError):
-        part_model(graph, ["b"])
 
 
 # Constants in every form a file may have them, and names that several bodies of control flow use

@@ -59,23 +59,12 @@ def identity(path: Path, *, domain: str = "", op_type: str = "Identity", ir_vers
     return path
 
 
-@pytest.mark.parametrize(
-    ("domain", "op_type", "said", "not_said"),
-    [
-        (
-            "ai.onnx.contrib",
-            "BertTokenizer",
-            "belongs to onnxruntime-extensions; export it without that operator",
-            "made for",
-        ),
-    ],
-)
-def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(
-    tmp_path: Path, domain: str, op_type: str, said: str, not_said: str
-) -> None:
+def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(tmp_path: Path) -> None:
+    path = identity(tmp_path / "model.onnx", domain="ai.onnx.contrib", op_type="BertTokenizer")
+    said = "belongs to onnxruntime-extensions; export it without that operator"
     with pytest.raises(PackageError, match=said) as caught:
-        partita.place(identity(tmp_path / "model.onnx", domain=domain, op_type=op_type), "cpu")
-    assert not_said not in f"{caught.value.message}; {caught.value.remedy}"
+        partita.place(path, "cpu")
+    assert "made for" not in f"{caught.value.message}; {caught.value.remedy}"
 
 
 def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> None:

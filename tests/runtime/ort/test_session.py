@@ -87,15 +87,6 @@ def test_a_session_that_is_closed_early_or_cannot_be_opened_leaves_nothing(tiny_
     assert ours_in(own_temp) == []
 
 
-def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
-    runner = open_runner(observe=True)
-    feed = runner.bound("decode", 1, 1)
-    feed.place(np.zeros(1, np.int64), 1)
-    feed.run()
-    runner.close()
-    assert capfd.readouterr().err == ""
-
-
 def test_the_log_is_kept_without_stamps_and_colours(tiny_package):
     opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
     assert opened._native.get_session_options().intra_op_num_threads == 1
@@ -113,14 +104,6 @@ def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_
     assert ours_in(own_temp) == []
     del caught  # the half-open session goes with the traceback, and would log at that moment
     assert capfd.readouterr().err == ""
-
-
-def test_a_chain_of_unavailable_providers_says_why(tiny_package):
-    missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
-    with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
-        open_session(
-            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
-        )
 
 
 def test_a_node_without_a_kernel_is_a_provider_error(tmp_path):
@@ -246,26 +229,6 @@ def bytes_at(address: int, size: int) -> bytes:
     return ctypes.string_at(address, size)
 
 
-def test_bfloat16_states_and_logits_work(tmp_path):
-    """A whole graph in bfloat16, run through the same bindings as a package."""
-    path = write_model(tmp_path / "copy.onnx", "Identity", onnx.TensorProto.BFLOAT16)
-    opened = open_session(path, CPU, threads=1, observe=False)
-    binding = opened.binding()
-    source, target = host_buffer((1,), "bfloat16"), host_buffer((1,), "bfloat16")
-    binding.bind_input("x", source)
-    binding.bind_output("y", target)
-    source.host[0] = 0x3FC0
-    binding.run()
-    assert target.host[0] == 0x3FC0
-    opened.close()
-
-
-def test_binding_an_unknown_name_is_translated(open_runner):
-    binding = open_runner().graphs[0].session.binding()
-    with pytest.raises(GenerationError, match="nonsense"):
-        binding.bind_input("nonsense", host_buffer((1,), "int64"))
-
-
 def test_stderr_is_restored_even_when_the_block_fails(capfd):
     with pytest.raises(UsageError), captured_output() as captured:
         os.write(2, b"\x1b[1;31m2026-11-21 08:10:19.367891333 [E:onnxruntime:, a.cc:1 F] lost?\x1b[m\n\n")
@@ -384,23 +347,6 @@ def test_runs_after_a_profile_leave_nothing_behind(bound, monkeypatch):
     assert apart(lambda: grown(bound(True))) < runs * NOTES / 2  # malloc grows by itself, too
 
 
-def test_each_thread_has_notes_of_its_own(bound, monkeypatch):
-    monkeypatch.setattr(bindings, "NOTED_RUNS", EVERY)
-    binding = bound(True)
-    for _ in range(2):
-        assert apart(lambda: grown(binding)) < 6 * 2 * EVERY * NOTES / 2  # malloc grows by itself, too
-
-
-def test_nothing_is_left_on_disk_and_none_of_it_costs_a_run(bound, monkeypatch, own_temp, tmp_path):
-    monkeypatch.setattr(bindings, "NOTED_RUNS", 2)
-    binding = bound(True)
-    left = set(own_temp.iterdir())
-    apart(lambda: [binding.run() for _ in range(4)])
-    assert set(own_temp.iterdir()) == left
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    apart(lambda: [binding.run() for _ in range(4)])
-
-
 def test_a_thread_in_which_a_run_has_failed_keeps_its_notes(bound, monkeypatch):
     """A loop that was not ended is noted as begun, and taking such notes away ends the process."""
     taken = list[int]()
@@ -421,3 +367,11 @@ def test_a_thread_in_which_a_run_has_failed_keeps_its_notes(bound, monkeypatch):
 
     apart(runs)
     assert len(taken) == 2
+
+
+def test_a_chain_of_unavailable_providers_says_why(tiny_package):
+    missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
+    with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
+        open_session(
+            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
+        )

@@ -30,7 +30,7 @@ from partita.runtime.place.inputs import (
     read_values,
 )
 from partita.runtime.place.onnx_model import ModelPort, fixed_shapes, read_onnx
-from partita.runtime.place.run_phases import OpenOptions, filled_buffer, output_bytes, place_model, place_package
+from partita.runtime.place.run_phases import OpenOptions, filled_buffer, place_model, place_package
 from tests.runtime.handmade_packages import handmade
 
 if TYPE_CHECKING:
@@ -289,16 +289,6 @@ def test_a_model_runs_on_values_from_files(tmp_path):
     assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
 
 
-def test_the_longest_name_of_an_input_is_the_name():
-    texts = {
-        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
-        "x=y=a.npy": ("x=y", "a.npy"),
-        "x=": ("x", ""),
-        "z=a.npy": ("", ""),
-    }
-    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts
-
-
 HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
 
 
@@ -551,12 +541,6 @@ def test_a_provider_that_does_not_start_is_noted_or_an_error(tmp_path):
         placed(chain(tmp_path / "n.onnx", ("NoSuchOperator", "a")))
 
 
-def test_sizes_of_outputs():
-    assert output_bytes("tensor(float16)", (2, 3)) == 12
-    assert output_bytes("tensor(string)", (2,)) is None
-    assert output_bytes("seq(tensor(float))", None) is None
-
-
 @pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
 def test_a_package_runs_both_phases_on_dummy_tokens(tmp_path, shapes, prefill):
     result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
@@ -579,3 +563,13 @@ def test_shapes_that_follow_from_the_inputs(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", text))
     assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
     assert "a" not in fixed_shapes(model.proto, {})
+
+
+def test_the_longest_name_of_an_input_is_the_name():
+    texts = {
+        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
+        "x=y=a.npy": ("x=y", "a.npy"),
+        "x=": ("x", ""),
+        "z=a.npy": ("", ""),
+    }
+    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts

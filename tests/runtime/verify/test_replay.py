@@ -237,8 +237,7 @@ def compared(off, count=8, kind="prefill", error=0.5):
 
 
 @pytest.mark.parametrize(
-    ("off", "error", "left"),
-    [(0, 0.5, 0), (3, 0.5, 3), (3, 2.0, 3), (4, 0.5, 0), (8, 0.5, 0), (1, np.inf, 0)],
+    ("off", "error", "left"), [(0, 0.5, 0), (3, 0.5, 3), (3, 2.0, 3), (4, 0.5, 0), (8, 0.5, 0), (1, np.inf, 0)]
 )
 def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(off, error, left):
     """Half of a kind of step, or a logit that is not finite, stay a difference; so does another token there."""

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters.branches import match_switchable
-from partita.export.checkpoint.adapters.files import NOT_MERGED, read_adapter
+from partita.export.checkpoint.adapters.files import read_adapter
 from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.model_class import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
-from tests.conftest import Exported, TinyCheckpoint, require
+from tests.conftest import Exported, TinyCheckpoint
 from tests.export.test_bad_checkpoints import refuse
 
 
@@ -216,24 +216,6 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
             assert any(said in note for note in told) is noted
 
 
-@pytest.mark.filterwarnings("ignore")  # peft and transformers are not ours
-def test_kinds_that_peft_does_not_merge_are_kinds_of_peft() -> None:
-    require("peft")
-    from peft import PeftType
-
-    assert {kind.value for kind in PeftType} >= NOT_MERGED
-
-
-def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
-    import partita
-
-    with (
-        partita.load(exported(tiny_checkpoint("llama")), providers="cpu") as model,
-        pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with `with_adapters`"),
-    ):
-        model.generate([[1, 2]], adapter="any")
-
-
 @pytest.mark.parametrize("ends", [(), ("lm_head",)])
 def test_an_adapter_of_a_resized_vocabulary(
     ends: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
@@ -276,3 +258,13 @@ def test_a_pattern_that_takes_too_long_is_named(pattern: str, said: str, key: st
         for module in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
             read_adapter(settings(adapter, **{key: {pattern: 4}})).config.scale(module)
     assert said in str(caught.value) and repr(pattern)[1:-1][:60] in str(caught.value)
+
+
+def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
+    import partita
+
+    with (
+        partita.load(exported(tiny_checkpoint("llama")), providers="cpu") as model,
+        pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with `with_adapters`"),
+    ):
+        model.generate([[1, 2]], adapter="any")

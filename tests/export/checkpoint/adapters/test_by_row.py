@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
@@ -15,8 +14,6 @@ from partita.cli import run
 from partita.library.engine.requests import Ticket, Work
 from partita.library.sampling import Sampling
 from partita.package.folder import read_manifest
-from partita.runtime.generate.adapters import NOTHING, stack_values
-from partita.runtime.ort.buffers import Buffer, host_buffer
 from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.checkpoint.adapters.test_switched import EVERY, adapters
@@ -32,29 +29,6 @@ ASKED: list[tuple[list[int], str | None]] = [
     (LONG, None),
     (LONG, "loud"),
 ]
-
-
-def value_of(array: np.ndarray[Any, Any]) -> Buffer:
-    buffer = host_buffer(array.shape, "float32")
-    buffer.host[...] = array
-    return buffer
-
-
-def test_values_are_padded_to_the_largest_rank() -> None:
-    generator = np.random.default_rng(0)
-    down, up = generator.normal(size=(1, 4, 2)), generator.normal(size=(1, 2, 3))
-    wide = {"a": value_of(generator.normal(size=(1, 4, 5))), "b": value_of(generator.normal(size=(1, 5, 3)))}
-    narrow = {"a": value_of(down), "b": value_of(up)}
-    made = stack_values([narrow, NOTHING, wide])
-    assert made["a"].host.shape == (3, 4, 5) and made["b"].host.shape == (3, 5, 3)
-    products = made["a"].host @ made["b"].host
-    np.testing.assert_allclose(products[0], (down @ up)[0], rtol=1e-5)
-    assert not products[1].any()
-    np.testing.assert_allclose(products[2], wide["a"].host[0] @ wide["b"].host[0], rtol=1e-5)
-    assert stack_values([wide, wide]) is wide and stack_values([NOTHING, NOTHING]) is NOTHING
-    every = stack_values([wide, wide], every=True)
-    assert every["a"].host.shape == (2, 4, 5) and np.array_equal(every["a"].host[1], wide["a"].host[0])
-    assert stack_values([NOTHING, NOTHING], every=True) is NOTHING
 
 
 def answers(package: Path, asked: list[tuple[list[int], str | None]]) -> tuple[list[tuple[int, ...]], int]:
@@ -116,25 +90,6 @@ def test_row_by_row_as_single_runs(
     assert alone(single) == wanted
 
 
-@pytest.mark.heavy
-def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
-    """A pair of graphs in which every size is a number, as compilers take them."""
-    given = adapters
-    package = exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=2, static_shapes=True, prefill_chunk=6)
-    graph = read_manifest(package).graph
-    assert len(graph.files) == 2 and graph.adapters_by_row and graph.adapters_of_every_row
-    assert all(isinstance(size, int) for file in graph.files for port in file.adapter_inputs for size in port.shape)
-    for file in graph.files:
-        model = onnx.load(package / file.file, load_external_data=False)
-        names = {port.name for port in file.adapter_inputs}
-        assert names <= {port.name for port in model.graph.input}
-        assert not names & {tensor.name for tensor in model.graph.initializer}, (
-            "a compiler would take it for a constant"
-        )
-    found, most = answers(package, ASKED)
-    assert (found, most) == (alone(exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=3)), 2)
-
-
 def test_where_rows_have_one_together_they_take_turns(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
@@ -159,3 +114,22 @@ def test_a_file_of_rows_names_its_adapters(
     assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
     assert found[-2]["error"].startswith("field adapter other: ") and "--" not in found[-2]["error"]
     assert "adapter is '3'; it must be the name of an adapter" in found[-1]["error"]
+
+
+@pytest.mark.heavy
+def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
+    """A pair of graphs in which every size is a number, as compilers take them."""
+    given = adapters
+    package = exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=2, static_shapes=True, prefill_chunk=6)
+    graph = read_manifest(package).graph
+    assert len(graph.files) == 2 and graph.adapters_by_row and graph.adapters_of_every_row
+    assert all(isinstance(size, int) for file in graph.files for port in file.adapter_inputs for size in port.shape)
+    for file in graph.files:
+        model = onnx.load(package / file.file, load_external_data=False)
+        names = {port.name for port in file.adapter_inputs}
+        assert names <= {port.name for port in model.graph.input}
+        assert not names & {tensor.name for tensor in model.graph.initializer}, (
+            "a compiler would take it for a constant"
+        )
+    found, most = answers(package, ASKED)
+    assert (found, most) == (alone(exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=3)), 2)

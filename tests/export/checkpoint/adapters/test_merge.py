@@ -108,11 +108,7 @@ def test_merged_weights_are_those_of_the_formula(
     assert np.abs(logits(model) - logits(load(open_checkpoint(str(checkpoint))))).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"precision": "int8"}, marks=pytest.mark.heavy)],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, pytest.param({"precision": "int8"}, marks=pytest.mark.heavy)], ids=str)
 def test_the_package_is_that_of_the_merged_model(
     options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-import partita
 from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify.known_answer import load
@@ -147,16 +146,6 @@ def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats
     assert isinstance(error, UnsupportedModelError) and f"`adapter={adapter}`: cannot merge into weights" in str(error)
     assert "model.layers.0.self_attn.q_proj.weight, model.layers.1.self_attn.q_proj.weight; keep it" in str(error)
     assert "`with_adapters`" in str(error) and "`precision=bf16`" in str(error) and "`requantise=True`" in str(error)
-
-
-@pytest.mark.heavy
-def test_merged_and_rounded_a_second_time(floats: Path, exported: Exported, tmp_path: Path) -> None:
-    base, adapter = base_of("gptq", floats, tmp_path), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
-    package = exported(base, adapter=adapter, precision="int4", requantise=True)
-    manifest = read_manifest(package)
-    assert manifest.verification.status == "verified" and taken(package) == "requantised"
-    with partita.load(package, providers="cpu") as model:
-        assert model.generate([PROMPT], max_new_tokens=2).run().tokens
 
 
 def test_an_adapter_of_another_quantised_model(floats: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

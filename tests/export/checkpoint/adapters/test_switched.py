@@ -119,6 +119,25 @@ def test_beside_every_form_of_weights(
     assert {step.step.partition(": ")[0] for step in manifest.verification.steps} >= {"loud", "small"}
 
 
+def test_an_answer_that_is_not_the_adapter_s_is_found(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], own_copy: Any
+) -> None:
+    package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=adapters))
+    (package / adapter_file("loud")).write_bytes((package / adapter_file("small")).read_bytes())
+    with pytest.raises(PackageError, match=r"adapter-loud\.onnx_adapter: .* bytes, the manifest states"):
+        partita.load(package, providers="cpu")
+    manifest = read_manifest(package)
+    files = tuple(record_file(package, record.name) for record in manifest.files)
+    write_manifest(package, manifest.model_copy(update={"files": files}))
+    with partita.load(package, providers="cpu") as model, pytest.raises(ParityError, match="loud: prefill"):
+        model.verify()
+    (package / adapter_file("loud")).write_bytes(b"nothing of the kind")
+    files = tuple(record_file(package, record.name) for record in manifest.files)
+    write_manifest(package, manifest.model_copy(update={"files": files}))
+    with partita.load(package, providers="cpu") as model, pytest.raises(PackageError, match="damaged"):
+        model.generate([PROMPT], adapter="loud")
+
+
 @pytest.mark.heavy
 def test_a_tied_head_has_a_path_and_the_embedding_none(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
@@ -137,22 +156,3 @@ def test_a_tied_head_has_a_path_and_the_embedding_none(
     found = answer(package, answer_file("head"))
     wanted = logits(merged_model(checkpoint, adapter), found["prompt"])
     np.testing.assert_allclose(found["prefill_logits"], wanted, atol=2e-4, rtol=2e-4)
-
-
-def test_an_answer_that_is_not_the_adapter_s_is_found(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], own_copy: Any
-) -> None:
-    package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=adapters))
-    (package / adapter_file("loud")).write_bytes((package / adapter_file("small")).read_bytes())
-    with pytest.raises(PackageError, match=r"adapter-loud\.onnx_adapter: .* bytes, the manifest states"):
-        partita.load(package, providers="cpu")
-    manifest = read_manifest(package)
-    files = tuple(record_file(package, record.name) for record in manifest.files)
-    write_manifest(package, manifest.model_copy(update={"files": files}))
-    with partita.load(package, providers="cpu") as model, pytest.raises(ParityError, match="loud: prefill"):
-        model.verify()
-    (package / adapter_file("loud")).write_bytes(b"nothing of the kind")
-    files = tuple(record_file(package, record.name) for record in manifest.files)
-    write_manifest(package, manifest.model_copy(update={"files": files}))
-    with partita.load(package, providers="cpu") as model, pytest.raises(PackageError, match="damaged"):
-        model.generate([PROMPT], adapter="loud")

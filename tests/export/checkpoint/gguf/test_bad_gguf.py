@@ -115,11 +115,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor with the invalid name 'a..b'"),
     "twice": (file_of(tensors=[tensor(), tensor()]), CheckpointError, "two tensors named a.weight"),
     "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 uses blocks of 32"),
-    "absurd size": (
-        file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]),
-        CheckpointError,
-        "but the file has",
-    ),
+    "absurd size": (file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]), CheckpointError, "but the file has"),
     "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
     "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
     "moved": (

@@ -17,8 +17,6 @@ from partita.package.folder import KNOWN_ANSWER, read_manifest
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.gguf_files import save_gguf
 
-WIDE = {"hidden_size": 64, "intermediate_size": 96}
-
 
 def of_transformers(file: Path) -> dict[str, Any]:
     """What transformers' own reader makes of every parameter."""

@@ -28,10 +28,7 @@ PUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a base of some layers": (
         "gemma3",
         {"rope.freq_base": 5e5, "rope.freq_base_swa": 5e3},
-        {
-            "rope_parameters.sliding_attention.rope_theta": 5e3,
-            "rope_parameters.full_attention.rope_theta": 5e5,
-        },
+        {"rope_parameters.sliding_attention.rope_theta": 5e3, "rope_parameters.full_attention.rope_theta": 5e5},
     ),
     "limits": (
         "gemma2",

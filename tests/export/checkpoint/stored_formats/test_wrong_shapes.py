@@ -32,10 +32,7 @@ def tensors_of(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def opened(
-    folder: Path,
-    settings: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    said: dict[str, str] | None = None,
+    folder: Path, settings: dict[str, Any], tensors: dict[str, torch.Tensor], said: dict[str, str] | None = None
 ) -> QuantisedTensors:
     """A checkpoint of one weight. `said`: texts in the header of the file."""
     kept = {key: value.clone().contiguous() for key, value in tensors.items()}
@@ -278,11 +275,7 @@ def one_group(**weights: Any) -> dict[str, Any]:
         ),
         ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
         ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
-        (
-            "compressed_w4a16",
-            one_group(actorder="group"),
-            "the setting actorder group: it has no g_idx (the group",
-        ),
+        ("compressed_w4a16", one_group(actorder="group"), "the setting actorder group: it has no g_idx (the group"),
         (
             "compressed_fp8",
             one_group(num_bits=8, strategy="channel", group_size=None),

@@ -5,7 +5,6 @@ is read with no more in memory than a layer's activations and one matrix.
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,27 +73,6 @@ def calibrated(
     return model, rounded
 
 
-def test_all_batches_stand_before_a_module_at_once(tiny_checkpoint: TinyCheckpoint) -> None:
-    """With what plain runs of the model give it, and only once, in the order of the model."""
-    model = load(open_checkpoint(str(tiny_checkpoint("llama"))))
-    modules = {name: model.get_submodule(name) for name in (DOWN, GATE)}
-    batches = [torch.from_numpy(some_text().windows[start : start + 4]) for start in (0, 4, 8)]
-    expected: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
-    hooks = [
-        module.register_forward_pre_hook(lambda _, given, name=name: expected[name].append(given[0]))
-        for name, module in modules.items()
-    ]
-    with torch.no_grad():
-        for ids in batches:
-            model(input_ids=ids, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    seen = {name: [each.clone() for each in given] for name, given in run_lockstep(model, batches, modules)}
-    assert list(seen) == [GATE, DOWN]
-    for name, given in seen.items():
-        assert all(torch.equal(one, other) for one, other in zip(given, expected[name], strict=True))
-
-
 def test_what_comes_after_sees_what_was_changed_and_a_model_that_fails_says_so(tiny_checkpoint: TinyCheckpoint) -> None:
     model = load(open_checkpoint(str(tiny_checkpoint("llama"))))
     batches = [torch.from_numpy(some_text().windows[:2])]
@@ -146,27 +124,6 @@ def test_it_finds_the_same_again(tiny_checkpoint: TinyCheckpoint, tmp_path: Path
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in files)
 
 
-def test_one_matrix_is_in_memory_and_what_modules_are_given_alike_is_counted_once(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    living: list[weakref.ref[torch.Tensor]] = []
-    before: list[int] = []
-    original = calibration.moments
-
-    def counted(given: Any) -> torch.Tensor:
-        before.append(sum(ref() is not None for ref in living))
-        found = original(given)
-        living.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(calibration, "moments", counted)
-    attention = tuple(f"model.layers.0.self_attn.{name}_proj" for name in "qkvo")
-    mlp = tuple(f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
-    calibrated(tiny_checkpoint("llama"), (*attention, *mlp), tmp_path / "found")
-    assert len(living) == 4, "q, k and v are given the same, and so are gate and up"
-    assert max(before) <= 1
-
-
 def test_weights_that_lie_the_other_way_round_are_rounded_along_what_they_multiply(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -196,19 +153,6 @@ def test_a_package_is_rounded_on_a_text(tiny_checkpoint: TinyCheckpoint, exporte
     assert manifest.graph.weight_bytes == free.graph.weight_bytes
     assert manifest.quality is not None and free.quality is not None
     assert manifest.quality.kl_mean < 0.95 * free.quality.kl_mean
-
-
-@pytest.mark.heavy
-def test_what_a_text_does_not_reach_is_told_as_what_rounded_it(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
-    """An embedding of its own, which no product reads."""
-    package = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="int4", calibrate=heldout_path())
-    packed = checked(package).packed
-    assert packed is not None and packed.calibration is not None
-    assert packed.calibration.not_calibrated == ("model.embed_tokens",)
-    kinds = {(kind.precision, kind.quantiser): kind.weights for kind in packed.kinds}
-    assert kinds[("int8", "refit")] == 1 and {name for width, name in kinds if width == "int4"} == {"gptq"}
 
 
 def own_text(folder: Path, content: bytes) -> Path:

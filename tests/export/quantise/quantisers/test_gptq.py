@@ -52,13 +52,6 @@ def test_outputs_are_nearer_than_without_a_text(bits: int, symmetric: bool) -> N
         assert ours < 0.7 * output_error(free, weight, inputs), name
 
 
-def test_it_holds_on_a_text_that_was_not_seen() -> None:
-    inputs, weight = activations(2048, 128), weights(48, 128)
-    ours = restored(rounded(weight, inputs[:1024]), 128)
-    free = restored(quantiser("refit").quantise(weight.reshape(48, 4, 32), GRID), 128)
-    assert output_error(ours, weight, inputs[1024:]) < 0.8 * output_error(free, weight, inputs[1024:])
-
-
 def by_definition(weight: torch.Tensor, inputs: torch.Tensor, grid: Grid, size: int) -> torch.Tensor:
     """Optimal brain surgery, a column at a time, the inverse of what is left computed anew for every column."""
     hessian = (inputs.T @ inputs / len(inputs)).double()

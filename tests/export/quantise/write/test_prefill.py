@@ -170,11 +170,7 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
-        (
-            "fp32",
-            {"prefill_precision": "int8"},
-            r"`prefill_precision=int8` applies to quantised weights; add `prec",
-        ),
+        ("fp32", {"prefill_precision": "int8"}, r"`prefill_precision=int8` applies to quantised weights; add `prec"),
         ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: the only value is int8"),
         ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: the only value is int8"),
         ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"already computes this way; omit one of them"),

@@ -20,7 +20,6 @@ from partita.cli import run
 from partita.demo import heldout_path
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.stored_formats import format_of, names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.options import ExportOptions, check_options
 from partita.export.quantise.write import stored_integers
@@ -182,45 +181,6 @@ def test_experts_of_mxfp4(
     assert manifest.graph.precision == "int8" and manifest.verification.status == "verified"
     assert manifest.packed is not None and "experts by QMoE" in manifest.packed.reads
     assert [(kind.weights, kind.quantiser, kind.block_size) for kind in manifest.packed.kinds] == [(4, "as stored", 32)]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", sorted(INTEGERS))
-def test_every_format_of_integers_is_exported(
-    quantised: Quantised, exported: Exported, short_text: Path, name: str
-) -> None:
-    folder = quantised(name, *INTEGERS[name])
-    for options in ({}, {"attention": "primitives"}):
-        manifest = read_manifest(exported(folder, quality_text=short_text, **options))
-        assert manifest.verification.status == "verified" and manifest.packed is not None
-        assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
-def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
-    tiny_checkpoint: TinyCheckpoint,
-    quantised: Quantised,
-    exported: Exported,
-    short_text: Path,
-    own_copy: Callable[[Path], Path],
-    tmp_path: Path,
-    kind: str,
-) -> None:
-    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
-    if kind == "other_orders":
-        folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
-        another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
-        queries = [f"model.layers.{layer}.self_attn.q_proj.g_idx" for layer in range(2)]
-        damaged(folder, lambda t: t.update({name: another.clone() for name in queries}))
-    else:
-        folder = tmp_path / "some"
-        formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
-    with pytest.raises(UnsupportedModelError, match="`without_pass=packed_attention` keeps queries"):
-        exported(folder, quality_text=short_text)
-    manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
-    assert manifest.verification.status == "verified" and manifest.packed is not None
-    assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
 
 
 FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
@@ -497,17 +457,28 @@ def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_cop
         list(stored_integers.rows(checkpoint, taken.origins[0], taken.packing))
 
 
-def test_every_format_reads_a_method_that_is_recognised() -> None:
-    from partita.export.checkpoint.quantisation_method import METHODS
-
-    known = {method.name for method in METHODS}
-    read = {method for name in names() for method in _methods(name)}
-    assert read <= known and all(format_of(method) is not None for method in read)
-    assert format_of("AQLM") is None
-
-
-def _methods(name: str) -> tuple[str, ...]:
-    import importlib
-
-    found: tuple[str, ...] = importlib.import_module(f"partita.export.checkpoint.stored_formats.{name}").FORMAT.methods
-    return found
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
+def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
+    tiny_checkpoint: TinyCheckpoint,
+    quantised: Quantised,
+    exported: Exported,
+    short_text: Path,
+    own_copy: Callable[[Path], Path],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
+    if kind == "other_orders":
+        folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
+        another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
+        queries = [f"model.layers.{layer}.self_attn.q_proj.g_idx" for layer in range(2)]
+        damaged(folder, lambda t: t.update({name: another.clone() for name in queries}))
+    else:
+        folder = tmp_path / "some"
+        formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
+    with pytest.raises(UnsupportedModelError, match="`without_pass=packed_attention` keeps queries"):
+        exported(folder, quality_text=short_text)
+    manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
+    assert manifest.verification.status == "verified" and manifest.packed is not None
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from partita.runtime.generate.choice.drafting import (
 )
 from partita.runtime.generate.choice.sampling import Draws, make_sampler
 from partita.runtime.generate.loop import serve
-from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, known_logits, known_tokens
@@ -52,39 +50,6 @@ def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened
         found = drafted(drafter, text)
         assert found and found == known_tokens(text, len(found), KEYS)
     assert drafted(drafter, text[:14]) == known_tokens(text[:14], len(drafted(drafter, text[:14])), KEYS)
-
-
-def test_a_draft_reads_what_it_missed_in_one_run(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = opened()
-    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
-
-    def noted(plan: StepPlan, *rest: Any) -> Any:
-        runs.append(plan.new_tokens)
-        return run(plan, *rest)
-
-    monkeypatch.setattr(executor, "run", noted)
-    text = np.array(PROMPT, np.int64)
-    assert drafter(text, 0) == [] and runs == [len(PROMPT)], "0 tokens: it reads the prompt"
-    assert drafter(text, 1) and runs[1:] == [1], "the last token gives the logits"
-    longer = np.append(text, [3, 4, 5])
-    assert drafter(longer, 1) and runs[2:] == [3]
-    longer[len(text)] = 9
-    assert drafter(longer, 1) and runs[3:] == [3], "another token stands there now"
-
-
-def test_a_draft_whose_cache_cannot_be_rewound_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = opened()
-    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
-    assert drafted(drafter, PROMPT)
-
-    def noted(plan: StepPlan, *rest: Any) -> Any:
-        runs.append(plan.new_tokens)
-        return run(plan, *rest)
-
-    monkeypatch.setattr(executor, "run", noted)
-    monkeypatch.setattr(executor.cache, "rewind", lambda row, tokens: not tokens)
-    text = [*PROMPT[:3], 9, *PROMPT[4:], *range(8)]
-    assert drafted(drafter, text, 1) == known_tokens(text, 1, KEYS) and runs == [len(text)]
 
 
 def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:

@@ -55,8 +55,7 @@ def nucleus(weights: np.ndarray, share: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "options",
-    list(itertools.product([0.7, 1.0, 2.5], [0, 1, 40, 5000], [0.05, 0.9, 1.0], [0.0, 0.1], [1.0, 1.3, 0.8])),
+    "options", list(itertools.product([0.7, 1.0, 2.5], [0, 1, 40, 5000], [0.05, 0.9, 1.0], [0.0, 0.1], [1.0, 1.3, 0.8]))
 )
 def test_the_distribution_is_that_of_transformers(options):
     logits = logits_of(hash(options) % 1000)
@@ -173,17 +172,8 @@ def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
     assert make_sampler(Sampling(0.0))(logits, HISTORY) == 1
 
 
-def test_masked_tokens_stay_masked():
-    logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
-    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
-        found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
-        assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
-        assert make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, np.array([0, 1])) in (1, 3)
-
-
 @pytest.mark.parametrize(
-    "options",
-    list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3])),
+    "options", list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3]))
 )
 def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
     """Where nothing is sorted as a whole."""
@@ -294,3 +284,11 @@ def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
 @pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])
 def test_other_draws_need_all_logits(options):
     assert drawing(temperature=1.0, **options).few == 0
+
+
+def test_masked_tokens_stay_masked():
+    logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
+    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
+        found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
+        assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
+        assert make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, np.array([0, 1])) in (1, 3)

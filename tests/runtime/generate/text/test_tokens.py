@@ -17,11 +17,6 @@ from partita.runtime.generate.text.tokens import load_text, stop_token_ids
 
 HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
 
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def text(tiny_package):
@@ -41,21 +36,6 @@ def test_streaming_gives_whole_characters_and_in_the_end_everything(text):
 def test_text_comes_as_soon_as_its_character_is_whole(text):
     stream = text.stream()
     assert [stream.push(token) for token in text.encode("😀")] == ["", "", "", "😀"]
-
-
-def test_streaming_continues_the_prompt(text):
-    ids = text.encode("日本語 text")
-    for cut in range(1, len(ids)):
-        stream = text.stream(ids[:cut])
-        shown = "".join(stream.push(token) for token in ids[cut:]) + stream.finish()
-        assert "日本語 text".endswith(shown)
-
-
-def test_a_character_that_never_becomes_whole_shows_at_the_end_only(text):
-    ids = text.encode("a😀")[:-1]
-    stream = text.stream()
-    assert "".join(stream.push(token) for token in ids) == "a"
-    assert stream.finish() == "\ufffd"
 
 
 @pytest.fixture
@@ -310,16 +290,6 @@ def test_a_prompt_is_read_whole_whatever_the_tokenizer_was_saved_with(package_co
     assert len(whole) > 8
 
 
-def test_chat_renders_system_and_user(package_copy):
-    folder = package_copy()
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    text = load_text(folder)
-    ids = text.encode_chat("Hello", system="Be brief.")
-    assert ids[0] == 1, "the template's own special token was not read as one"
-    assert text.decode(ids) == "system: Be brief.\nuser: Hello\nassistant: "
-    assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
-
-
 def test_chat_without_a_template_is_a_usage_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").unlink()
@@ -354,10 +324,7 @@ def test_a_damaged_tokenizer_is_a_package_error(package_copy):
     [
         ({"generation_config.json": {"eos_token_id": [2, 7]}, "config.json": {"eos_token_id": 9}}, {2, 7}),
         ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, {9}),
-        (
-            {"genai_config.json": {"model": {"eos_token_id": [9, 32]}}, "config.json": {"eos_token_id": 9}},
-            {9, 32},
-        ),
+        ({"genai_config.json": {"model": {"eos_token_id": [9, 32]}}, "config.json": {"eos_token_id": 9}}, {9, 32}),
         ({}, set()),
     ],
 )
@@ -374,3 +341,18 @@ def test_a_damaged_generation_config_is_a_package_error(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(PackageError, match=r"generation_config\.json: damaged"):
         stop_token_ids(tmp_path)
+
+
+def test_streaming_continues_the_prompt(text):
+    ids = text.encode("日本語 text")
+    for cut in range(1, len(ids)):
+        stream = text.stream(ids[:cut])
+        shown = "".join(stream.push(token) for token in ids[cut:]) + stream.finish()
+        assert "日本語 text".endswith(shown)
+
+
+def test_a_character_that_never_becomes_whole_shows_at_the_end_only(text):
+    ids = text.encode("a😀")[:-1]
+    stream = text.stream()
+    assert "".join(stream.push(token) for token in ids) == "a"
+    assert stream.finish() == "\ufffd"
