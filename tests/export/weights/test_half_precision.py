@@ -121,7 +121,10 @@ def test_a_mixture_chooses_the_experts_of_the_model_with_the_same_weights(
 
 @pytest.mark.parametrize(
     ("precision", "why"),
-    [("bf16", "cpu has no MatMul kernel for bfloat16"), ("fp16", "cpu has no MatMul kernel for float16")],
+    [
+        pytest.param("bf16", "cpu has no MatMul kernel for bfloat16", marks=pytest.mark.heavy),
+        ("fp16", "cpu has no MatMul kernel for float16"),
+    ],
 )
 def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, why: str
